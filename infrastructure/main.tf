@@ -32,6 +32,7 @@ locals {
   apis = [
     "aiplatform.googleapis.com",
     "artifactregistry.googleapis.com",
+    "batch.googleapis.com",
     "bigquery.googleapis.com",
     "billingbudgets.googleapis.com",
     "cloudbilling.googleapis.com",

@@ -46,6 +46,7 @@ locals {
     operator = {
       project = [
         "roles/aiplatform.user",
+        "roles/batch.jobsEditor",
         "roles/bigquery.jobUser",
         "roles/cloudbuild.builds.editor",
         "roles/compute.networkViewer",
@@ -63,7 +64,12 @@ locals {
       builder    = ["roles/iam.serviceAccountUser"]
     }
     jobs = {
-      project    = ["roles/aiplatform.user", "roles/dataproc.worker"]
+      project = [
+        "roles/aiplatform.user",
+        "roles/batch.agentReporter",
+        "roles/dataproc.worker",
+        "roles/logging.logWriter",
+      ]
       bucket     = ["roles/storage.admin"]
       repository = ["roles/artifactregistry.reader"]
       tracking   = ["roles/secretmanager.secretAccessor"]

@@ -61,20 +61,16 @@ FORM_WORDS: dict[Form, str] = {
 }
 
 Platform = Literal["local", "google_cloud"]
+TrainingPlace = Literal["local", "google_cloud", "google_batch"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class RunnerSettings(Settings):
-    """Sets where one kind of work runs, apart from the platform."""
+class SparkSettings(Settings):
+    """Where the Spark stages run, and with how much."""
 
     runner: Platform | None = None
     """Where this work runs; the platform decides where absent."""
-
-
-class SparkSettings(RunnerSettings):
-    """Where the Spark stages run, and with how much."""
-
     driver_memory: str = "2g"
     """Heap of the local Spark driver, as Spark writes sizes."""
     partitions: int = Field(default=4, ge=1)
@@ -93,9 +89,13 @@ class SparkSettings(RunnerSettings):
     text; past it Spark joins them with the other text's, with the same shards to the byte."""
 
 
-class TrainingRunnerSettings(RunnerSettings):
+class TrainingRunnerSettings(Settings):
     """Where training and evaluation run."""
 
+    runner: TrainingPlace | None = None
+    """Where this work runs; the platform decides where absent. `google_cloud` is Vertex AI;
+    `google_batch` makes machines of the project's own for each job, without a service's surcharge,
+    and deletes them."""
     restarts: int = Field(default=3, ge=0)
     """How often an interrupted training (exit code 75) is started again within one run."""
 
@@ -146,6 +146,12 @@ class PipelineSettings(Settings):
             return section
         values = self.stages.get(name, {})
         return check_settings(values, model, f"`stages.{name}` of the pipeline {self.name}")
+
+    @property
+    def uses_cloud(self) -> bool:
+        """Whether any work runs as jobs of Google Cloud."""
+        places = (self.platform, self.spark.runner, self.training.runner)
+        return any(place not in (None, "local") for place in places)
 
     def leaves_out(self, name: str) -> bool:
         """Whether the graph is without a stage, since the file is without its section."""

@@ -6,13 +6,17 @@ from typing import Any
 from dagster_pyspark import LazyPySparkResource
 
 from llm_assets.cloud.settings import cloud_config_path
-from llm_assets.config import PipelineSettings, Platform
+from llm_assets.config import PipelineSettings, TrainingPlace
 from llm_assets.endpoint.base import LocalServingPlatform
 from llm_assets.endpoint.vertex import VertexServingPlatform
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import LocalRegistryResource
 from llm_assets.registry.vertex import VertexModelRegistryResource
-from llm_assets.runners.google_cloud import DataprocSparkRunner, VertexTrainingRunner
+from llm_assets.runners.google_cloud import (
+    BatchTrainingRunner,
+    DataprocSparkRunner,
+    VertexTrainingRunner,
+)
 from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import LocalTrainingRunner
 from spark_jobs.runtime.session import local_conf
@@ -24,8 +28,16 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     """Every resource of the graph; an axis' own `runner` beats the platform."""
     cloud = str(cloud_config_path())
 
-    def choose(local: Builder, on_cloud: Builder, runner: Platform | None = None) -> Any:
-        return (local if (runner or settings.platform) == "local" else on_cloud)()
+    def choose(
+        local: Builder,
+        on_cloud: Builder,
+        runner: TrainingPlace | None = None,
+        on_machines: Builder | None = None,
+    ) -> Any:
+        places = {"local": local, "google_cloud": on_cloud, "google_batch": on_machines}
+        build = places[runner or settings.platform]
+        assert build is not None, "the settings offer a place only where there is one"
+        return build()
 
     spark = settings.spark
     conf = local_conf(spark.driver_memory, spark.partitions, spark.ui)
@@ -40,6 +52,7 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
             lambda: LocalTrainingRunner(restarts=settings.training.restarts),
             lambda: VertexTrainingRunner(cloud_config_path=cloud),
             settings.training.runner,
+            lambda: BatchTrainingRunner(cloud_config_path=cloud),
         ),
         "registry": choose(
             LocalRegistryResource, lambda: VertexModelRegistryResource(cloud_config_path=cloud)

@@ -39,6 +39,10 @@ def _can_mount_in_user_space() -> bool:
     return bool(ctypes.util.find_library("fuse") or ctypes.util.find_library("fuse3"))
 
 
+def _can_make_networks() -> bool:
+    return os.geteuid() == 0 and shutil.which("ip") is not None
+
+
 NEEDS = {
     need.what: need
     for need in (
@@ -59,6 +63,7 @@ NEEDS = {
         Need("rsync", ("rsync",), _programs("rsync")),
         Need("vLLM's program, in VLLM_PROGRAM or the path", (), lambda: vllm() is not None),
         Need("the right to mount a disk in memory", (), lambda: os.geteuid() == 0),
+        Need("the right to make network namespaces", ("iproute2",), _can_make_networks),
     )
 }
 

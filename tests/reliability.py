@@ -30,6 +30,7 @@ STAGES = (
     "endpoint",
     "store",
     "Google Cloud",
+    "machines of one's own",
 )
 HEAD = """# Reliability
 

@@ -39,6 +39,7 @@ ENDPOINT_SENSOR = "endpoint_follows"
 BASE_MODEL_SENSOR = "base_model_changed"
 QUALITY_SENSOR = "serving_quality"
 PROCESSES_SENSOR = "run_processes"
+LEFT_BEHIND_SENSOR = "jobs_left_behind"
 SCHEDULE = "weekly_retraining"
 UNFINISHED = [
     DagsterRunStatus.QUEUED,

@@ -32,6 +32,7 @@ from llm_assets.automation.decision import (
 )
 from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, training_config
 from llm_assets.automation.launched import ENDPOINT_SENSOR, TEXT_SENSOR, Runs, read_cursor
+from llm_assets.automation.left_behind import build_left_behind_sensor
 from llm_assets.automation.notifications import build_quality_sensor, tell_once
 from llm_assets.automation.run_processes import build_processes_sensor
 from llm_assets.config import PipelineSettings
@@ -73,6 +74,7 @@ def build_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
         build_quality_sensor(settings, _status(settings)),
         _endpoint_follows(settings),
         build_processes_sensor(settings),
+        *([build_left_behind_sensor(settings)] if settings.uses_cloud else ()),
     ]
     return [*watching, declarative] if settings.automation.way == "declarative" else watching
 

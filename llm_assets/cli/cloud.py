@@ -156,4 +156,37 @@ def setup(outputs: Path | None) -> None:
     click.echo("Now build the images: images/build.sh spark, cuda and serve.")
 
 
-CLOUD = (check, estimate, setup)
+@click.command()
+@click.option("--end", "is_ending", is_flag=True, help="End what is listed.")
+@json_option
+def machines(is_ending: bool, as_json: bool) -> None:
+    """List jobs on Google Cloud that cost money now.
+
+    Of all services, with their machines, since when, and what they cost so far. Runs end their jobs
+    themselves; --end is for what is left where Dagster is gone.
+
+    \b
+    Examples:
+      llm-assets machines
+      llm-assets machines --end
+    """
+    from llm_assets.cloud.active import active_jobs
+    from llm_assets.cloud.settings import load_cloud_settings
+
+    listed = list(active_jobs(load_cloud_settings()))
+    for job in listed:
+        click.echo(shown(job.line()), err=as_json)
+        if is_ending:
+            job.end(lambda line: click.echo(shown(line), err=True))
+    if as_json:
+        told = [job.as_json() | {"ended": is_ending} for job in listed]
+        click.echo(json.dumps(told, indent=2))
+    elif not listed:
+        click.echo("No job of this project's runs goes on.")
+    elif is_ending:
+        click.echo(f"Ended: {len(listed)}.")
+    else:
+        click.echo("End them with: llm-assets machines --end")
+
+
+CLOUD = (check, estimate, machines, setup)

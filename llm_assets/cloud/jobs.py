@@ -12,13 +12,15 @@ from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.program.entry import CHECK_VARIABLE
-from llm_assets.cloud.machines import ACCELERATORS
+from llm_assets.cloud.machines import ACCELERATORS, BUILT_IN
 from llm_assets.cloud.settings import (
     GIGABYTE,
     EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,
 )
+from recipes.launcher.folders import MOUNT_VARIABLE
+from recipes.launcher.lease import LEASE_VARIABLE, SECONDS_VARIABLE
 from recipes.launcher.secrets import ENDPOINT_VARIABLE, PREFIX
 
 CALL_SECONDS = 30.0
@@ -177,6 +179,8 @@ def dedicated_resources(machines: EndpointMachineSettings) -> dict[str, Any]:
     }
 
 
+FOLDERS = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
+"""What Vertex AI calls a job's output folders, and the launcher reads."""
 HOUR = 3600
 SERVING_CHECK_HOURS = 1.0
 """A container of one's own that serves instead of parsing its arguments is ended then."""
@@ -211,9 +215,89 @@ def custom_job(
     container = {
         "image_uri": settings.images.tpu if machines.tpu else settings.images.cuda,
         "args": list(arguments),
-        "env": [{"name": n, "value": v} for n, v in _secrets(settings).items()],
+        "env": [{"name": n, "value": v} for n, v in _variables(settings, output).items()],
     }
     return _job(settings, machines, container, output)
+
+
+MOUNT = "/mnt/disks/gcs"
+"""Where a Batch machine has the bucket, and its container; only there may its image mount one."""
+HOSTS_FILE = "/etc/cloudbatch-taskgroup-hosts"
+"""What BATCH_HOSTS_FILE names on a machine, of which its container sees nothing by itself."""
+DRIVERS = (
+    "/var/lib/nvidia/lib64:/usr/local/nvidia/lib64",
+    "/var/lib/nvidia/bin:/usr/local/nvidia/bin",
+)
+"""Where Batch installs them, to where an image expects them (page "Create and run a job that uses
+GPUs")."""
+
+
+def batch_job(
+    settings: GoogleCloudSettings, machines: MachineSettings, arguments: Sequence[str], output: str
+) -> Any:
+    """A Google Batch job that runs the launcher of the cuda image, one task on each machine.
+
+    A task is not tried again by itself, since all machines of a training begin again together.
+    """
+    folders = ("model", "checkpoints", "logs")
+    variables = {
+        **_variables(settings, output),
+        MOUNT_VARIABLE: MOUNT,
+        **{name: f"{output}/{folder}/" for name, folder in zip(FOLDERS, folders, strict=True)},
+    }
+    bucket, several = f"{MOUNT}/{settings.bucket}", machines.replicas > 1
+    with_accelerators = machines.accelerator_type is not None
+    options = f"--network host --shm-size {SHARED_MEMORY_MB}m"
+    container = {
+        "image_uri": settings.images.cuda,
+        "commands": list(arguments),
+        "volumes": [
+            f"{bucket}:{bucket}:rw",
+            *([f"{HOSTS_FILE}:{HOSTS_FILE}:ro"] if several else []),
+            *(DRIVERS if with_accelerators else ()),
+        ],
+        "options": f"{options} --privileged" if with_accelerators else options,
+    }
+    task = {
+        "runnables": [{"container": container}],
+        "environment": {"variables": variables},
+        "max_run_duration": {"seconds": round(machines.timeout_hours * HOUR)},
+        "volumes": [
+            {
+                "gcs": {"remote_path": settings.bucket},
+                "mount_path": bucket,
+                "mount_options": ["--implicit-dirs"],
+            }
+        ],
+    }
+    group = {
+        "task_spec": task,
+        "task_count": machines.replicas,
+        "parallelism": machines.replicas,
+        "task_count_per_node": 1,
+        "require_hosts_file": several,
+    }
+    policy: dict[str, Any] = {
+        "machine_type": machines.machine_type,
+        "provisioning_model": machines.strategy,
+        "boot_disk": {
+            "type_": boot_disk_type(machines.machine_type),
+            "size_gb": machines.boot_disk_gb,
+        },
+    }
+    if with_accelerators and machines.machine_type not in BUILT_IN:
+        kind = str(machines.accelerator_type).lower().replace("_", "-")
+        policy["accelerators"] = [{"type_": kind, "count": machines.accelerator_count}]
+    places = [f"zones/{zone}" for zone in machines.zones] or [f"regions/{settings.region}"]
+    return {
+        "task_groups": [group],
+        "allocation_policy": {
+            "instances": [{"policy": policy, "install_gpu_drivers": with_accelerators}],
+            "location": {"allowed_locations": places},
+            "service_account": {"email": settings.service_account},
+        },
+        "logs_policy": {"destination": "CLOUD_LOGGING"},
+    }
 
 
 def serving_check_job(settings: GoogleCloudSettings, spec: str, output: str) -> Any:
@@ -289,11 +373,20 @@ def boot_disk_type(machine_type: str) -> str:
     return "hyperdisk-balanced" if machine_type.startswith(HYPERDISK_MACHINES) else "pd-ssd"
 
 
-def _secrets(settings: GoogleCloudSettings) -> dict[str, str]:
-    """Variables from which the launcher reads secrets; the job's description holds names alone."""
+def lease_of(output: str) -> str:
+    """The lease of a job with this output folder, which a run that follows it renews."""
+    return f"{output}.lease"
+
+
+def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
+    """What the launcher reads: the job's lease, and secrets, of which it holds names alone."""
+    lease = {
+        LEASE_VARIABLE: lease_of(output),
+        SECONDS_VARIABLE: str(round(settings.lease_hours * HOUR)),
+    }
     key = settings.secrets.weights_and_biases_key
     if key is None:
-        return {}
+        return lease
     name = f"projects/{settings.project}/secrets/{key}/versions/latest"
     endpoint = {ENDPOINT_VARIABLE: settings.api_endpoint} if settings.api_endpoint else {}
-    return {f"{PREFIX}WANDB_API_KEY": name, **endpoint}
+    return {**lease, f"{PREFIX}WANDB_API_KEY": name, **endpoint}

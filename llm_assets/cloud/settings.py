@@ -110,7 +110,7 @@ class BatchSettings(Settings):
 
 
 class MachineSettings(Settings):
-    """Machines of a Vertex AI job."""
+    """Machines of a job on Vertex AI or, with `training.runner: google_batch`, of Google Batch."""
 
     machine_type: str = "a2-highgpu-1g"
     """Machine type; has to fit the accelerator. One of the training may have TPUs, such as
@@ -121,12 +121,15 @@ class MachineSettings(Settings):
     """Accelerators a machine; also the training processes a machine."""
     replicas: int = Field(default=1, ge=1)
     """Machines; training spreads over all of them."""
+    zones: tuple[str, ...] = ()
+    """Zones of the region in which Google Batch may take the machines, such as `us-central1-a`;
+    absent means all. Vertex AI chooses by itself."""
     boot_disk_gb: int = Field(default=200, ge=100)
     """Boot disk in GB; it has to hold the image and what a program caches."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
     """How machines are bought: at once, cheaper but pre-emptible, or when some become free."""
     timeout_hours: float = Field(default=72.0, gt=0, le=168)
-    """A job is ended after this many hours; Vertex AI itself allows seven days."""
+    """A job is ended by Google after this many hours, whatever it does; seven days at most."""
     max_wait_hours: float = Field(default=24.0, gt=0)
     """How long a FLEX_START job may wait for machines."""
 
@@ -280,6 +283,9 @@ class GoogleCloudSettings(Settings):
     pending_hours: float = Field(default=6.0, gt=0)
     """A job that got no machines for this long is cancelled, with advice; a FLEX_START job, when it
     got none for so long after its `max_wait_hours`."""
+    lease_hours: float = Field(default=12.0, gt=0)
+    """A training or evaluation that no Dagster run has followed for this many hours saves its state
+    and ends by itself."""
     restarts: int = Field(default=10, ge=0)
     """How often a pre-empted or interrupted training is started again within one run."""
     api_endpoint: str | None = None
@@ -305,6 +311,15 @@ class GoogleCloudSettings(Settings):
                 "training.machine_type has TPUs, for which images.tpu is missing: "
                 "images/build.sh tpu prints it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _zones_are_of_the_region(self) -> "GoogleCloudSettings":
+        for name, machines in (("training", self.training), ("evaluation", self.evaluation)):
+            if elsewhere := [z for z in machines.zones if z.rpartition("-")[0] != self.region]:
+                raise ValueError(
+                    f"{name}.zones: {', '.join(elsewhere)} is not in the region {self.region}"
+                )
         return self
 
     @property

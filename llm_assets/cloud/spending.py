@@ -46,15 +46,19 @@ def hourly(
     settings: GoogleCloudSettings, machines: MachineSettings | EndpointMachineSettings
 ) -> float | None:
     """Dollars of one machine in an hour, as it is bought; None where its price is not known."""
-    price = settings.cost.prices.get(machines.machine_type)
-    price = DOLLARS_AN_HOUR.get(machines.machine_type) if price is None else price
-    if price is None:
-        return None
     if isinstance(machines, EndpointMachineSettings):
         cheaper = machines.spot
     else:
         cheaper = machines.strategy != "STANDARD"
-    return price * (settings.cost.spot_factor if cheaper else 1.0)
+    return machine_price(settings, machines.machine_type, cheaper)
+
+
+def machine_price(
+    settings: GoogleCloudSettings, machine_type: str, is_cheaper: bool
+) -> float | None:
+    """Dollars of a machine in an hour, spot or flex-start where `is_cheaper`; None if not known."""
+    price = settings.cost.prices.get(machine_type, DOLLARS_AN_HOUR.get(machine_type))
+    return price and price * (settings.cost.spot_factor if is_cheaper else 1.0)
 
 
 def dcu_hourly(settings: GoogleCloudSettings) -> float:
@@ -120,7 +124,7 @@ class Spending:
             return None
         seconds = (job.ended or time.time()) - job.started
         hours = job.billed_hours or seconds / HOUR * self.number
-        self._jobs[job.name] = (hours, hours * self.dollars_per_hour)
+        self._jobs[_entry_name(job)] = (hours, hours * self.dollars_per_hour)
         self.hours = sum(hours for hours, _ in self._jobs.values())
         self.dollars = sum(dollars for _, dollars in self._jobs.values())
         now = time.monotonic()
@@ -163,18 +167,23 @@ class Spending:
         return sum(entry["dollars"] for entry in others), of_run
 
     def _record(self, job: RemoteJob) -> None:
-        hours, dollars = self._jobs[job.name]
+        name = _entry_name(job)
+        hours, dollars = self._jobs[name]
         month = datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m")
         entry = {
-            "job": job.name,
+            "job": name,
             "run": self.run,
             "machines": self.machines,
             "hours": hours,
             "dollars": dollars,
         }
-        name = job.name.rsplit("/", 1)[-1]
-        path = f"gs://{self.settings.bucket}/{LEDGER}/{month}/{name}.json"
+        path = f"gs://{self.settings.bucket}/{LEDGER}/{month}/{name.rsplit('/', 1)[-1]}.json"
         files.write(path, json.dumps(entry).encode())
+
+
+def _entry_name(job: RemoteJob) -> str:
+    """Of a job in the ledger; the name of a deleted one is free for another."""
+    return job.uid or job.name
 
 
 UTILIZATION = 0.35

@@ -1,4 +1,4 @@
-"""Dagster Pipes clients for Dataproc Serverless and Vertex AI, usable by any Dagster project.
+"""Dagster Pipes clients for Dataproc Serverless, Vertex AI and Google Batch, for any project.
 
 Nothing in this package imports the rest of the project. Each client starts a job, streams its
 messages into the run, finds the job again when the run died, and cancels it when the run is
@@ -7,6 +7,7 @@ cancelled. The example in each client's docstring is complete.
 
 from llm_assets.pipes.dataproc_serverless import PipesDataprocServerlessClient
 from llm_assets.pipes.failures import RemoteJobFailed, RetryPolicy
+from llm_assets.pipes.google_batch import PipesGoogleBatchClient
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.service import Limits
 from llm_assets.pipes.vertex_custom_job import PipesVertexCustomJobClient
@@ -15,6 +16,7 @@ __all__ = [
     "Limits",
     "PipesDataprocServerlessClient",
     "PipesGCSLiveMessageReader",
+    "PipesGoogleBatchClient",
     "PipesVertexCustomJobClient",
     "RemoteJobFailed",
     "RetryPolicy",

@@ -1,16 +1,15 @@
 """Runs Spark on Dataproc Serverless, with Dagster Pipes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster import PipesClientCompletedInvocation, PipesSession
+from dagster import PipesSession
 
 from llm_assets.pipes.failures import JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
     KEY_LABEL,
     AlreadyThere,
-    Context,
     Phase,
     RemoteJob,
     RemoteService,
@@ -66,7 +65,7 @@ class PipesDataprocServerlessClient(RemoteJobPipesClient["BatchControllerClient"
         ...         context=context,
         ...         parent="projects/my-project/locations/us-central1",
         ...         fingerprint="3f2a91",
-        ...         batch={
+        ...         job={
         ...             "pyspark_batch": {"main_python_file_uri": "gs://my-bucket/clean.py"},
         ...             "runtime_config": {"version": "2.3"},
         ...             "environment_config": {"execution_config": {"ttl": {"seconds": 7200}}},
@@ -82,48 +81,8 @@ class PipesDataprocServerlessClient(RemoteJobPipesClient["BatchControllerClient"
         ... )
     """
 
-    def run(  # type: ignore[override]
-        self,
-        *,
-        context: Context,
-        parent: str,
-        batch: "Batch | Mapping[str, Any]",
-        fingerprint: str | None = None,
-        name: str | None = None,
-        accept_succeeded: Callable[[], bool] = lambda: True,
-        before_submit: Callable[[], None] = lambda: None,
-        extras: dict[str, Any] | None = None,
-    ) -> PipesClientCompletedInvocation:
-        """Run a batch to its end.
-
-        Args:
-            context: of the op or asset.
-            parent: `projects/<project>/locations/<region>`.
-            batch: the batch, as `google.cloud.dataproc_v1.Batch` or its dict. Labels are added, and
-                the Pipes arguments after its own.
-            fingerprint: what the batch does, as a short string; the same one means the same work.
-                Without it every run starts a batch of its own.
-            name: the readable part of the batch's name; the asset's or op's name if absent.
-            accept_succeeded: asked before a batch that succeeded earlier is taken as done; say
-                False where its output has been deleted since.
-            before_submit: called before a batch is submitted, and not where one is adopted: the
-                place to remove what a failed one left behind.
-            extras: handed to the program through the Pipes context.
-
-        Raises:
-            RemoteJobFailed: with what to do about it.
-        """
-        project, region = parse_parent(parent)
-        service = DataprocBatches(self._client_for(region), parent, project, region, batch)
-        return self._run_job(
-            context=context,
-            service=service,
-            fingerprint=fingerprint,
-            name=name,
-            accept_succeeded=accept_succeeded,
-            before_submit=before_submit,
-            extras=extras,
-        )
+    def _service(self, parent: str, job: Any) -> RemoteService:
+        return DataprocBatches(self._client_for(parse_parent(parent)[1]), parent, job)
 
     def _client_for(self, region: str) -> "BatchControllerClient":
         if self._client is None:
@@ -141,10 +100,9 @@ class DataprocBatches(RemoteService):
         self,
         client: "BatchControllerClient",
         parent: str,
-        project: str,
-        region: str,
-        batch: "Batch | Mapping[str, Any]",
+        job: "Batch | Mapping[str, Any] | None" = None,
     ) -> None:
+        project, region = parse_parent(parent)
         self.place = JobService(
             service="Dataproc Serverless",
             api="dataproc.googleapis.com",
@@ -154,11 +112,14 @@ class DataprocBatches(RemoteService):
         )
         self._client = client
         self._parent = parent
-        self._batch = batch
+        self._job = job
 
-    def find(self, key: str) -> list[RemoteJob]:
-        request = {"parent": self._parent, "filter": f'labels.{KEY_LABEL} = "{key}"'}
-        return [_describe(b) for b in self._client.list_batches(request, timeout=CALL_SECONDS)]
+    def find(self, key: str | None = None) -> list[RemoteJob]:
+        request = {"parent": self._parent}
+        if key:
+            request["filter"] = f'labels.{KEY_LABEL} = "{key}"'
+        batches = self._client.list_batches(request, timeout=CALL_SECONDS)
+        return [_describe(batch) for batch in batches if KEY_LABEL in batch.labels]
 
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
@@ -197,7 +158,7 @@ class DataprocBatches(RemoteService):
     def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> "Batch":
         from google.cloud.dataproc_v1 import Batch
 
-        batch = Batch(self._batch)
+        batch = Batch(self._job)
         batch.labels = {**batch.labels, **as_dns_labels(labels)}
         arguments = [
             part for pair in session.get_bootstrap_cli_arguments().items() for part in pair

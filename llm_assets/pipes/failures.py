@@ -13,7 +13,9 @@ from artifacts.errors import first_line
 QUOTA = re.compile(r"quota|insufficient '", re.IGNORECASE)
 RATE = re.compile(r"per minute|per second|per day|per user|rate.?limit", re.IGNORECASE)
 IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNORECASE)
-NO_MACHINES = re.compile(r"resources are insufficient|stock-?out|out of stock", re.IGNORECASE)
+NO_MACHINES = re.compile(
+    r"resources are insufficient|stock-?out|out of stock|not have enough resources", re.IGNORECASE
+)
 QUOTA_PROJECT = re.compile(r"serviceusage\.services\.use|USER_PROJECT_DENIED")
 REGION = re.compile(r"\bregion\b|location id|\blocation\b.*match", re.IGNORECASE)
 POLICY = re.compile(r"constraints/[\w.]+")

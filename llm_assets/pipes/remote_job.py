@@ -1,6 +1,7 @@
 """What the clients of this package share: submit or adopt a job, follow it, end it, judge it."""
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from llm_assets.pipes.failures import (
     RemoteJobFailed,
     RetryPolicy,
     call_with_retries,
+    explain,
     failure_of,
     failure_of_job,
     reported_on_closing,
@@ -40,8 +42,17 @@ from llm_assets.pipes.service import (
 )
 
 FIRST_POLL_SECONDS = 0.5
-CANCEL_SECONDS = 60.0
+END_POLICY = RetryPolicy(first_delay_seconds=1.0, give_up_after_seconds=60.0)
 LONGEST_RESTART_DELAY_SECONDS = 600.0
+
+
+def end_job(service: RemoteService, job: RemoteJob, report: Callable[[str], None]) -> None:
+    """Have a job ended, asking again while its service is busy.
+
+    Args:
+        report: gets one line for each try that failed.
+    """
+    call_with_retries(partial(service.cancel, job), END_POLICY, report)
 
 
 @dataclass
@@ -240,7 +251,10 @@ class RemoteRun:
 
     def _judge(self, job: RemoteJob) -> bool:
         self._drain(job)
-        if job.interrupted and self.restarts < self.limits.restarts:
+        # A program that fails by a fault of its input says so in its closing message.
+        died = job.exit_status is not None and self.reader.closed is None
+        died = died and not explain(job.detail, None, self.service.place)
+        if (job.interrupted or died) and self.restarts < self.limits.restarts:
             return False
         self.reader.finish()
         reported = reported_on_closing(self.reader.closed)
@@ -276,9 +290,8 @@ class RemoteRun:
 
     def _cancel(self) -> None:
         """End the job; an interruption while it was being submitted included."""
-        policy = RetryPolicy(first_delay_seconds=1.0, give_up_after_seconds=CANCEL_SECONDS)
         try:
-            call_with_retries(self._cancel_once, policy, self.context.log.warning)
+            call_with_retries(self._cancel_once, END_POLICY, self.context.log.warning)
         except Exception as error:
             # The run ends by its interruption, whatever keeps the job from being cancelled.
             name = self.job.name if self.job else f"the job labeled {KEY_LABEL}={self.key}"
@@ -332,21 +345,44 @@ class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
         self._forward_termination = forward_termination
         self._limits = limits or Limits()
 
-    def _run_job(
+    @abstractmethod
+    def _service(self, parent: str, job: Any) -> RemoteService:
+        """The jobs of a project and region; raises ValueError where `parent` names none."""
+
+    def run(  # type: ignore[override]
         self,
         *,
         context: Context,
-        service: RemoteService,
-        fingerprint: str | None,
-        name: str | None,
-        accept_succeeded: Callable[[], bool],
-        before_submit: Callable[[], None],
-        extras: dict[str, Any] | None,
+        parent: str,
+        job: Any,
+        fingerprint: str | None = None,
+        name: str | None = None,
+        accept_succeeded: Callable[[], bool] = lambda: True,
+        before_submit: Callable[[], None] = lambda: None,
+        extras: dict[str, Any] | None = None,
     ) -> PipesClientCompletedInvocation:
-        """From the search for an existing job to its judged end; raises RemoteJobFailed."""
+        """Run a job to its end.
+
+        Args:
+            context: of the op or asset.
+            parent: `projects/<project>/locations/<region>`.
+            job: as the service's generated client describes it, or its dict. Its name is set;
+                labels and the Pipes parameters are added.
+            fingerprint: what the job does, as a short string; the same one means the same work.
+                Without it every run starts a job of its own.
+            name: the readable part of the job's name; the asset's or op's name if absent.
+            accept_succeeded: asked before a job that succeeded earlier is taken as done; say False
+                where its output has been deleted since.
+            before_submit: called before a job is submitted, and not where one is adopted: the place
+                to remove what a failed one left behind.
+            extras: handed to the program through the Pipes context.
+
+        Raises:
+            RemoteJobFailed: with what to do about it.
+        """
         run = RemoteRun(
             context=context,
-            service=service,
+            service=self._service(parent, job),
             reader=self._message_reader.for_run(context.log.warning),
             key=key_of(context, name, fingerprint),
             limits=self._limits,

@@ -63,8 +63,12 @@ def _as_dns_label(text: str) -> str:
 KEY_LABEL = "pipeskey"
 """Says what the job does; the same for all its attempts. One word, since Dataproc takes no other
 sign but a hyphen in a label, which a filter might read as its own."""
+RUN_LABEL = "dagster-run-id"
 MESSAGES_LABEL = "pipesmessages"
 """Says where the attempt writes its messages."""
+
+INTERRUPTED_STATUS = 75
+"""Exit status of a program that was told to end, and has saved its state."""
 
 Context = OpExecutionContext | AssetExecutionContext
 
@@ -119,16 +123,30 @@ class RemoteJob:
     detail: str
     """The service's own words on its state."""
     labels: Mapping[str, str]
-    created: float
+    created: float = 0.0
     """Seconds since the epoch."""
-    interrupted: bool = False
-    """Ended in a way that says: my state is saved, start me again."""
+    exit_status: int | None = None
+    """Of the program that failed it, where the service says so."""
+    lost_machines: bool = False
+    """Failed since its machines were taken away, or since there were none."""
     started: float = 0.0
     """Seconds since the epoch when it had its machines; 0 before."""
     ended: float = 0.0
     """Seconds since the epoch when they were gone; 0 before."""
+    machines: int = 0
+    """How many it has or asks for; 0 where the service decides."""
+    machine_type: str = ""
+    is_cheaper: bool = False
+    """Whether they are spot or flex-start machines."""
+    uid: str = ""
+    """The service's own id of it, where another job may come to have its name."""
     billed_hours: float = 0.0
     """Hours that the service itself has counted, in its own unit; 0 where it has not."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Ended in a way that says: start me again, from the last checkpoint."""
+        return self.lost_machines or self.exit_status == INTERRUPTED_STATUS
 
     @property
     def in_words(self) -> str:
@@ -151,8 +169,8 @@ class RemoteService(ABC):
     place: JobService
 
     @abstractmethod
-    def find(self, key: str) -> list[RemoteJob]:
-        """All jobs that carry the key as a label."""
+    def find(self, key: str | None = None) -> list[RemoteJob]:
+        """All jobs with the key as a label; without one, those of any client of this package."""
 
     @abstractmethod
     def create(
@@ -199,7 +217,8 @@ class Limits:
     drain_seconds: float = 30.0
     """How long to wait for the last messages after a job has ended."""
     restarts: int = 3
-    """How often an interrupted job (pre-emption, exit code 75) is started again within one run."""
+    """How often a job is started again within one run, whose machines were taken, or whose program
+    exited with status 75 or ended without a word."""
     restart_delay_seconds: float = 10.0
     """Wait before the first restart; it doubles with each, up to ten minutes."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)

@@ -1,16 +1,15 @@
 """Runs containers on Vertex AI as custom jobs, with Dagster Pipes."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster import PipesClientCompletedInvocation, PipesSession
+from dagster import PipesSession
 
 from llm_assets.pipes.failures import NO_MACHINES, JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
     KEY_LABEL,
-    Context,
     Phase,
     RemoteJob,
     RemoteService,
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient
 
 CALL_SECONDS = 60.0
-INTERRUPTED_STATUS = 75
 EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
 PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
 QUEUED = "Vertex AI keeps a job queued while the project's quota for its machines is used up"
@@ -47,9 +45,10 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
 
     A job carries labels that follow from what it does (`fingerprint`). So a run that finds it
     running or succeeded follows it instead of starting a second one, and one that failed is
-    replaced. A job whose program exits with status 75, or whose machines were pre-empted, is
-    started again within the run, up to `limits.restarts` times; the program is to continue from its
-    last checkpoint. When the run is cancelled, for whatever reason, so is the job.
+    replaced. A job whose program exits with status 75 or ends without a word, or whose machines
+    were pre-empted, is started again within the run, up to `limits.restarts` times; the program is
+    to continue from its last checkpoint. When the run is cancelled, for whatever reason, so is the
+    job.
 
     Every container receives the Pipes parameters in its environment; one process of the job, the
     first of the first replica, has to open the session:
@@ -76,7 +75,7 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
         ...         context=context,
         ...         parent="projects/my-project/locations/us-central1",
         ...         fingerprint="3f2a91",
-        ...         custom_job={
+        ...         job={
         ...             "job_spec": {
         ...                 "worker_pool_specs": [
         ...                     {
@@ -103,48 +102,8 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
         ... )
     """
 
-    def run(  # type: ignore[override]
-        self,
-        *,
-        context: Context,
-        parent: str,
-        custom_job: "CustomJob | Mapping[str, Any]",
-        fingerprint: str | None = None,
-        name: str | None = None,
-        accept_succeeded: Callable[[], bool] = lambda: True,
-        before_submit: Callable[[], None] = lambda: None,
-        extras: dict[str, Any] | None = None,
-    ) -> PipesClientCompletedInvocation:
-        """Run a custom job to its end.
-
-        Args:
-            context: of the op or asset.
-            parent: `projects/<project>/locations/<region>`.
-            custom_job: the job, as `google.cloud.aiplatform_v1.CustomJob` or its dict. Its display
-                name is set, labels and the Pipes environment are added.
-            fingerprint: what the job does, as a short string; the same one means the same work.
-                Without it every run starts a job of its own.
-            name: the readable part of the display name; the asset's or op's name if absent.
-            accept_succeeded: asked before a job that succeeded earlier is taken as done; say False
-                where its output has been deleted since.
-            before_submit: called before a job is submitted, and not where one is adopted: the
-                place to remove what a failed one left behind.
-            extras: handed to the program through the Pipes context.
-
-        Raises:
-            RemoteJobFailed: with what to do about it.
-        """
-        project, region = parse_parent(parent)
-        service = VertexCustomJobs(self._client_for(region), parent, project, region, custom_job)
-        return self._run_job(
-            context=context,
-            service=service,
-            fingerprint=fingerprint,
-            name=name,
-            accept_succeeded=accept_succeeded,
-            before_submit=before_submit,
-            extras=extras,
-        )
+    def _service(self, parent: str, job: Any) -> RemoteService:
+        return VertexCustomJobs(self._client_for(parse_parent(parent)[1]), parent, job)
 
     def _client_for(self, region: str) -> "JobServiceClient":
         if self._client is None:
@@ -162,10 +121,9 @@ class VertexCustomJobs(RemoteService):
         self,
         client: "JobServiceClient",
         parent: str,
-        project: str,
-        region: str,
-        custom_job: "CustomJob | Mapping[str, Any]",
+        job: "CustomJob | Mapping[str, Any] | None" = None,
     ) -> None:
+        project, region = parse_parent(parent)
         self.place = JobService(
             service="Vertex AI",
             api="aiplatform.googleapis.com",
@@ -177,11 +135,14 @@ class VertexCustomJobs(RemoteService):
         )
         self._client = client
         self._parent = parent
-        self._custom_job = custom_job
+        self._job = job
 
-    def find(self, key: str) -> list[RemoteJob]:
-        request = {"parent": self._parent, "filter": f'labels.{KEY_LABEL}="{key}"'}
-        return [_describe(j) for j in self._client.list_custom_jobs(request, timeout=CALL_SECONDS)]
+    def find(self, key: str | None = None) -> list[RemoteJob]:
+        request = {"parent": self._parent}
+        if key:
+            request["filter"] = f'labels.{KEY_LABEL}="{key}"'
+        jobs = self._client.list_custom_jobs(request, timeout=CALL_SECONDS)
+        return [_describe(job) for job in jobs if KEY_LABEL in job.labels]
 
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
@@ -211,7 +172,7 @@ class VertexCustomJobs(RemoteService):
     ) -> "CustomJob":
         from google.cloud.aiplatform_v1 import CustomJob
 
-        job = CustomJob(self._custom_job)
+        job = CustomJob(self._job)
         job.display_name = attempt_name(key, attempt)
         job.labels = {**job.labels, **labels}
         variables = [
@@ -228,16 +189,20 @@ class VertexCustomJobs(RemoteService):
 def _describe(job: "CustomJob") -> RemoteJob:
     phase = PHASES.get(job.state.name, Phase.WAITING)
     detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
-    status = EXIT_STATUS.search(detail)
-    asked_for_restart = status is not None and int(status[1]) == INTERRUPTED_STATUS
-    lost_machines = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
+    pools = job.job_spec.worker_pool_specs
+    status = EXIT_STATUS.search(detail) if phase is Phase.FAILED else None
+    lost = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
     return RemoteJob(
         name=job.name,
         phase=phase,
         detail=detail,
         labels=dict(job.labels),
         created=job.create_time.timestamp() if job.create_time else 0.0,
-        interrupted=phase is Phase.FAILED and (asked_for_restart or lost_machines),
+        exit_status=int(status[1]) if status else None,
+        lost_machines=phase is Phase.FAILED and lost,
         started=job.start_time.timestamp() if job.start_time else 0.0,
         ended=job.end_time.timestamp() if job.end_time else 0.0,
+        machines=sum(pool.replica_count for pool in pools),
+        machine_type=pools[0].machine_spec.machine_type if pools else "",
+        is_cheaper=job.job_spec.scheduling.strategy.name in ("SPOT", "FLEX_START"),
     )

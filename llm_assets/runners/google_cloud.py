@@ -1,7 +1,9 @@
-"""The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI."""
+"""The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI or on Batch."""
 
 import json
-from collections.abc import Callable
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,11 @@ from artifacts.errors import UserError
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
+from llm_assets.cloud.active import batch_client, dataproc_client, vertex_client
 from llm_assets.cloud.jobs import (
+    batch_job,
     custom_job,
+    lease_of,
     serving_check_job,
     serving_check_machine,
     spark_batch,
@@ -39,8 +44,11 @@ from llm_assets.pipes import (
     Limits,
     PipesDataprocServerlessClient,
     PipesGCSLiveMessageReader,
+    PipesGoogleBatchClient,
     PipesVertexCustomJobClient,
 )
+from llm_assets.pipes.remote_job import RemoteJobPipesClient
+from llm_assets.pipes.service import RemoteJob
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.data.records import SEEN_NAME, TRAINED_NAME
@@ -51,6 +59,7 @@ from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs.runtime.session import USAGE
 
 HOUR = 3600
+RENEWAL_SECONDS = 60.0
 MESSAGES_FOLDER = "pipes"
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__")\n'
@@ -74,13 +83,13 @@ class DataprocSparkRunner(SparkRunner):
         spending = Spending(settings, DCU, dcu_hourly(settings), SPARK_DCUS, context.run_id)
         client = PipesDataprocServerlessClient(
             message_reader=_reader(settings),
-            client=_dataproc(settings),
+            client=dataproc_client(settings),
             limits=replace(job_limits(settings), objection=spending.objection),
         )
         invocation = client.run(
             context=context,
             parent=settings.parent,
-            batch=spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
+            job=spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
             fingerprint=fingerprint,
             accept_succeeded=partial(files.exists, output),
             before_submit=partial(_prepare, spending, output),
@@ -90,11 +99,25 @@ class DataprocSparkRunner(SparkRunner):
         return stats
 
 
-class VertexTrainingRunner(TrainingRunner):
-    """Runs training and evaluation as Vertex AI custom jobs."""
+class CloudTrainingRunner(TrainingRunner, ABC):
+    """Runs training and evaluation as jobs of one of Google's services."""
 
     cloud_config_path: str
     """The cloud project's file."""
+
+    @abstractmethod
+    def job(
+        self,
+        settings: GoogleCloudSettings,
+        machines: MachineSettings,
+        arguments: Sequence[str],
+        output: str,
+    ) -> Any:
+        """The service's job that runs the launcher with these arguments on every machine."""
+
+    @abstractmethod
+    def client(self, settings: GoogleCloudSettings, limits: Limits) -> RemoteJobPipesClient[Any]:
+        """The service's Pipes client."""
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         result = f"{spec.run_folder}/{RESULT_NAME}"
@@ -120,16 +143,6 @@ class VertexTrainingRunner(TrainingRunner):
         missing = partial(_missing, spec.output, {RESULT_NAME})
         self._run(context, "recipes.smoke", spec, missing, f"{spec.output}/mounted", "evaluation")
         return _read_result(spec.output)
-
-    def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
-        """Have the serve image parse its engine's arguments; returns what was found."""
-        settings = self._settings()
-        fingerprint, folder = _stage_spec(settings, "serving", spec)
-        job = serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
-        invocation = self._submit(
-            context, settings, serving_check_machine(settings), job, fingerprint, f"{folder}/output"
-        )
-        return _stats(invocation)
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         machine, strategy = self._settings().training, placement.strategy
@@ -201,8 +214,11 @@ class VertexTrainingRunner(TrainingRunner):
             launcher += ["--launcher", "command", "--", "python", "-m", module]
         else:
             launcher += ["--launcher", "torchrun", "--", "-m", module]
-        job = custom_job(settings, machines, launcher, f"{folder}/output")
-        self._submit(context, settings, machines, job, fingerprint, output, lambda: not missing())
+        job = self.job(settings, machines, launcher, f"{folder}/output")
+        lease = lease_of(f"{folder}/output")
+        self._submit(
+            context, settings, machines, job, fingerprint, output, lambda: not missing(), lease
+        )
         if lacking := missing():
             raise UserError(
                 f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
@@ -218,27 +234,83 @@ class VertexTrainingRunner(TrainingRunner):
         fingerprint: str,
         output: str,
         accept_succeeded: Callable[[], bool] = lambda: True,
+        lease: str | None = None,
     ) -> PipesClientCompletedInvocation:
-        """Follow a job to its end; what it cost is the asset's metadata."""
+        """Follow a job to its end, renewing its lease; what it cost is the asset's metadata."""
         price = hourly(settings, machines)
         spending = Spending(
             settings, machines.machine_type, price, machines.replicas, context.run_id
         )
-        client = PipesVertexCustomJobClient(
-            message_reader=_reader(settings),
-            client=_vertex(settings),
-            limits=replace(job_limits(settings, machines), objection=spending.objection),
-        )
-        invocation = client.run(
+        renewed = float("-inf")
+
+        def look(job: RemoteJob) -> str | None:
+            nonlocal renewed
+            if lease and time.monotonic() - renewed > RENEWAL_SECONDS:
+                renewed = time.monotonic()
+                files.write(lease, str(time.time()).encode())
+            return spending.objection(job)
+
+        limits = replace(job_limits(settings, machines), objection=look)
+        invocation = self.client(settings, limits).run(
             context=context,
             parent=settings.parent,
-            custom_job=job,
+            job=job,
             fingerprint=fingerprint,
             accept_succeeded=accept_succeeded,
             before_submit=partial(_prepare, spending, output),
         )
         context.add_output_metadata(spending.metadata())
         return invocation
+
+
+class VertexTrainingRunner(CloudTrainingRunner):
+    """Runs them as Vertex AI custom jobs."""
+
+    def job(
+        self,
+        settings: GoogleCloudSettings,
+        machines: MachineSettings,
+        arguments: Sequence[str],
+        output: str,
+    ) -> Any:
+        return custom_job(settings, machines, arguments, output)
+
+    def client(self, settings: GoogleCloudSettings, limits: Limits) -> RemoteJobPipesClient[Any]:
+        return PipesVertexCustomJobClient(_reader(settings), vertex_client(settings), limits=limits)
+
+    def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+        """Have the serve image parse its engine's arguments; returns what was found."""
+        settings = self._settings()
+        fingerprint, folder = _stage_spec(settings, "serving", spec)
+        job = serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
+        invocation = self._submit(
+            context, settings, serving_check_machine(settings), job, fingerprint, f"{folder}/output"
+        )
+        return _stats(invocation)
+
+
+class BatchTrainingRunner(CloudTrainingRunner):
+    """Runs them on machines that Google Batch makes for each job, and deletes."""
+
+    def check_hardware(self, placement: PlacementSettings) -> None:
+        super().check_hardware(placement)
+        if self._settings().training.tpu:
+            raise UserError(
+                "`training.runner: google_batch` has no TPUs. Set `training.machine_type` in "
+                f"{self.cloud_config_path} to a machine with GPUs, or leave `runner` out."
+            )
+
+    def job(
+        self,
+        settings: GoogleCloudSettings,
+        machines: MachineSettings,
+        arguments: Sequence[str],
+        output: str,
+    ) -> Any:
+        return batch_job(settings, machines, arguments, output)
+
+    def client(self, settings: GoogleCloudSettings, limits: Limits) -> RemoteJobPipesClient[Any]:
+        return PipesGoogleBatchClient(_reader(settings), batch_client(settings), limits=limits)
 
 
 # A job that says it succeeded counts only with all that its artifact needs.
@@ -303,20 +375,3 @@ def _prepare(spending: Spending, output: str) -> None:
     """Before each submission: is there money left, and nothing left of a failed job?"""
     spending.check_before()
     files.remove(output)
-
-
-def _options(settings: GoogleCloudSettings, host: str) -> dict[str, str]:
-    return {"api_endpoint": settings.api_endpoint or f"{settings.region}-{host}"}
-
-
-def _dataproc(settings: GoogleCloudSettings) -> Any:
-    from google.cloud.dataproc_v1 import BatchControllerClient
-
-    options = _options(settings, "dataproc.googleapis.com:443")
-    return BatchControllerClient(client_options=options)
-
-
-def _vertex(settings: GoogleCloudSettings) -> Any:
-    from google.cloud.aiplatform_v1 import JobServiceClient
-
-    return JobServiceClient(client_options=_options(settings, "aiplatform.googleapis.com"))

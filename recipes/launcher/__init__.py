@@ -1,4 +1,4 @@
-"""Starts a program on every node of a Vertex AI custom job, or on this machine alone.
+"""Starts a program on every machine of a Vertex AI or Batch job, or on this machine alone.
 
 `python -m recipes.launcher --launcher torchrun -- -m my.program --its arguments`
 """

@@ -27,6 +27,7 @@ from recipes.launcher.cluster import (
     read_cluster,
 )
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
+from recipes.launcher.lease import watch_lease
 from recipes.launcher.local import run_workers
 from recipes.launcher.relay import relayed_messages, without_session
 from recipes.launcher.secrets import with_secrets
@@ -77,6 +78,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
     _check_accelerators(options.accelerators)
     make_folders(os.environ)
+    watch_lease(os.environ)
     program = list(options.program)
     if options.spec:
         local = localize_spec(options.spec, folder / "spec.json", os.environ)

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -41,20 +42,21 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster:
-    """Parse CLUSTER_SPEC; without it, this machine is the whole cluster.
+    """Parse CLUSTER_SPEC or BATCH_HOSTS_FILE; without them, this machine is the whole cluster.
 
-    The master is the first replica of `workerpool0`; replica i of `workerpool1` comes after all of
-    `workerpool0`. MASTER_ADDR and MASTER_PORT, where set, win over the names in CLUSTER_SPEC.
+    On Vertex AI the master is the first replica of `workerpool0`; replica i of `workerpool1` comes
+    after all of `workerpool0`. On Google Batch it is the first host of the file. MASTER_ADDR and
+    MASTER_PORT, where set, win over the names there.
 
     Raises:
-        UserError: CLUSTER_SPEC or MASTER_PORT cannot be read, or this replica is of another pool.
+        UserError: one of them or MASTER_PORT cannot be read, or this replica is of another pool.
     """
-    text = environment.get("CLUSTER_SPEC")
-    if not text:
-        hosts: tuple[str, ...] = ("localhost",)
-        rank = 0
-    else:
+    hosts: tuple[str, ...] = ("localhost",)
+    rank = 0
+    if text := environment.get("CLUSTER_SPEC"):
         hosts, rank = _parse(text)
+    elif path := environment.get("BATCH_HOSTS_FILE"):
+        hosts, rank = _read_hosts_file(path, environment.get("BATCH_TASK_INDEX", ""))
     return Cluster(
         hosts=hosts,
         rank=rank,
@@ -89,6 +91,28 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
     hosts = tuple(address.rsplit(":", 1)[0] for name in WORKER_POOLS for address in addresses[name])
     before = 0 if pool == WORKER_POOLS[0] else len(addresses[WORKER_POOLS[0]])
     return hosts, before + index
+
+
+def _read_hosts_file(path: str, index: str) -> tuple[tuple[str, ...], int]:
+    """The hosts that Google Batch lists, and which of them this machine is.
+
+    Nothing says that they are listed in the order of their tasks, so a machine looks for itself;
+    the task's index counts where none or several of the names are its own.
+    """
+    try:
+        hosts = tuple(Path(path).read_text().split())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"BATCH_HOSTS_FILE {path} cannot be read ({error}). Its container needs it as a volume."
+        ) from error
+    own = [rank for rank, host in enumerate(hosts) if _own([host])]
+    rank = own[0] if len(own) == 1 else int(index) if index.isdecimal() else -1
+    if not 0 <= rank < len(hosts):
+        raise UserError(
+            f"BATCH_TASK_INDEX is {index!r}, but BATCH_HOSTS_FILE {path} lists {len(hosts)} "
+            "machine(s), counted from 0. Ask for as many tasks as machines, one on each."
+        )
+    return hosts, rank
 
 
 def _read_hosts(value: Any) -> list[str]:

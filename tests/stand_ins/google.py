@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.stand_ins.conformance import check_call
 from tests.stand_ins.dataproc import Dataproc
 from tests.stand_ins.endpoints import VertexEndpoints
+from tests.stand_ins.google_batch import GoogleBatch
 from tests.stand_ins.grpc_server import GoogleServer
 from tests.stand_ins.iam import Iam
 from tests.stand_ins.identity import (
@@ -52,6 +53,9 @@ class LocalGoogle:
         )
         from google.cloud.aiplatform_v1.services.model_service.transports.grpc import (
             ModelServiceGrpcTransport,
+        )
+        from google.cloud.batch_v1.services.batch_service.transports.grpc import (
+            BatchServiceGrpcTransport,
         )
         from google.cloud.dataproc_v1.services.batch_controller.transports.grpc import (
             BatchControllerGrpcTransport,
@@ -117,6 +121,9 @@ class LocalGoogle:
             hierarchical=[HIERARCHICAL_BUCKET],
         )
         self.vertex = VertexJobs(REGION, folder / "vertex", self.images, of_jobs, self.mount)
+        self.batch = GoogleBatch(
+            folder / "batch", self.images, of_jobs, self.mount, self.server.operations
+        )
         self.models = VertexModels(self.server.operations)
         self.storage.make_bucket(COPIES)
         self.endpoints = VertexEndpoints(
@@ -138,6 +145,7 @@ class LocalGoogle:
         self.rest = RestServer(self.tokens, REGION, self.iam)
         self.dataproc.free_cores = lambda: self.rest.region_quotas["CPUS"] - USED
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
+        self.server.add_service(BatchServiceGrpcTransport, self.batch)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(ModelServiceGrpcTransport, self.models)
         self.server.add_service(EndpointServiceGrpcTransport, self.endpoints)
@@ -154,6 +162,7 @@ class LocalGoogle:
         """Forget jobs, faults and call records; objects in storage stay."""
         self.dataproc.reset()
         self.vertex.reset()
+        self.batch.reset()
         self.endpoints.reset()
         self.models.reset()
         self.server.faults.clear()
@@ -167,6 +176,7 @@ class LocalGoogle:
         """End every server and every process that was started."""
         self.dataproc.stop()
         self.vertex.stop()
+        self.batch.stop()
         self.endpoints.stop()
         self.mount.stop()
         self.server.stop()

@@ -15,6 +15,13 @@ ROLES = {
         "artifactregistry.repositories.downloadArtifacts",
         "artifactregistry.repositories.uploadArtifacts",
     ),
+    "roles/batch.agentReporter": ("batch.states.report",),
+    "roles/batch.jobsEditor": (
+        "batch.jobs.*",
+        "batch.operations.*",
+        "batch.tasks.*",
+        "resourcemanager.projects.get",
+    ),
     "roles/bigquery.dataViewer": ("bigquery.tables.get*", "bigquery.tables.export"),
     "roles/bigquery.jobUser": ("bigquery.jobs.create", "resourcemanager.projects.get"),
     "roles/cloudbuild.builds.editor": ("cloudbuild.builds.*", "resourcemanager.projects.get"),

@@ -3,7 +3,7 @@
 import re
 
 import grpc
-from google.cloud import aiplatform_v1, dataproc_v1
+from google.cloud import aiplatform_v1, batch_v1, dataproc_v1
 
 from tests.stand_ins.faults import RpcFailed
 
@@ -159,3 +159,62 @@ def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
 
 def _refuse(message: str) -> None:
     raise RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+JOB_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+"""`CreateJobRequest.job_id`."""
+LABEL = re.compile(r"[a-z0-9_-]{0,63}")
+"""Page "Organize resources using labels"."""
+MOUNTS = "/mnt/disks/"
+"""Page "Create and run a job that uses storage volumes": on Container-Optimized OS."""
+
+
+def check_machines_job(request: batch_v1.CreateJobRequest) -> None:
+    """Raise INVALID_ARGUMENT as Google Batch would."""
+    job, region = request.job, request.parent.split("/")[3]
+    if not JOB_ID.fullmatch(request.job_id):
+        _refuse(f"job_id {request.job_id!r} does not match {JOB_ID.pattern}.")
+    for key, value in job.labels.items():
+        if not LABEL.fullmatch(key) or not LABEL.fullmatch(value) or key.startswith("goog"):
+            _refuse(f"The label {key}={value} is not valid.")
+    if len(job.task_groups) != 1:
+        _refuse("A job has one task group.")
+    (group,) = job.task_groups
+    if group.parallelism and group.parallelism > max(1, group.task_count):
+        _refuse("parallelism must not be larger than task_count.")
+    for place in job.allocation_policy.location.allowed_locations:
+        kind, _, name = place.partition("/")
+        of_region = name if kind == "regions" else name.rpartition("-")[0]
+        if kind not in ("regions", "zones") or of_region != region:
+            _refuse(f"allowed_locations: {place} is not in the job's region {region}.")
+    _check_task(group.task_spec)
+    for instance in job.allocation_policy.instances:
+        _check_instance(instance)
+
+
+def _check_task(task: batch_v1.TaskSpec) -> None:
+    if not task.runnables:
+        _refuse("task_spec.runnables is required.")
+    if not 0 <= task.max_retry_count <= 10:
+        _refuse("max_retry_count is not in between 0 and 10.")
+    bound = {bind.split(":")[0] for r in task.runnables for bind in r.container.volumes}
+    for volume in task.volumes:
+        if not volume.mount_path.startswith(MOUNTS):
+            _refuse(f"mount_path {volume.mount_path} is not under {MOUNTS}.")
+        if bound and volume.mount_path not in bound:
+            # `Container.volumes`: given ones take the place of those of the task.
+            _refuse(f"No container has the volume {volume.mount_path}.")
+
+
+def _check_instance(instance: batch_v1.AllocationPolicy.InstancePolicyOrTemplate) -> None:
+    policy = instance.policy
+    attached = ATTACHED.get(policy.machine_type)
+    if policy.accelerators and not policy.machine_type.startswith("n1-") and not attached:
+        _refuse(f"Machine type {policy.machine_type} takes no accelerators.")
+    for given in policy.accelerators:
+        if not re.fullmatch(r"nvidia-[a-z0-9-]+", given.type_):
+            _refuse(f"Invalid accelerator type {given.type_}.")
+    if instance.install_gpu_drivers and not (attached or policy.accelerators):
+        _refuse("install_gpu_drivers needs accelerators.")
+    if policy.boot_disk.type_ not in ("", "pd-balanced", *DISKS):
+        _refuse(f"Invalid disk type {policy.boot_disk.type_}.")

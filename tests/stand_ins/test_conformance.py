@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from google.cloud import aiplatform_v1, dataproc_v1, secretmanager_v1
+from google.cloud import aiplatform_v1, batch_v1, dataproc_v1, secretmanager_v1
 from google.cloud.aiplatform_v1.services.endpoint_service.transports import (
     EndpointServiceGrpcTransport,
 )
 from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcTransport
 from google.cloud.aiplatform_v1.services.model_service.transports import ModelServiceGrpcTransport
+from google.cloud.batch_v1.services.batch_service.transports import BatchServiceGrpcTransport
 from google.cloud.dataproc_v1.services.batch_controller.transports import (
     BatchControllerGrpcTransport,
 )
@@ -31,7 +32,7 @@ from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.grpc_server import OPERATIONS, first_page, service_methods, snake_case
 from tests.stand_ins.identity import SERVICE_ACCOUNT
-from tests.stand_ins.job_rules import check_batch, check_job
+from tests.stand_ins.job_rules import check_batch, check_job, check_machines_job
 from tests.stand_ins.models import METRICS
 from tests.stand_ins.processes import RealProcess, free_port
 from tests.stand_ins.projects import PROJECT_METHODS
@@ -44,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
 TRANSPORTS = (
     *(EndpointServiceGrpcTransport, JobServiceGrpcTransport, ModelServiceGrpcTransport),
-    *(BatchControllerGrpcTransport, SecretManagerServiceGrpcTransport),
+    *(BatchControllerGrpcTransport, BatchServiceGrpcTransport, SecretManagerServiceGrpcTransport),
 )
 IMPLIED = {"GetOperation"}
 """Methods that Google's clients call by themselves, while they wait for a change."""
@@ -67,6 +68,24 @@ def batch(name: str = "batch", version: str = "2.3", **content: Any) -> Breach:
     runtime = {"version": version, "properties": content.pop("properties", {})}
     made = dataproc_v1.Batch(runtime_config=runtime, **content)
     return lambda google: check_batch(name, made)
+
+
+def machines(job_id: str = "job", groups: int = 1, **changes: Any) -> Breach:
+    """A job of Google Batch; changes are of its task, `labels`, `places` and `instance` aside."""
+    job = {
+        "labels": changes.pop("labels", {}),
+        "allocation_policy": {
+            "instances": [changes.pop("instance", {})],
+            "location": {"allowed_locations": changes.pop("places", [])},
+        },
+    }
+    task = {"runnables": [{"container": {"image_uri": "i"}}]} | changes
+    made = {
+        "parent": PLACE,
+        "job_id": job_id,
+        "job": job | {"task_groups": [{"task_spec": task}] * groups},
+    }
+    return lambda google: check_machines_job(batch_v1.CreateJobRequest(made))
 
 
 def upload(labels: dict[str, str] | None = None, **changes: Any) -> Breach:
@@ -206,6 +225,18 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ("CreateBatch", "no properties of YARN or the shuffle service"): batch(
         properties={"spark.yarn.queue": "a"}
     ),
+    ("CreateJob", "form of the id"): machines("A_job"),
+    ("CreateJob", "form of labels"): machines(labels={"goog-own": "a"}),
+    ("CreateJob", "one task group"): machines(groups=2),
+    ("CreateJob", "locations of the job's region"): machines(places=["zones/europe-west4-a"]),
+    ("CreateJob", "at most ten retries"): machines(max_retry_count=11),
+    ("CreateJob", "volumes are under /mnt/disks, and in the container"): machines(
+        volumes=[{"mount_path": "/gcs/bucket", "gcs": {"remote_path": "bucket"}}]
+    ),
+    ("CreateJob", "drivers are for accelerators"): machines(
+        instance={"policy": {"machine_type": "n1-standard-4"}, "install_gpu_drivers": True}
+    ),
+    ("CreateJob", "the caller may act as the account"): partial(without_rights, "CreateJob"),
     ("AccessSecretVersion", "project, secret and version are there"): secret(
         "projects/local-project/secrets/token/versions/2"
     ),
@@ -272,7 +303,22 @@ JOBS = "llm_assets/pipes/test_faults.py::test_"
 ENDPOINTS = f"{CLOUD}endpoint.py::test_"
 BIGQUERY = "spark_jobs/read/test_bigquery.py::test_"
 LAUNCHER = "recipes/launcher/test_launcher.py::test_"
+MACHINES = "llm_assets/pipes/test_google_batch.py::test_"
 KEPT = {
+    ("CreateJob", "a machine has the file of all hosts"): (
+        f"{LAUNCHER}two_machines_of_batch_train_together_under_torchrun"
+    ),
+    ("CreateJob", "a task is ended after its greatest duration"): (
+        f"{MACHINES}job_is_ended_by_google_after_its_greatest_duration"
+    ),
+    ("GetJob", "why a job waits or failed is among its events"): (
+        f"{MACHINES}job_that_gets_no_machines_is_deleted_with_those_it_had"
+    ),
+    ("ListJobs", "pages"): LISTS,
+    ("ListJobs", "labels are filtered"): LABELS,
+    ("DeleteJob", "machines bill until a deletion is done"): (
+        f"{MACHINES}run_waits_until_its_machines_are_gone"
+    ),
     ("CreateCustomJob", "the folders of the output become variables"): (
         f"{LAUNCHER}two_nodes_train_together_under_torchrun"
     ),
@@ -438,7 +484,7 @@ def test_what_breaks_a_rule_is_refused(google: LocalGoogle, rule: tuple[str, str
 
 def test_what_keeps_them_is_not(google: LocalGoogle) -> None:
     on_own = {"dedicated_endpoint_enabled": True}
-    for keeps in (job(), batch(), on_endpoint(), deploy(on_own)):
+    for keeps in (job(), batch(), machines(), on_endpoint(), deploy(on_own)):
         google.reset()
         keeps(google)
 

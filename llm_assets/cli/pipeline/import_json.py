@@ -120,6 +120,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         "name": name or "imported",
         "description": f"{settings.model_display_name}: summaries, as {path.name} asked for.",
         "platform": "google_cloud",
+        "training": {"runner": "google_batch"},
         **_corpus(settings),
         "tokenized_shards": {
             "examples": {"input_tokens": INPUT_TOKENS, "target_tokens": TARGET_TOKENS}
@@ -232,6 +233,7 @@ def _cloud(settings: ImportedSettings) -> dict[str, Any]:
             "machine_type": cluster.machine_type,
             **_accelerator(cluster.gpu_type, cluster.gpu_count),
             "replicas": cluster.node_count,
+            "zones": [cluster.zone],
         },
         "endpoint": {
             "machine_type": deploy.machine_type,
@@ -286,9 +288,8 @@ def _notes(settings: ImportedSettings, rows: int) -> list[str]:
             if _has_own(deploy)
             else f"deploy_config.gpu_count {deploy.gpu_count}: not asked for, they would be idle"
         ),
-        f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed, since each job has "
-        "machines of its own, which end with it",
-        f"cluster_config.zone {cluster.zone!r}: Vertex AI chooses a zone of the region",
+        f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed, since Google Batch makes "
+        "machines for each job, which end with it; `training.runner: google_cloud` takes Vertex AI",
         f"train_config.batch_size {settings.train_config.batch_size}: rows on a GPU; over all of "
         f"them that makes checkpoint.budget.global_batch_size {rows}",
         "override_deploy: "

@@ -47,6 +47,7 @@ REPOSITORY = "llm-assets"
 APIS = {
     "aiplatform.googleapis.com": "training, evaluation, registry and endpoint",
     "artifactregistry.googleapis.com": "container images",
+    "batch.googleapis.com": "training with `training.runner: google_batch`",
     "bigquery.googleapis.com": "source text in BigQuery",
     "billingbudgets.googleapis.com": "a budget that alerts",
     "cloudbilling.googleapis.com": "`llm-assets check` of the project's billing",
@@ -96,6 +97,13 @@ GRANTS = (
         "roles/dataproc.editor",
         ("dataproc.batches.create", "dataproc.batches.list", "dataproc.operations.cancel"),
         "starts and ends Spark batches",
+    ),
+    Grant(
+        "operator",
+        "project",
+        "roles/batch.jobsEditor",
+        ("batch.jobs.create", "batch.jobs.delete", "batch.jobs.list"),
+        "makes machines for jobs, and ends them",
     ),
     Grant(
         "operator",
@@ -199,6 +207,20 @@ GRANTS = (
         "roles/iam.serviceAccountUser",
         ("iam.serviceAccounts.actAs",),
         "has builds run as that account",
+    ),
+    Grant(
+        "jobs",
+        "project",
+        "roles/batch.agentReporter",
+        ("batch.states.report",),
+        "lets machines of Batch say how they are",
+    ),
+    Grant(
+        "jobs",
+        "project",
+        "roles/logging.logWriter",
+        ("logging.logEntries.create",),
+        "writes the logs of jobs on machines of Batch",
     ),
     Grant(
         "jobs",

@@ -103,6 +103,7 @@ def test_a_preset_becomes_a_pipeline_file_that_loads(preset: str, tmp_path: Path
     assert (training.machine_type, training.accelerator_count) == (machine, gpus)
     kind = GPU_TYPES.get(machine, "nvidia-tesla-a100").upper().replace("-", "_")
     assert (training.accelerator_type, training.replicas) == (kind, nodes)
+    assert (settings.training.runner, training.zones) == ("google_batch", ("us-central1-c",))
     endpoint = EndpointMachineSettings.model_validate(cloud["endpoint"])
     assert (endpoint.accelerator_count, endpoint.vllm) == (0, None)
     assert "serves no encoder-decoders; deploy_config.gpu_count 4: not asked for" in ended.output

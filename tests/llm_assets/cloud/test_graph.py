@@ -94,6 +94,21 @@ def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(
 
 
 @pytest.mark.soak
+def test_one_command_makes_the_graph_on_machines_of_batch_and_leaves_none(
+    google: LocalGoogle, cloud_project: Project
+) -> None:
+    cloud_project.configure(training={"runner": "google_batch"})
+    made = cloud_project.materialize("*model_version")
+    logs = [google.batch.logs(job.name) for job in google.batch.jobs()]
+    assert made.returncode == 0, made.stdout + made.stderr + program_logs(google) + str(logs)
+    states = [job.status.state.name for job in google.batch.jobs()]
+    assert states == ["SUCCEEDED"] * 2 and google.vertex.jobs() == []
+    # Two for the training and one for the evaluation.
+    assert len(google.batch.bill) == 3
+    wait_until(lambda: not google.batch.billing())
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(("runner", "batches"), [("google_cloud", ["SUCCEEDED"]), ("local", [])])
 def test_text_in_a_bucket_is_copied_by_tasks_with_the_bytes_of_one_process(
     google: LocalGoogle, cloud_project: Project, tmp_path: Path, runner: str, batches: list[str]

@@ -34,7 +34,8 @@ def job(name: str, hours: float, phase: Phase = Phase.RUNNING) -> RemoteJob:
     """A job that has run for so long."""
     now = time.time()
     ended = now if phase.ended else 0.0
-    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, now, False, now - hours * HOUR, ended)
+    started = now - hours * HOUR
+    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, now, started=started, ended=ended)
 
 
 def test_machine_hours_times_price_are_what_an_asset_shows(google: LocalGoogle) -> None:

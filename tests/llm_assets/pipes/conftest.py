@@ -1,4 +1,4 @@
-"""The two clients, talking to the local Google."""
+"""The clients, talking to the local Google."""
 
 from pathlib import Path
 
@@ -17,6 +17,14 @@ def program_in_bucket(google: LocalGoogle) -> None:
     bucket.delete_blobs(list(bucket.list_blobs(prefix="messages/")))
 
 
+@pytest.fixture(params=["vertex", "dataproc", "batch"])
+def each_runner(
+    request: pytest.FixtureRequest, google: LocalGoogle, program_in_bucket: None, tmp_path: Path
+) -> Runner:
+    """A runner for each client."""
+    return Runner(request.param, google, output=tmp_path / "dagster.txt")
+
+
 @pytest.fixture(params=["vertex", "dataproc"])
 def runner(
     request: pytest.FixtureRequest,
@@ -24,7 +32,7 @@ def runner(
     program_in_bucket: None,
     tmp_path: Path,
 ) -> Runner:
-    """A runner for each of the two clients."""
+    """A runner for each of the two services that keep cancelled jobs."""
     return Runner(request.param, google, output=tmp_path / "dagster.txt")
 
 
@@ -32,3 +40,9 @@ def runner(
 def vertex_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
     """A runner for Vertex AI alone."""
     return Runner("vertex", google, output=tmp_path / "dagster.txt")
+
+
+@pytest.fixture
+def batch_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
+    """A runner for Google Batch alone."""
+    return Runner("batch", google, output=tmp_path / "dagster.txt")

@@ -20,6 +20,7 @@ from llm_assets.pipes import (
     Limits,
     PipesDataprocServerlessClient,
     PipesGCSLiveMessageReader,
+    PipesGoogleBatchClient,
     PipesVertexCustomJobClient,
     RetryPolicy,
 )
@@ -93,8 +94,10 @@ class Runner:
             "accept_succeeded": self.accept_succeeded,
         }
         if self.service == "vertex":
-            return self.vertex_client().run(custom_job=self.custom_job(steps), **common)
-        return self.dataproc_client().run(batch=self.batch(steps), **common)
+            return self.vertex_client().run(job=self.custom_job(steps), **common)
+        if self.service == "batch":
+            return self.batch_client().run(job=self.machines_job(steps), **common)
+        return self.dataproc_client().run(job=self.batch(steps), **common)
 
     def reader(self) -> PipesGCSLiveMessageReader:
         return PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
@@ -114,6 +117,21 @@ class Runner:
         return PipesDataprocServerlessClient(
             self.reader(), BatchControllerClient(client_options=options), limits=self.limits
         )
+
+    def batch_client(self) -> PipesGoogleBatchClient:
+        from google.cloud.batch_v1 import BatchServiceClient
+
+        client = BatchServiceClient(client_options={"api_endpoint": self.endpoint})
+        return PipesGoogleBatchClient(self.reader(), client, limits=self.limits)
+
+    def machines_job(self, steps: Sequence[str]) -> dict[str, Any]:
+        container = {
+            "image_uri": self.image,
+            "entrypoint": sys.executable,
+            "commands": [str(PROGRAM), *steps],
+        }
+        task = {"runnables": [{"container": container}], **self.scheduling}
+        return {"task_groups": [{"task_spec": task, "task_count": 1}]}
 
     def custom_job(self, steps: Sequence[str]) -> dict[str, Any]:
         pool = {
@@ -140,20 +158,24 @@ class Runner:
         assert self.google is not None
         if self.service == "vertex":
             return self.google.vertex.jobs()
+        if self.service == "batch":
+            return self.google.batch.jobs()
         return self.google.dataproc.batches()
 
     @property
     def create_method(self) -> str:
-        return "CreateCustomJob" if self.service == "vertex" else "CreateBatch"
+        methods = {"vertex": "CreateCustomJob", "batch": "CreateJob", "dataproc": "CreateBatch"}
+        return methods[self.service]
 
     @property
     def get_method(self) -> str:
-        return "GetCustomJob" if self.service == "vertex" else "GetBatch"
+        return self.create_method.replace("Create", "Get")
 
     def hold_pending(self) -> None:
         """Leave new jobs without machines."""
         assert self.google is not None
         self.google.vertex.hold_pending = self.google.dataproc.hold_pending = True
+        self.google.batch.hold_pending = True
 
 
 def _materialize() -> None:

@@ -1,4 +1,4 @@
-"""What both clients do when all goes well, and when asked again."""
+"""What all clients do when all goes well, and when asked again."""
 
 from urllib.parse import quote
 
@@ -9,18 +9,18 @@ from tests.stand_ins.google import REGION
 from tests.waiting import WAIT_SECONDS
 
 
-def test_messages_results_and_console_link_reach_the_run(runner: Runner) -> None:
+def test_messages_results_and_console_link_reach_the_run(each_runner: Runner) -> None:
     instance = DagsterInstance.ephemeral()
-    result = runner.run(["log:hello", "materialize"], instance)
+    result = each_runner.run(["log:hello", "materialize"], instance)
     assert result.success
     event = result.asset_materializations_for_node("figures")[0]
-    (job,) = runner.jobs()
+    (job,) = each_runner.jobs()
     assert event.metadata["job"].value == job.name
     assert event.metadata["start"].value == 1
     assert event.metadata["adopted"].value is False
     log = log_text(instance, result)
     assert "hello (start 1)" in log
-    assert f"https://console.cloud.google.com/{console_path(runner, job.name)}" in log
+    assert f"https://console.cloud.google.com/{console_path(each_runner, job.name)}" in log
     assert log.index("console.cloud.google.com") < log.index("hello")
     assert job.labels["dagster-run-id"].removeprefix("x-") == result.run_id
     assert job.labels["dagster-asset"] == "figures"
@@ -31,15 +31,17 @@ def console_path(runner: Runner, name: str) -> str:
     job_id = name.rsplit("/", 1)[1]
     if runner.service == "vertex":
         return f"vertex-ai/locations/{REGION}/training/{job_id}"
+    if runner.service == "batch":
+        return f"batch/jobsDetail/regions/{REGION}/jobs/{job_id}/details"
     return f"dataproc/batches/{REGION}/{job_id}"
 
 
-def test_succeeded_job_is_adopted_with_all_it_reported(runner: Runner) -> None:
-    assert runner.run(["log:hello", "materialize"]).success
+def test_succeeded_job_is_adopted_with_all_it_reported(each_runner: Runner) -> None:
+    assert each_runner.run(["log:hello", "materialize"]).success
     instance = DagsterInstance.ephemeral()
-    again = runner.run(["log:hello", "materialize"], instance)
+    again = each_runner.run(["log:hello", "materialize"], instance)
     assert again.success
-    assert len(runner.jobs()) == 1
+    assert len(each_runner.jobs()) == 1
     assert "hello (start 1)" in log_text(instance, again)
     assert again.asset_materializations_for_node("figures")[0].metadata["adopted"].value is True
 
@@ -50,10 +52,10 @@ def test_succeeded_job_whose_output_is_gone_is_replaced(vertex_runner: Runner) -
     assert len(vertex_runner.jobs()) == 2
 
 
-def test_failed_job_is_replaced_under_a_new_name(runner: Runner) -> None:
-    assert not runner.changed(image="somewhere/missing:1").run(["materialize"]).success
-    assert runner.run(["materialize"]).success
-    first, second = runner.jobs()
+def test_failed_job_is_replaced_under_a_new_name(each_runner: Runner) -> None:
+    assert not each_runner.changed(image="somewhere/missing:1").run(["materialize"]).success
+    assert each_runner.run(["materialize"]).success
+    first, second = each_runner.jobs()
     assert first.labels["pipeskey"] == second.labels["pipeskey"]
     assert first.labels["pipesmessages"] != second.labels["pipesmessages"]
 

@@ -31,6 +31,38 @@ def test_rank_follows_from_pool_and_index(pool: str, index: int, rank: int) -> N
     assert cluster.master_address == "cmle-training-workerpool0-7-0"
 
 
+def batch(tmp_path: Path, hosts: list[str], index: str) -> dict[str, str]:
+    """The environment that Google Batch gives a task."""
+    file = tmp_path / "hosts"
+    file.write_text("\n".join(hosts))
+    return {"BATCH_HOSTS_FILE": str(file), "BATCH_TASK_INDEX": index}
+
+
+def test_a_machine_of_batch_finds_itself_among_the_hosts_else_by_its_index(tmp_path: Path) -> None:
+    found = read_cluster(batch(tmp_path, ["192.0.2.7", "127.0.0.1", "192.0.2.9"], "0"))
+    assert (found.rank, found.master_address) == (1, "192.0.2.7")
+    assert read_cluster(batch(tmp_path, ["127.0.0.1", "127.0.0.2"], "1")).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("hosts", "index", "told"),
+    [
+        (["192.0.2.7", "192.0.2.9"], "2", r"BATCH_TASK_INDEX is '2', but .* lists 2 machine"),
+        (["192.0.2.7", "192.0.2.9"], "", r"BATCH_TASK_INDEX is ''"),
+    ],
+)
+def test_a_machine_that_batch_does_not_list_is_refused(
+    tmp_path: Path, hosts: list[str], index: str, told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        read_cluster(batch(tmp_path, hosts, index))
+
+
+def test_hosts_file_that_the_container_does_not_have_is_told_as_such() -> None:
+    with pytest.raises(UserError, match=r"BATCH_HOSTS_FILE /nowhere .*needs it as a volume"):
+        read_cluster({"BATCH_HOSTS_FILE": "/nowhere"})
+
+
 def test_without_cluster_spec_this_machine_is_all() -> None:
     cluster = read_cluster({})
     assert cluster.is_single and cluster.is_master

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient, JobState
+from google.cloud.batch_v1 import BatchServiceClient, JobStatus
 
+from llm_assets.cloud.jobs import batch_job
+from llm_assets.cloud.settings import GoogleCloudSettings
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY
+from tests.stand_ins.project import cloud_settings, cuda_image
 from tests.waiting import WAIT_SECONDS, wait_until
 
 SUM_RANKS = str(Path(__file__).parent / "sum_ranks.py")
@@ -66,6 +70,21 @@ def test_two_nodes_train_together_under_torchrun(google: LocalGoogle) -> None:
     job = submit(google, arguments, replicas=2)
     assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
     record = json.loads(read_object(google, "launcher/model/sum.json"))
+    assert (record["sum"], record["world"]) == (3, 2)
+
+
+def test_two_machines_of_batch_train_together_under_torchrun(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google, replicas=2))
+    arguments = ["--processes", "1", "--", SUM_RANKS, "0"]
+    given = batch_job(settings, settings.training, arguments, f"gs://{BUCKET}/batch")
+    google.images[CUDA_IMAGE] = cuda_image()
+    client = BatchServiceClient(client_options={"api_endpoint": google.endpoint})
+    made = client.create_job(parent=settings.parent, job_id="launcher", job=given)
+    ended = (JobStatus.State.SUCCEEDED, JobStatus.State.FAILED)
+    wait_until(lambda: client.get_job(name=made.name).status.state in ended)
+    job = client.get_job(name=made.name)
+    assert job.status.state is JobStatus.State.SUCCEEDED, google.batch.logs(job.name)
+    record = json.loads(read_object(google, "batch/model/sum.json"))
     assert (record["sum"], record["world"]) == (3, 2)
 
 

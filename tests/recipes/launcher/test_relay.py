@@ -42,7 +42,7 @@ def run(google: LocalGoogle, *arguments: str) -> tuple[ExecuteInProcessResult, s
     @asset
     def own(context: AssetExecutionContext) -> MaterializeResult:
         return client.run(
-            context=context, parent=f"projects/{PROJECT}/locations/{REGION}", custom_job=job
+            context=context, parent=f"projects/{PROJECT}/locations/{REGION}", job=job
         ).get_materialize_result(implicit_materialization=False)
 
     instance = DagsterInstance.ephemeral()

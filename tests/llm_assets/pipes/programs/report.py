@@ -1,11 +1,11 @@
 """Stands for a job: does what its arguments say and reports it.
 
-On Dataproc it uses the shipped Pipes writer, on Vertex AI this project's.
+On Dataproc it uses the shipped Pipes writer, elsewhere this project's.
 
 Usage: report.py [--count FILE] [STEP...]. The steps: `log:TEXT`, `materialize`, `sleep:SECONDS`,
 `stamp:FILE` (write the time), `wait:FILE` (until it is there), `exit:STATUS`, `die:STATUS` (without
 a closing message), `raise:TEXT`, and, where FILE counts the starts, `fail-until:N:STATUS` (exit so
-before start N) and `hang-until:N` (sleep until killed).
+before start N), `die-until:N:STATUS` and `hang-until:N` (sleep until killed).
 """
 
 import os
@@ -58,6 +58,10 @@ def _do(step: str, start: int, pipes: PipesContext) -> None:
         number, status = value.split(":")
         if start < int(number):
             sys.exit(int(status))
+    elif verb == "die-until":
+        number, status = value.split(":")
+        if start < int(number):
+            _do(f"die:{status}", start, pipes)
     elif verb == "hang-until" and start < int(value):
         time.sleep(HOURS)
 

@@ -1,0 +1,58 @@
+"""Ends jobs on Google Cloud whose run has ended without them, such as one that was killed."""
+
+from datetime import UTC, datetime
+
+from dagster import (
+    DagsterInstance,
+    DefaultSensorStatus,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    sensor,
+)
+
+from llm_assets.assets.stage import user_faults
+from llm_assets.automation.launched import LEFT_BEHIND_SENSOR, Runs, has_died
+from llm_assets.cloud.active import ActiveJob, active_jobs
+from llm_assets.cloud.settings import load_cloud_settings
+from llm_assets.config import PipelineSettings
+
+CHECK_SECONDS = 300
+ADOPTION_SECONDS = 600.0
+"""After its run's end a job waits so long for another run to follow it."""
+
+
+def build_left_behind_sensor(settings: PipelineSettings) -> SensorDefinition:
+    """The sensor `jobs_left_behind`, for a pipeline with work on Google Cloud."""
+
+    @sensor(
+        name=LEFT_BEHIND_SENSOR,
+        minimum_interval_seconds=CHECK_SECONDS,
+        default_status=DefaultSensorStatus.RUNNING,
+        description="Ends jobs on Google Cloud, and so their machines, whose run has failed, was "
+        "canceled or killed ten minutes ago, while no other run goes on that may follow them. "
+        "`llm-assets machines` lists them.",
+    )
+    def jobs_left_behind(context: SensorEvaluationContext) -> SkipReason:
+        with user_faults():
+            cloud = load_cloud_settings()
+            runs = Runs(context.instance, settings)
+            left = [job for job in active_jobs(cloud) if _is_left(context.instance, runs, job)]
+            for job in left:
+                job.end(context.log.warning)
+        names = ", ".join(job.job.name for job in left)
+        return SkipReason(f"Ended: {names}" if left else None)
+
+    return jobs_left_behind
+
+
+def _is_left(instance: DagsterInstance, runs: Runs, job: ActiveJob) -> bool:
+    """Whether a job's run is over for good; False where this Dagster does not know the run."""
+    record = instance.get_run_record_by_id(job.run)
+    if record is None or not runs.is_ours(record.dagster_run):
+        return False
+    run = record.dagster_run
+    if not run.is_finished and not has_died(run):
+        return False
+    ended = record.end_time or record.update_timestamp.timestamp()
+    return datetime.now(UTC).timestamp() - ended > ADOPTION_SECONDS and not runs.unfinished()

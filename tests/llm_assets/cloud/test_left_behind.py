@@ -1,0 +1,155 @@
+"""Each of the layers that end machines is enough by itself: sensor, sweep, lease."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from dagster import (
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    SkipReason,
+    build_sensor_context,
+    job,
+    op,
+)
+from google.cloud.batch_v1 import BatchServiceClient, Job
+
+from artifacts.storage import files
+from llm_assets.automation import left_behind
+from llm_assets.automation.launched import PIPELINE_TAG
+from llm_assets.cli.cloud import machines
+from llm_assets.cloud.jobs import batch_job, lease_of
+from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
+from llm_assets.config import PipelineSettings
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, LocalGoogle
+from tests.stand_ins.project import cloud_settings, cuda_image
+from tests.waiting import wait_until
+
+STAGE = "machines of one's own"
+SLEEP = ["--launcher", "command", "--", "sleep", "600"]
+RUN = "12345678-1234-1234-1234-123456789012"
+
+
+@pytest.fixture
+def settings(
+    google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GoogleCloudSettings]:
+    """A cloud project; after the test nothing may cost money."""
+    content: dict[str, Any] = cloud_settings(google, replicas=2) | {"lease_hours": 3 / 3600}
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(content))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(path))
+    google.images[CUDA_IMAGE] = cuda_image()
+    yield GoogleCloudSettings.model_validate(content)
+    wait_until(lambda: not google.batch.billing())
+
+
+def start(google: LocalGoogle, settings: GoogleCloudSettings, run: str = RUN) -> Job:
+    """A job as a run submits it, on two machines; its lease is the run's to renew."""
+    client = BatchServiceClient(client_options={"api_endpoint": google.endpoint})
+    output = f"gs://{BUCKET}/left/output"
+    files.write(lease_of(output), b"1")
+    given = Job(batch_job(settings, settings.training, SLEEP, output))
+    given.labels = {"pipeskey": "left", "dagster-run-id": run}
+    made = client.create_job(parent=settings.parent, job_id="left", job=given)
+    wait_until(lambda: google.batch.jobs()[0].status.state.name == "RUNNING")
+    return made
+
+
+def long_leased(settings: GoogleCloudSettings) -> GoogleCloudSettings:
+    return settings.model_copy(update={"lease_hours": 12.0})
+
+
+@pytest.mark.fault(
+    STAGE,
+    "Dagster gone for good",
+    sees="why, in the job's log",
+    then="after `lease_hours` its machines save their state and end themselves",
+)
+def test_machines_whose_lease_nobody_renews_end_themselves(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    made = start(google, settings)
+    wait_until(lambda: not google.batch.billing())
+    assert any("No run has renewed" in log for log in google.batch.logs(made.name))
+
+
+@pytest.mark.fault(
+    STAGE,
+    "left behind by a Dagster of another machine",
+    sees="what it costs so far",
+    then="`llm-assets machines --end` ends it",
+)
+def test_sweep_lists_what_costs_money_and_ends_it(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    start(google, long_leased(settings))
+    google.batch.refused_deletions = 2
+    listed = CliRunner().invoke(machines, [])
+    assert "left (Google Batch): running, 2 n1-standard-4, since" in listed.output, listed.output
+    assert "USD so far, of run 12345678" in listed.output and "machines --end" in listed.output
+    (told,) = json.loads(CliRunner().invoke(machines, ["--json"], catch_exceptions=False).stdout)
+    assert told["machines"] == 2 and told["dollars"] > 0 and not told["ended"]
+    assert len(google.batch.billing()) == 2
+    ended = CliRunner().invoke(machines, ["--end"])
+    assert "Ended: 1." in ended.output and google.batch.billing() == []
+    assert "No job of this project's runs goes on." in CliRunner().invoke(machines, []).output
+
+
+@pytest.mark.fault(
+    STAGE,
+    "its run killed, and no other follows it",
+    sees="which were ended, at the sensor's tick",
+    then="ended ten minutes later",
+)
+def test_sensor_ends_what_a_dead_run_left_behind_and_nothing_else(
+    google: LocalGoogle, settings: GoogleCloudSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = PipelineSettings.model_validate(
+        {
+            "name": "manual",
+            "store": f"gs://{BUCKET}/store",
+            "training": {"runner": "google_batch"},
+            "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
+            "base_model": {"folder": "/models/base"},
+        }
+    )
+    sensor = left_behind.build_left_behind_sensor(pipeline)
+    with DagsterInstance.ephemeral() as instance:
+        tags = {PIPELINE_TAG: "manual"}
+        run = _run(instance, tags)
+        start(google, long_leased(settings), run.run_id)
+
+        def tick() -> str | None:
+            context = build_sensor_context(instance)
+            reason = sensor(context)
+            assert isinstance(reason, SkipReason)
+            return reason.skip_message
+
+        assert not tick() and google.batch.billing()
+        instance.report_run_failed(run, "killed")
+        assert not tick() and google.batch.billing(), "another run may follow it"
+        monkeypatch.setattr(left_behind, "ADOPTION_SECONDS", 0.0)
+        assert "Ended: " in (tick() or "")
+        assert google.batch.billing() == []
+
+
+@op
+def nothing() -> None:
+    """Does nothing."""
+
+
+@job
+def training() -> None:
+    """A run's job."""
+    nothing()
+
+
+def _run(instance: DagsterInstance, tags: dict[str, str]) -> DagsterRun:
+    """A run that has started."""
+    return instance.create_run_for_job(training, status=DagsterRunStatus.STARTED, tags=tags)
