@@ -1,6 +1,7 @@
 """The one place where everything is put together."""
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +15,7 @@ from dagster import (
     AssetsDefinition,
     AssetSpec,
     AutomationCondition,
+    BetaWarning,
     Definitions,
     FreshnessPolicy,
     TableColumn,
@@ -75,6 +77,7 @@ def reason_alone() -> Iterator[None]:
 
 with reason_alone():
     from llm_assets.assets.sources import GROUP as SOURCES
+    from llm_assets.assets.sources import observable_sources
     from llm_assets.assets.stage import Stage, asset_key
     from llm_assets.automation.jobs import build_jobs, build_schedules
     from llm_assets.automation.notifications import build_notifications
@@ -119,11 +122,11 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
         for stage in stages
     ]
     checks = [prefixed(check) for stage in stages for check in stage.asset_checks()]
-    outside = [spec for stage in stages for spec in stage.outside(settings)]
     return Definitions(
         assets=[
             *assets,
-            *(present(spec, settings) for spec in (*outside, experiments_spec(settings))),
+            observable_sources(settings).map_asset_specs(partial(present, settings=settings)),
+            present(experiments_spec(settings), settings),
         ],
         asset_checks=cast(list[AssetChecksDefinition], checks),
         jobs=build_jobs(settings),
@@ -180,6 +183,8 @@ def _condition(name: str, settings: PipelineSettings) -> AutomationCondition:
     ).with_label("an asset before it has changed")
 
 
+# Observable assets; every command would print it.
+warnings.filterwarnings("ignore", ".*(observable_source_asset|execution_type)", BetaWarning)
 with reason_alone():
     make_history_private()
     path = config_path()

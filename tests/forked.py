@@ -20,10 +20,7 @@ from pathlib import Path
 # Not `llm_assets.definitions`, which reads the pipeline file.
 IMPORTED = [
     "tests.uncollected",
-    "dagster._cli",
-    "dagster._core.storage.event_log.sqlite",
-    "dagster._core.storage.runs.sqlite",
-    "dagster._core.storage.schedules.sqlite",
+    "tests.dagster_imported",
     "llm_assets.assets.corpus",
     "llm_assets.assets.evaluation",
     "llm_assets.assets.exam",

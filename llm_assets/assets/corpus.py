@@ -17,7 +17,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures
-from llm_assets.assets.sources import observe, source_specs, source_versions
+from llm_assets.assets.sources import observe, source_key, source_versions
 from llm_assets.assets.stage import BuildPlan, check_files, stage, table
 from llm_assets.assets.training_plan import training_estimate
 from llm_assets.forgetting.erase import forgotten_folder, read_list
@@ -103,7 +103,9 @@ def every_file_was_read(raw_corpus: Artifact) -> AssetCheckResult:
     columns=RAW_SCHEMA,
     checks=[every_file_was_read],
     planned_again_on=SourceChanged,
-    outside=source_specs,
+    outside=lambda settings: [
+        source_key(settings, one.name) for one in settings.raw_corpus.sources
+    ],
 )
 def raw_corpus(
     context: AssetExecutionContext,

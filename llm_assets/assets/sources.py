@@ -1,27 +1,37 @@
 """The sources of the pipeline file as Dagster's assets before `raw_corpus`.
 
 Nobody here makes them. Who looks at one says what was seen: the sensor `source_text_changed` where
-it has changed, and `raw_corpus` as it reads.
+it has changed, `raw_corpus` as it reads, and a person who presses Observe.
 """
 
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from dagster import (
+    AssetExecutionContext,
     AssetKey,
     AssetMaterialization,
     AssetObservation,
+    AssetsDefinition,
     AssetSpec,
     DagsterInstance,
+    DataVersion,
     MetadataValue,
+    ObserveResult,
+    multi_observable_source_asset,
 )
 
 from artifacts.store.identity import hash_json
-from llm_assets.assets.stage import asset_key
+from artifacts.store.store import Store
+from llm_assets.assets.stage import asset_key, user_faults
 from llm_assets.config import PipelineSettings
+from llm_assets.pipeline import PipelineResource
+from spark_jobs.read.files.reading import Digests
 from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.snapshot import open_sources
 
 GROUP = "sources"
 LAST_CHANGE = "dagster/last_updated_timestamp"
@@ -60,6 +70,30 @@ def source_versions(
     }
 
 
+def look(settings: PipelineSettings, store: Store) -> dict[str, OpenedSource]:
+    """Look at every source; raises UserError where one cannot be reached or read."""
+    digests = Digests(Path(store.machine_cache) / "digests" / f"{settings.name}.json")
+    return open_sources(settings.raw_corpus, apart=store.root, digests=digests)
+
+
+def observable_sources(settings: PipelineSettings) -> AssetsDefinition:
+    """The assets of all sources, which a person may have observed as well."""
+
+    @multi_observable_source_asset(
+        name="observe_sources", specs=source_specs(settings), can_subset=True
+    )
+    def observe_sources(
+        context: AssetExecutionContext, pipeline: PipelineResource
+    ) -> Iterator[ObserveResult]:
+        with user_faults(pipeline):
+            opened = look(pipeline.settings, pipeline.store)
+        for seen, _ in _seen(context.instance, pipeline.settings, opened, {}):
+            if seen.asset_key in context.selected_asset_keys:
+                yield seen
+
+    return observe_sources
+
+
 def observe(
     instance: DagsterInstance,
     settings: PipelineSettings,
@@ -72,22 +106,33 @@ def observe(
         read: source to `documents` and `bytes` of its text, where that was read; else a source that
             is as it was at the last look is worth no word.
     """
+    for seen, is_known in _seen(instance, settings, opened, read or {}):
+        if not is_known or read is not None:
+            assert seen.asset_key and seen.data_version
+            tags = {VERSION_TAG: seen.data_version.value}
+            observation = AssetObservation(seen.asset_key, metadata=seen.metadata, tags=tags)
+            instance.report_runless_asset_event(observation)
+
+
+def _seen(
+    instance: DagsterInstance,
+    settings: PipelineSettings,
+    opened: Mapping[str, OpenedSource],
+    read: Mapping[str, Mapping[str, int]],
+) -> Iterator[tuple[ObserveResult, bool]]:
+    """What there is to say of each source, and whether Dagster knows this version of it."""
     versions = source_versions(settings, opened)
     for (name, source), (key, version) in zip(opened.items(), versions.items(), strict=True):
         records = instance.fetch_observations(key, limit=1).records
         last = records[0].asset_observation if records else None
         is_known = last is not None and last.tags.get(VERSION_TAG) == version
-        if is_known and read is None:
-            continue
         metadata: dict[str, Any] = dict(last.metadata) if last and is_known else {}
         metadata.setdefault(LAST_CHANGE, MetadataValue.timestamp(time.time()))
         if source.sizes:
             metadata |= {"files": len(source.sizes), "file_bytes": sum(source.sizes.values())}
-        metadata |= (read or {}).get(name, {})
-        tags = {VERSION_TAG: version}
-        instance.report_runless_asset_event(AssetObservation(key, metadata=metadata, tags=tags))
+        metadata |= read.get(name, {})
+        yield ObserveResult(key, metadata=metadata, data_version=DataVersion(version)), is_known
         if not is_known:
             # By these alone Dagster tells whether an asset is fresh.
-            instance.report_runless_asset_event(
-                AssetMaterialization(key, metadata=metadata, tags=tags)
-            )
+            made = AssetMaterialization(key, metadata=metadata, tags={VERSION_TAG: version})
+            instance.report_runless_asset_event(made)

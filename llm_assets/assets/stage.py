@@ -21,7 +21,6 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
-    AssetSpec,
     DataVersion,
     Failure,
     MarkdownMetadataValue,
@@ -91,7 +90,7 @@ class Stage:
     """Of its table, for the UI."""
     planned_again_on: type[Exception] | tuple[()] = ()
     """What `build` raises where what was planned from has changed since."""
-    outside: Callable[[PipelineSettings], Sequence[AssetSpec]] = lambda settings: ()
+    outside: Callable[[PipelineSettings], Sequence[AssetKey]] = lambda settings: ()
     """Assets that it reads and nobody here makes."""
 
     @property

@@ -10,7 +10,6 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,11 @@ from dagster import DagsterRunStatus, RunRecord, RunRequest
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
 from llm_assets.automation.launched import QUESTION_TAG, Runs, forbidden
-from llm_assets.config import PipelineSettings
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.state import GATE, ModelVersion, RegistryState
-from spark_jobs.read.files.reading import Digests
 from spark_jobs.read.opened import OpenedSource
-from spark_jobs.read.snapshot import fingerprints_of, open_sources
+from spark_jobs.read.snapshot import fingerprints_of
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,6 @@ class TextSnapshot:
 def name_of(fingerprints: Mapping[str, str]) -> str:
     """The short name of the text that a raw corpus was made from."""
     return hash_json(fingerprints)
-
-
-def look(settings: PipelineSettings, store: Store) -> dict[str, OpenedSource]:
-    """Look at every source; raises UserError where one cannot be reached or read."""
-    digests = Digests(Path(store.machine_cache) / "digests" / f"{settings.name}.json")
-    return open_sources(settings.raw_corpus, apart=store.root, digests=digests)
 
 
 def text_of(opened: Mapping[str, OpenedSource]) -> TextSnapshot:

@@ -16,7 +16,7 @@ from dagster import (
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
-from llm_assets.assets.sources import observe
+from llm_assets.assets.sources import look, observe
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.base_model import build_base_model_sensor
 from llm_assets.automation.decision import (
@@ -25,7 +25,6 @@ from llm_assets.automation.decision import (
     TextSnapshot,
     Wait,
     ask,
-    look,
     name_of,
     request_run,
     text_of,

@@ -95,6 +95,22 @@ def test_new_text_shows_at_its_source_and_makes_the_raw_corpus_older(
     assert len(changes) == 1, "what Dagster takes its freshness from"
 
 
+def test_a_person_has_sources_observed_by_dagsters_command(project: Project) -> None:
+    one, both = ("dagster", "asset", "list"), ("--select", 'key:"sources/*"')
+    assert project.run(*one, *both).stdout.split() == [
+        key.to_user_string() for key in (NOTES, TEXT)
+    ]
+    observed = project.materialize('key:"sources/text"')
+    printed = observed.stdout + observed.stderr
+    assert observed.returncode == 0 and "BetaWarning" not in printed, printed
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        assert len(instance.fetch_observations(TEXT, 9).records) == 1
+        assert not instance.fetch_observations(NOTES, 9).records
+    (project.folder / "text").rename(project.folder / "gone")
+    refused = project.materialize('key:"sources/text"')
+    assert refused.returncode != 0 and "matches no file" in refused.stderr
+
+
 def test_sources_stand_before_the_raw_corpus_and_are_never_asked_for(watched: Watched) -> None:
     graph = watched.defs.resolve_asset_graph()
     assert graph.get(AssetKey("raw_corpus")).parent_keys == {TEXT, NOTES}

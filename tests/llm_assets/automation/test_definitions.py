@@ -17,9 +17,7 @@ from dagster import (
     SkipReason,
     build_schedule_context,
     evaluate_automation_conditions,
-    instance_for_test,
 )
-from dagster._core.storage.defs_state.base import set_defs_state_storage
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from llm_assets.automation.launched import is_within
@@ -43,8 +41,7 @@ def define(project: Project, **automation: Any) -> Definitions:
 
 @pytest.fixture
 def instance() -> Iterator[DagsterInstance]:
-    """Dagster's own; what it sets for all definitions that are loaded later ends with it."""
-    with instance_for_test() as made, set_defs_state_storage(None):
+    with DagsterInstance.ephemeral() as made:
         yield made
 
 

@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 import yaml
-from dagster import DagsterInstance
-from dagster._core.storage.compute_log_manager import ComputeIOType
+from dagster import DagsterEventType, DagsterInstance
 
 from tests.conftest import Project
 from tests.stand_ins.google import BUCKET, LocalGoogle
@@ -28,8 +27,9 @@ def test_what_a_step_printed_is_read_after_its_machine_is_gone(
     shutil.rmtree(project.folder / ".llm_assets" / "dagster" / "compute_logs")
     with DagsterInstance.from_config(str(project.folder)) as instance:
         (run,) = instance.get_runs()
-        logs = instance.compute_log_manager
-        prefix = [run.run_id, "compute_logs"]
-        (key,) = logs.get_log_keys_for_log_key_prefix(prefix, ComputeIOType.STDERR)
-        printed = logs.get_log_data(key).stderr
+        (captured,) = instance.all_logs(run.run_id, of_type=DagsterEventType.LOGS_CAPTURED)
+        key = captured.dagster_event.logs_captured_data.file_key
+        printed = instance.compute_log_manager.get_log_data(
+            [run.run_id, "compute_logs", key]
+        ).stderr
         assert printed is not None and b"raw_corpus" in printed
