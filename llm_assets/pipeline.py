@@ -1,11 +1,13 @@
 """The pipeline's settings and its view of the store, as every asset uses them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from dagster import AssetExecutionContext, ConfigurableResource
+from dagster import AssetExecutionContext, ConfigurableResource, InitResourceContext
+from pydantic import PrivateAttr
 
 from artifacts.libraries import changes
 from artifacts.store.identity import Identity
@@ -14,7 +16,13 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store, layout
 from llm_assets.cloud import jobs
 from llm_assets.cloud.settings import load_cloud_settings
-from llm_assets.config import PipelineSettings, load_settings, refuse_second_file
+from llm_assets.config import (
+    PipelineSettings,
+    changed_settings,
+    load_settings,
+    refuse_second_file,
+)
+from llm_assets.launchpad import overrides
 
 REBUILD_TAG = "llm_assets/rebuild"
 """Tag of a run: assets, by their names with commas between, that are made again unchanged."""
@@ -29,15 +37,33 @@ class PipelineResource(ConfigurableResource):
     """Settings, store and the record of current artifacts."""
 
     config_path: str
+    _config_of_assets: Mapping[str, Mapping[str, Any]] = PrivateAttr(default={})
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Take in what the run's config says of assets."""
+        if context.run is not None:
+            self._config_of_assets = context.run.run_config.get("ops", {})
 
     @cached_property
-    def settings(self) -> PipelineSettings:
+    def settings_of_file(self) -> PipelineSettings:
         """The pipeline file's content; raises UserError where it is wrong.
 
         Dagster makes a resource for each run, which so reads the file once: one that is changed
         meanwhile cannot name an artifact by some settings and build it by others.
         """
         return load_settings(Path(self.config_path))
+
+    @cached_property
+    def settings(self) -> PipelineSettings:
+        """The same with what this run's config has otherwise; raises UserError naming the key."""
+        settings, changed = self.settings_of_file, {}
+        for name, given in self._config_of_assets.items():
+            values = given.get("config") or {}
+            if name in type(settings).model_fields:
+                changed |= overrides(getattr(settings, name), values, name)
+            else:
+                changed |= overrides(settings.stages.get(name, {}), values, f"stages.{name}")
+        return changed_settings(Path(self.config_path), changed) if changed else settings
 
     @property
     def store(self) -> Store:

@@ -12,9 +12,8 @@ from dagster import (
     Config,
     MaterializeResult,
 )
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.storage import files
 from artifacts.store.identity import Identity
@@ -40,7 +39,7 @@ from llm_assets.runners.training import TrainingRunner, train_into
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
 from recipes.model.base_model import BASE_MODEL_CODE_VERSION, BaseModelSettings
-from recipes.settings import BUDGETS, RecipeSettings, package_of, training_settings
+from recipes.settings import BUDGETS, RecipeSettings, package_of
 from recipes.spec import (
     CHECKPOINT_CODE_VERSION,
     MODEL_FOLDER,
@@ -55,12 +54,9 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float8": 5e-2}
 sums are taken in another order, by other processors or another number of workers."""
 
 
-class CheckpointOverrides(Config):
-    """Changes to the pipeline file's `checkpoint` settings, for one run."""
+class TrainingRun(Config):
+    """How a run goes on from those before it, beside the settings."""
 
-    steps: int | None = Field(default=None, description="Optimizer steps of the whole run.")
-    learning_rate: float | None = Field(default=None, description="Peak learning rate.")
-    seed: int | None = Field(default=None, description="Decides the order of the data.")
     continue_from_champion: bool = Field(
         default=False,
         description="Go on from the model that serves, long enough to read what arrived last.",
@@ -76,24 +72,6 @@ class CheckpointOverrides(Config):
         description="A version: its runs are made once more without what was forgotten since. "
         "`llm-assets forget` asks for it; all other settings are those of its runs.",
     )
-
-    def apply(self, settings: RecipeSettings) -> RecipeSettings:
-        """The settings with the given changes; raises UserError on a bad one.
-
-        Steps given here take the place of whatever budget the pipeline file has.
-        """
-        values = settings.model_dump()
-        if self.steps is not None:
-            values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": self.steps}
-        if self.learning_rate is not None:
-            values["optimizer"]["learning_rate"] = self.learning_rate
-        if self.seed is not None:
-            values["seed"] = self.seed
-        try:
-            return training_settings(values)
-        except ValidationError as error:
-            faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
-            raise UserError(f"The changes to `checkpoint` are wrong: {faults}") from None
 
 
 def base_model_view(artifact: Artifact) -> dict[str, Any]:
@@ -196,7 +174,7 @@ def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
 )
 def checkpoint(
     context: AssetExecutionContext,
-    config: CheckpointOverrides,
+    config: TrainingRun,
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
@@ -209,8 +187,7 @@ def checkpoint(
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
 
     `validation_...` says what it has learnt (`validation_before` is where it began), `coverage`
-    which share of the text it and the models before it have read. The launchpad of the job
-    `retraining` changes steps, learning rate and seed for one run.
+    which share of the text it and the models before it have read.
     """
     store, shards = pipeline.store, tokenized_shards
     train = partial(training.train, context)
@@ -223,7 +200,7 @@ def checkpoint(
         version = config.without_forgotten
         artifact = train_once_more(pipeline.record, state, version, train, context.log.info)
         return materialization(artifact, checkpoint_view(artifact) | cost(artifact))
-    settings = training.resolve(config.apply(settings))
+    settings = training.resolve(settings)
     chosen = config.model_dump() | {"settings": settings.content()}
     if config.continue_from_champion:
         models = registry.open(pipeline)

@@ -21,6 +21,7 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
+    Config,
     DataVersion,
     Failure,
     MarkdownMetadataValue,
@@ -32,15 +33,17 @@ from dagster import (
 
 from artifacts.errors import DamagedArtifact, UserError, reason_of, shown_in_line
 from artifacts.program.lifetime import use_own_temporary_folder
-from artifacts.settings import Settings
+from artifacts.settings import Settings, value_at
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.config import PipelineSettings
+from llm_assets.launchpad import config_fields, overrides
 from llm_assets.pipeline import Compare, PipelineResource
 
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 BUCKETS = "https://console.cloud.google.com/storage/browser"
 INPUT_TAG = "dagster/input_data_version"
+CHANGED = "changed_for_this_run"
 ATTEMPTS = 3
 """Times that a stage is planned whose inputs change while it is built."""
 _MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
@@ -99,6 +102,9 @@ class Stage:
 
     def section(self, settings: PipelineSettings) -> Settings | None:
         """Its settings; None where it takes none."""
+        if self.name in type(settings).model_fields:
+            section: Settings | None = getattr(settings, self.name)
+            return section
         parameter = inspect.signature(self.plan).parameters.get("settings")
         return settings.stage(self.name, parameter.annotation) if parameter else None
 
@@ -122,8 +128,13 @@ class Stage:
                         context.log.info(f"{error}; reading it again")
             raise AssertionError("the last attempt returns or raises")
 
+        section, options = self.section(settings), _run_options(self.plan)
         return asset(
             key=self.name,
+            config_schema={
+                **(config_fields(section, self.name) if section else {}),
+                **(options.to_fields_dict() if options else {}),
+            },
             deps=[
                 *(name for name in _inputs(self.plan) if not settings.leaves_out(name)),
                 *self.outside(settings),
@@ -146,7 +157,10 @@ class Stage:
             settings=settings.content() if settings else {},
             inputs={name: artifact.fingerprint for name, artifact in inputs.items()},
         )
-        own = {"settings": settings, "identity": identity}
+        own: dict[str, Any] = {"settings": settings, "identity": identity}
+        if options := _run_options(self.plan):
+            values = given["context"].op_execution_context.op_config
+            own["config"] = options(**{name: values[name] for name in options.model_fields})
         plan = _call(self.plan, {**given, **current, **own})
         if isinstance(plan, MaterializeResult):
             return plan
@@ -157,9 +171,22 @@ class Stage:
             plan.build(draft)
 
         artifact = pipeline.make(given["context"], plan.identity, build, plan.compare)
-        done = plan.finish(artifact) or {}
+        done = dict(plan.finish(artifact) or {})
         read = {f"{INPUT_TAG}/{key.to_user_string()}": one for key, one in plan.outside.items()}
+        if changed := self._changed(pipeline, settings):
+            done[CHANGED] = table(["setting", "this run", "the file"], changed)
         return materialization(artifact, {**self.view(artifact), **done}, read)
+
+    def _changed(
+        self, pipeline: PipelineResource, settings: Settings | None
+    ) -> list[Sequence[str]]:
+        """Setting, value and the pipeline file's, of what the run's config has otherwise."""
+        by_file = self.section(pipeline.settings_of_file)
+        if settings is None or by_file is None or settings == by_file:
+            return []
+        changed = overrides(by_file, settings.model_dump(mode="json"), self.name)
+        written = {self.name: by_file.model_dump(mode="json")}
+        return [(key, str(value), str(value_at(written, key))) for key, value in changed.items()]
 
     def asset_checks(self) -> Iterator[AssetsDefinition]:
         """Its checks, each of what is current."""
@@ -198,6 +225,12 @@ def _current(
     }
 
 
+def _run_options(function: Callable[..., Any]) -> type[Config] | None:
+    """What a function takes of the run's config beside its settings."""
+    parameter = inspect.signature(function).parameters.get("config")
+    return parameter.annotation if parameter else None
+
+
 def _call(function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
     return function(**{name: known[name] for name in inspect.signature(function).parameters})
 
@@ -206,7 +239,7 @@ def _for_dagster(
     run: Callable[..., Any], function: Callable[..., Any], **taken: type
 ) -> Callable[..., Any]:
     """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's."""
-    ours = {"settings", "identity", *_inputs(function), *taken}
+    ours = {"settings", "identity", "config", *_inputs(function), *taken}
     theirs = [p for p in inspect.signature(function).parameters.values() if p.name not in ours]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     first = [

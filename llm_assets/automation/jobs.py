@@ -28,6 +28,7 @@ from llm_assets.experiments.job import build_experiment
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
+from recipes.settings import BUDGETS
 
 RETRAINING = "retraining"
 REDEPLOYMENT = "redeployment"
@@ -47,7 +48,8 @@ def build_jobs(settings: PipelineSettings) -> list[Any]:
             AssetSelection.all(),
             config=training_config(_as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
-            "it. What has not changed is not made again. The settings below hold for this run.",
+            "it. What has not changed is not made again. The settings below hold for this run; "
+            "any other of an asset may stand beside them.",
             tags=tags,
         ),
         define_asset_job(
@@ -70,18 +72,17 @@ def build_jobs(settings: PipelineSettings) -> list[Any]:
     ]
 
 
-def training_config(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Run config that overrides settings of `checkpoint`; what is None is left as it is."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    return {"ops": {"checkpoint": {"config": given}}} if given else {}
+def training_config(given: dict[str, Any]) -> dict[str, Any]:
+    """Run config of `checkpoint`: settings, and how the run goes on from those before it."""
+    return {"ops": {"checkpoint": {"config": given}}}
 
 
 def _as_in_the_file(settings: PipelineSettings) -> dict[str, Any]:
-    """What a person may change for one run, with the pipeline file's values."""
+    """What people change most for one run, with the pipeline file's values."""
     training = settings.checkpoint
     return {
-        "steps": training.budget.steps,
-        "learning_rate": training.optimizer.learning_rate,
+        "budget": training.budget.model_dump(include=set(BUDGETS), exclude_none=True),
+        "optimizer": {"learning_rate": training.optimizer.learning_rate},
         "seed": training.seed,
     }
 

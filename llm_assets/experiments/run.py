@@ -99,7 +99,7 @@ class TrialPipeline(PipelineResource):
     """In the store."""
 
     @cached_property
-    def settings(self) -> PipelineSettings:
+    def settings_of_file(self) -> PipelineSettings:
         return changed_settings(Path(self.config_path), self.changes)
 
     @property

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from llm_assets.assets.model import CheckpointOverrides
 from llm_assets.config import load_settings
 
 MINIMAL = """
@@ -93,14 +92,3 @@ def test_a_file_that_is_no_settings_mapping_is_named(tmp_path: Path, text: str) 
 def test_an_absent_file_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config/invented_products\.yaml"):
         load_settings(tmp_path / "absent.yaml")
-
-
-def test_steps_from_the_launchpad_replace_any_budget(tmp_path: Path) -> None:
-    settings = load_settings(
-        write(tmp_path, MINIMAL + "checkpoint: {budget: {tokens: 100000}}")
-    ).checkpoint
-    changed = CheckpointOverrides(steps=7).apply(settings)
-    assert (changed.budget.steps, changed.budget.tokens) == (7, None)
-    assert CheckpointOverrides(seed=3).apply(settings).budget.tokens == 100_000
-    with pytest.raises(UserError, match="steps"):
-        CheckpointOverrides(steps=0).apply(settings)

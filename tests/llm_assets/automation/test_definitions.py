@@ -122,7 +122,15 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     assert unset == {"evaluation", "redeployment", "cleaning"}
     retraining = defs.resolve_job_def("retraining")
     assert retraining.run_config == {
-        "ops": {"checkpoint": {"config": {"steps": 12, "learning_rate": 0.01, "seed": 0}}}
+        "ops": {
+            "checkpoint": {
+                "config": {
+                    "budget": {"steps": 12},
+                    "optimizer": {"learning_rate": 0.01},
+                    "seed": 0,
+                }
+            }
+        }
     }
 
 

@@ -1,0 +1,74 @@
+"""The settings of the pipeline file as run config of the assets, so that one run may try others."""
+
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from dagster import Array, Bool, Enum, EnumValue, Field, Float, Int, Noneable, Shape, String
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+SCALARS = {bool: Bool, int: Int, float: Float, str: String}
+
+
+def config_fields(section: BaseModel, path: str) -> dict[str, Field]:
+    """A field for each setting of a section, with the file's value and what it means.
+
+    Dagster refuses unknown keys and values of another type by these; all else is refused by the
+    settings themselves, when the run begins.
+
+    Args:
+        path: dotted key of the section.
+    """
+    written = section.model_dump(mode="json")
+    return {
+        name: _field(getattr(section, name), written[name], field, f"{path}.{name}")
+        for name, field in type(section).model_fields.items()
+    }
+
+
+def _field(value: Any, written: Any, field: FieldInfo, path: str) -> Field:
+    shown: dict[str, Any] = {"is_required": False, "description": field.description}
+    if isinstance(value, BaseModel):
+        return Field(Shape(config_fields(value, path)), **shown)
+    return Field(_config_type(field.annotation, path), default_value=written, **shown)
+
+
+def _config_type(annotation: Any, path: str) -> Any:
+    """Dagster's type for an annotation; `Any` where it has none, as for a list of models."""
+    arguments = get_args(annotation)
+    match get_origin(annotation):
+        case None:
+            return SCALARS.get(annotation, Any)
+        case origin if origin is Annotated:
+            return _config_type(arguments[0], path)
+        case origin if origin is Literal and all(isinstance(one, str) for one in arguments):
+            return Enum(path.replace(".", "_"), [EnumValue(one) for one in arguments])
+        case origin if origin in (Union, types.UnionType):
+            if len(arguments) == 2 and arguments[1] is types.NoneType:
+                inner = _config_type(arguments[0], path)
+                return Any if inner is Any else Noneable(inner)
+        case origin if origin is list or (origin is tuple and arguments[1:] == (...,)):
+            inner = _config_type(arguments[0], path)
+            return Any if inner is Any else Array(inner)
+    return Any
+
+
+def overrides(section: Any, given: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Dotted key to value of what a run's config has otherwise than the pipeline file.
+
+    Args:
+        section: its settings by the file; a mapping where no model is known.
+        given: the run's config of the section's asset; what is no setting is left out.
+    """
+    written = section.model_dump(mode="json") if isinstance(section, BaseModel) else section
+    changed: dict[str, Any] = {}
+    for name, value in given.items():
+        inner = getattr(section, name, None)
+        if isinstance(section, BaseModel) and name not in type(section).model_fields:
+            continue
+        if isinstance(inner, BaseModel) and isinstance(value, dict):
+            changed |= overrides(inner, value, f"{path}.{name}")
+        elif name not in written or written[name] != value:
+            changed[f"{path}.{name}"] = value
+    return changed

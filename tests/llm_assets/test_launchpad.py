@@ -1,0 +1,118 @@
+"""Every setting of a stage may be another for one run, by Dagster's own run config."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from dagster import AssetKey, DagsterInstance, Field, Shape, validate_run_config
+
+from llm_assets.config import load_settings
+from llm_assets.definitions import build_definitions
+from llm_assets.launchpad import config_fields, overrides
+from tests.conftest import Project, make_project
+
+SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
+SECTIONS += ("eval_metrics", "model_version", "endpoint")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return make_project(tmp_path / "project", base_model=tmp_path, documents=3)
+
+
+def leaves(fields: dict[str, Field], path: str) -> Iterator[tuple[str, Field]]:
+    for name, field in fields.items():
+        if isinstance(field.config_type, Shape):
+            yield from leaves(field.config_type.fields, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}", field
+
+
+def test_each_setting_has_its_meaning_and_the_files_value(project: Project) -> None:
+    settings = load_settings(project.config)
+    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
+
+    def filled(fields: dict[str, Field]) -> dict[str, Any]:
+        return {
+            key: filled(field.config_type.fields)
+            if isinstance(field.config_type, Shape)
+            else field.default_value
+            for key, field in fields.items()
+        }
+
+    for name in SECTIONS:
+        section = getattr(settings, name)
+        fields = config_fields(section, name)
+        unexplained = [key for key, field in leaves(fields, name) if not field.description]
+        assert not unexplained
+        as_shown = filled(fields)
+        assert as_shown == section.model_dump(mode="json")
+        assert overrides(section, as_shown, name) == {}
+        # What the launchpad is filled in with can be launched.
+        assert validate_run_config(job, {"ops": {name: {"config": as_shown}}})
+
+
+def test_only_what_differs_from_the_file_counts(project: Project) -> None:
+    section = load_settings(project.config).clean_corpus
+    given = {"minimum_characters": 40, "split": {"validation": 0.1, "held_out": 0.3}}
+    assert overrides(section, given, "clean_corpus") == {"clean_corpus.split.held_out": 0.3}
+
+
+def materialize(project: Project, asset: str, **config: object) -> CompletedProcess[str]:
+    run_config = json.dumps({"ops": {asset: {"config": config}}})
+    command = ("dagster", "asset", "materialize", "--select", asset, "--config-json")
+    return project.run(*command, run_config)
+
+
+def sources(project: Project, **changed: object) -> list[dict[str, object]]:
+    settings = load_settings(project.config).raw_corpus.model_dump(mode="json")
+    return [settings["sources"][0] | changed]
+
+
+def test_what_a_run_has_otherwise_is_shown_with_the_artifact(project: Project) -> None:
+    done = materialize(
+        project, "raw_corpus", sources=sources(project, maximum_document_megabytes=3)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    again = project.materialize("raw_corpus")
+    assert again.returncode == 0, again.stdout + again.stderr
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        made = instance.fetch_materializations(AssetKey("raw_corpus"), limit=2).records
+        by_file, otherwise = (record.asset_materialization.metadata for record in made)
+    assert "changed_for_this_run" not in by_file
+    header, _, row = otherwise["changed_for_this_run"].md_str.splitlines()
+    assert header == "| setting | this run | the file |"
+    assert row.startswith("| raw_corpus.sources | ")
+    assert "'maximum_document_megabytes': 3.0" in row and ": 64.0" in row
+
+
+@pytest.mark.parametrize(
+    ("asset", "config", "told"),
+    [
+        (
+            "clean_corpus",
+            {"minimum_charakters": 3},
+            'unexpected config entry "minimum_charakters" at path root:ops:clean_corpus:config',
+        ),
+        (
+            "clean_corpus",
+            {"minimum_characters": "many"},
+            "at path root:ops:clean_corpus:config:minimum_characters",
+        ),
+        (
+            "checkpoint",
+            {"optimizer": {"learning_rate": -1}},
+            "checkpoint.optimizer.learning_rate: Input should be greater than 0 (got -1)",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field_before_anything_is_made(
+    project: Project, asset: str, config: dict[str, object], told: str
+) -> None:
+    refused = materialize(project, asset, **config)
+    printed = refused.stdout + refused.stderr
+    assert refused.returncode != 0 and told in printed, printed
+    assert not (project.folder / "store" / asset).exists()
