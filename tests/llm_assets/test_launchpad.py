@@ -72,7 +72,11 @@ def sources(project: Project, **changed: object) -> list[dict[str, object]]:
     return [settings["sources"][0] | changed]
 
 
-def test_what_a_run_has_otherwise_is_shown_with_the_artifact(project: Project) -> None:
+def test_what_a_run_has_otherwise_is_shown_with_the_artifact(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The history's folder is relative to where one is.
+    monkeypatch.chdir(project.folder)
     done = materialize(
         project, "raw_corpus", sources=sources(project, maximum_document_megabytes=3)
     )

@@ -34,7 +34,7 @@ class TrainedStore:
         self.record = Pipeline(self.store, "manual")
         self.registry = LocalRegistry(Path(self.store.root), "manual")
         self._model, self._texts = model, texts
-        raw = self._make("raw_corpus", {}, lambda draft: _write_raw(draft, texts))
+        raw = self._make("raw_corpus", {}, lambda draft: write_raw(draft, texts))
         self._clean = self._make(
             "clean_corpus", {"raw_corpus": raw}, lambda draft: write_clean(draft, texts)
         )
@@ -128,7 +128,7 @@ class TrainedStore:
         return self.store.make(identity, build)[0].fingerprint
 
 
-def _write_raw(draft: Draft, texts: Sequence[str]) -> None:
+def write_raw(draft: Draft, texts: Sequence[str]) -> None:
     ids = [f"manual/{number}" for number in range(len(texts))]
     columns = {"id": ids, "text": texts, "source": ["manual"] * len(ids)}
     table = pa.table(columns | {"license": [LICENSE] * len(ids)})

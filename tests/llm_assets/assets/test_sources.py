@@ -95,7 +95,11 @@ def test_new_text_shows_at_its_source_and_makes_the_raw_corpus_older(
     assert len(changes) == 1, "what Dagster takes its freshness from"
 
 
-def test_a_person_has_sources_observed_by_dagsters_command(project: Project) -> None:
+def test_a_person_has_sources_observed_by_dagsters_command(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The history's folder is relative to where one is.
+    monkeypatch.chdir(project.folder)
     one, both = ("dagster", "asset", "list"), ("--select", 'key:"sources/*"')
     assert project.run(*one, *both).stdout.split() == [
         key.to_user_string() for key in (NOTES, TEXT)
