@@ -51,6 +51,8 @@ from spark_jobs.settings import (
 CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/invented_products.yaml"
 OTHER_FILES = ("dagster.yaml", "workspace.yaml")
+COMPONENT, COMPONENT_FILE = "llm_assets.LanguageModel", "defs.yaml"
+"""The pipeline of a component of a Dagster project is the `attributes` of this file of its own."""
 
 FORM_WORDS: dict[Form, str] = {
     "pretraining": "plain text",
@@ -299,6 +301,8 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {error}") from error
+    if isinstance(content, dict) and content.get("type") == COMPONENT:
+        content = content.get("attributes")
     if not isinstance(content, dict):
         keys = ", ".join(list(model.model_fields)[:6])
         raise UserError(f"{path} must be a YAML mapping; its top-level keys are {keys}, ...")

@@ -42,7 +42,8 @@ class PipelineResource(ConfigurableResource):
     def setup_for_execution(self, context: InitResourceContext) -> None:
         """Take in what the run's config says of assets."""
         if context.run is not None:
-            self._config_of_assets = context.run.run_config.get("ops", {})
+            config: Mapping[str, Any] = context.run.run_config
+            self._config_of_assets = config.get("ops", {})
 
     @cached_property
     def settings_of_file(self) -> PipelineSettings:
@@ -56,7 +57,8 @@ class PipelineResource(ConfigurableResource):
     @cached_property
     def settings(self) -> PipelineSettings:
         """The same with what this run's config has otherwise; raises UserError naming the key."""
-        settings, changed = self.settings_of_file, {}
+        settings = self.settings_of_file
+        changed: dict[str, Any] = {}
         for name, given in self._config_of_assets.items():
             values = given.get("config") or {}
             if name in type(settings).model_fields:

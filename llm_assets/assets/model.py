@@ -54,7 +54,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float8": 5e-2}
 sums are taken in another order, by other processors or another number of workers."""
 
 
-class TrainingRun(Config):
+class CheckpointConfig(Config):
     """How a run goes on from those before it, beside the settings."""
 
     continue_from_champion: bool = Field(
@@ -174,7 +174,7 @@ def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
 )
 def checkpoint(
     context: AssetExecutionContext,
-    config: TrainingRun,
+    config: CheckpointConfig,
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,

@@ -87,7 +87,7 @@ def test_what_a_run_has_otherwise_is_shown_with_the_artifact(
         made = instance.fetch_materializations(AssetKey("raw_corpus"), limit=2).records
         by_file, otherwise = (record.asset_materialization.metadata for record in made)
     assert "changed_for_this_run" not in by_file
-    header, _, row = otherwise["changed_for_this_run"].md_str.splitlines()
+    header, _, row = str(otherwise["changed_for_this_run"].value).splitlines()
     assert header == "| setting | this run | the file |"
     assert row.startswith("| raw_corpus.sources | ")
     assert "'maximum_document_megabytes': 3.0" in row and ": 64.0" in row

@@ -5,20 +5,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from dagster import (
-    DagsterEvent,
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-    build_sensor_context,
-)
+from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context
+from dagster._core.execution.api import create_execution_plan
+from dagster._core.instance.config import PoolGranularity
+from dagster._core.op_concurrency_limits_counter import GlobalOpConcurrencyLimitsCounter
+from dagster._core.storage.dagster_run import DagsterRun, RunsFilter
 
 from llm_assets.automation.launched import PIPELINE_TAG
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from tests.conftest import Project, make_project
-from tests.waiting import wait_until
+
+
+def create_run(
+    instance: DagsterInstance, project: Project, job_name: str, status: DagsterRunStatus
+) -> DagsterRun:
+    defs = build_definitions(load_settings(project.config), str(project.config))
+    job = defs.resolve_job_def(job_name)
+    plan = create_execution_plan(job)
+    return instance.create_run_for_job(job, execution_plan=plan, status=status)
 
 
 def test_a_second_training_waits_in_the_queue_for_the_first(
@@ -27,45 +32,28 @@ def test_a_second_training_waits_in_the_queue_for_the_first(
     project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
     # The history's folder is relative to where one is.
     monkeypatch.chdir(project.folder)
-
-    def launch(instance: DagsterInstance) -> str:
-        before = {run.run_id for run in instance.get_runs()}
-        launched = project.run("dagster", "job", "launch", "-j", "retraining")
-        assert launched.returncode == 0, launched.stdout + launched.stderr
-        (run,) = {run.run_id for run in instance.get_runs()} - before
-        return run
-
-    def status(instance: DagsterInstance, run_id: str) -> DagsterRunStatus:
-        run = instance.get_run_by_id(run_id)
-        assert run is not None
-        return run.status
-
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        first = launch(instance)
-        begun = DagsterEvent(DagsterEventType.RUN_START.value, "retraining")
-        instance.report_dagster_event(begun, first)
-        second = launch(instance)
-        daemon = project.fork("dagster-daemon", "run", "-m", "llm_assets.definitions")
-        try:
-            blocked = f"Run {second} is blocked by global concurrency limits"
-            wait_until(lambda: blocked in daemon.output.read_text(), told=daemon.output.read_text)
-            assert status(instance, second) is DagsterRunStatus.QUEUED
-            ended = DagsterEvent(DagsterEventType.RUN_FAILURE.value, "retraining")
-            instance.report_dagster_event(ended, first)
-            # It reads its one document, and ends where there is no base model.
-            wait_until(
-                lambda: status(instance, second) is DagsterRunStatus.FAILURE,
-                told=daemon.output.read_text,
-            )
-        finally:
-            daemon.terminate()
-            daemon.wait()
+        pools = instance.get_concurrency_config().pool_config
+        assert pools.pool_granularity is PoolGranularity.RUN and pools.default_pool_limit == 1
 
+        sensed = create_run(instance, project, "retraining", DagsterRunStatus.NOT_STARTED)
+        assert sensed.run_op_concurrency
+        assert "training" in (sensed.run_op_concurrency.all_pools or set())
 
-def create_started_run(instance: DagsterInstance, project: Project) -> DagsterRun:
-    defs = build_definitions(load_settings(project.config), str(project.config))
-    job = defs.resolve_job_def("retraining")
-    return instance.create_run_for_job(job, status=DagsterRunStatus.STARTED)
+        def is_blocked(run: DagsterRun) -> bool:
+            active = instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+            return GlobalOpConcurrencyLimitsCounter(
+                instance,
+                [run],
+                active,
+                instance.event_log_storage.get_concurrency_keys(),
+                instance.event_log_storage.get_pool_limits(),
+                pool_granularity=pools.pool_granularity,
+            ).is_blocked(run)
+
+        assert not is_blocked(sensed)
+        create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
+        assert is_blocked(sensed)
 
 
 def test_a_run_is_failed_once_its_process_has_died(
@@ -80,7 +68,7 @@ def test_a_run_is_failed_once_its_process_has_died(
     with DagsterInstance.from_config(str(project.folder)) as instance:
         runs = []
         for process in processes:
-            run = create_started_run(instance, project)
+            run = create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
             instance.add_run_tags(run.run_id, {PIPELINE_TAG: "manual"})
             instance.report_engine_event(f"Started process for run (pid: {process.pid}).", run)
             runs.append(run.run_id)

@@ -40,9 +40,11 @@ def define(project: Project, **automation: Any) -> Definitions:
 
 
 @pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
+def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
+    # Not entered, which would set a storage for all definitions that are loaded later.
+    made = DagsterInstance.local_temp(str(tmp_path))
+    yield made
+    made.dispose()
 
 
 def evaluate(defs: Definitions, instance: DagsterInstance) -> RunRequest | SkipReason:

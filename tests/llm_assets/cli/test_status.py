@@ -3,12 +3,22 @@
 import json
 import subprocess
 import sys
+import time
+from typing import Any
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, Definitions, asset, define_asset_job
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    Definitions,
+    asset,
+    define_asset_job,
+)
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.scheduler.instigation import TickData, TickStatus
+from dagster_shared.error import SerializableErrorInfo
 
 from tests.conftest import Project
-from tests.waiting import wait_until
 
 SLOW = ("dagster", "numpy", "pandas", "pyarrow", "pyspark", "torch", "transformers", "starlette")
 SAY_WHAT_IS_LOADED = f"""
@@ -47,29 +57,26 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
             status: instance.create_run_for_job(job, status=status).run_id
             for status in (DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS)
         }
-    project.configure(automation={"enabled": True, "check_seconds": 5})
+        for reason in ("The text is older.", "The text changed 3 s ago."):
+            instance.create_tick(_tick("source_text_changed", skip_reason=reason))
+        error = SerializableErrorInfo("The port is taken.\n", [], "Failure")
+        instance.create_tick(_tick("endpoint_follows", error=error))
+    status = json.loads(project.run("llm-assets", "status", "--json").stdout)
+    assert status["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
+    waits, fails = status["waiting"]
+    assert waits.startswith("source_text_changed waits (")
+    assert waits.endswith("UTC): The text changed 3 s ago.")
+    assert fails.startswith("endpoint_follows failed (") and fails.endswith("The port is taken.")
+    assert status["services"] is None
 
-    def status() -> dict[str, list[str]]:
-        shown: dict[str, list[str]] = json.loads(
-            project.run("llm-assets", "status", "--json").stdout
-        )
-        return shown
 
-    daemon = project.fork("dagster-daemon", "run", "-m", "llm_assets.definitions")
-    try:
-        told = "source_text_changed waits ("
-        wait_until(lambda: any(told in why for why in status()["waiting"]), poll_seconds=1)
-        shown = status()
-        (project.folder / "text").rename(project.folder / "gone")
-        told = "source_text_changed failed ("
-        wait_until(lambda: any(told in why for why in status()["waiting"]), poll_seconds=1)
-    finally:
-        daemon.terminate()
-        daemon.wait()
-    assert shown["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
-    assert shown["services"] is None
-    why = dict(line.split(" waits (") for line in shown["waiting"])
-    assert "UTC): The text changed " in why["source_text_changed"]
-    assert why["endpoint_follows"].endswith("UTC): Nothing was served yet.")
-    (failed,) = (line for line in status()["waiting"] if " failed (" in line)
-    assert "matches no file" in failed
+def _tick(sensor: str, **outcome: Any) -> TickData:
+    return TickData(
+        instigator_origin_id="origin",
+        instigator_name=sensor,
+        instigator_type=InstigatorType.SENSOR,
+        status=TickStatus.FAILURE if "error" in outcome else TickStatus.SKIPPED,
+        timestamp=time.time(),
+        selector_id=sensor,
+        **outcome,
+    )

