@@ -7,6 +7,7 @@ ALL_READY := $(VENV)/.all-ready
 SETUP := requirements.lock pyproject.toml scripts/setup.sh scripts/pip_settings.py
 BIGQUERY_READY := .venv-bigquery/.ready
 TPU_READY := .venv-tpu/.ready
+SITE_READY := .venv-site/.ready
 V ?= 0
 PORT ?= 3000
 
@@ -15,7 +16,7 @@ PORT ?= 3000
 MAKEFLAGS += --jobs=2
 # Images for containers often set it, and then every process compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup setup-tpu run stop ui up down demo-cloud test soak lint lock format docs bench gpu-kit gpu clean
+.PHONY: help setup setup-tpu run stop ui up down demo-cloud test soak lint lock format docs site bench gpu-kit gpu clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -78,6 +79,14 @@ format: $(ALL_READY) ## Format the code
 docs: $(ALL_READY) ## Regenerate docs/settings.md and docs/benchmarks.md
 	@$(BIN)/python -m scripts.write_reference
 
+$(SITE_READY): $(ALL_READY) scripts/site_requirements.txt
+	@$(PYTHON) -m venv .venv-site && eval "$$($(BIN)/python scripts/pip_settings.py)" && \
+		$(BIN)/uv pip install --quiet --python .venv-site/bin/python -r scripts/site_requirements.txt
+	@touch $(SITE_READY)
+
+site: $(SITE_READY) ## Build the docs as a site in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet
+
 bench: $(ALL_READY) ## Run one benchmark: make bench NAME=train_cpu (KEEP=1 puts its result into the docs)
 	@. $(BIN)/activate && python -m benchmarks $(NAME) $(if $(filter-out 0,$(KEEP)),--keep)
 
@@ -88,4 +97,4 @@ gpu: ## Measure on a GPU, from this checkout and gpu-kit/ alone: make gpu PARTS=
 	@scripts/gpu.sh $(PARTS)
 
 clean: ## Remove the environment, the store and the registry; `llm-assets clean` keeps what is needed
-	@rm -rf $(VENV) .venv-bigquery .venv-tpu .llm_assets
+	@rm -rf $(VENV) .venv-bigquery .venv-site .venv-tpu .llm_assets

@@ -69,7 +69,7 @@ class TextEstimate:
         """What is learnt, and what is not: a line of each kind."""
         told = []
         if self.documents is not None:
-            sampled = "" if self.share == 1 else f", by a look at {self.share:.1%} of the bytes"
+            sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
             told.append(
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, {self.tokens:,.0f} tokens{sampled}"
@@ -82,7 +82,7 @@ class TextEstimate:
         for what, counts in (("set aside", reasons), ("not read", self.unread.counts)):
             told += [f"{what}: {count:,} {kind}" for kind, count in counts.items()]
         if self.faults or self.unread.counts:
-            told.append("name them all: llm-assets check --all")
+            told.append("list all of them: llm-assets check --all")
         return told
 
 
@@ -181,8 +181,8 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
             visible_gain(count, gate, settings.eval_metrics) for count in (expected, 4 * expected)
         )
         return (
-            f"about {expected:,.0f} documents will be held out, on which a gain of {gain:.3f} bits "
-            f"per byte shows; on four times as many, {of_more:.3f}"
+            f"about {expected:,.0f} documents will be held out, enough to detect a gain of "
+            f"{gain:.3f} bits per byte ({of_more:.3f} with four times as many)"
         ), None
     told = (
         f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out, "
@@ -199,7 +199,7 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
             "or a row of a table."
         )
     return "", (
-        f"{told} To train nevertheless and decide yourself: llm-assets run --unjudged, then "
+        f"{told} To train anyway and decide yourself: llm-assets run --unjudged, then "
         'llm-assets approve 1 --reason "..."'
     )
 

@@ -140,12 +140,14 @@ class RetentionSettings(Settings):
     """What cleaning leaves in the store.
 
     What is current, serves, served before, is in use or stands behind one of those stays in any
-    case, and so do the manifests behind every registered version.
+    case, and so do the manifests behind every registered version. `llm-assets run` cleans a local
+    store when it has succeeded, and the schedule at `cron`.
     """
 
     days: float = Field(default=30, ge=0)
-    """Artifacts younger than this stay, and unfinished work touched since."""
-    versions: int = Field(default=5, ge=0)
+    """Artifacts younger than this stay, and unfinished work touched since. The weights of
+    registered versions stay by `versions` and `keep` alone."""
+    versions: int = Field(default=2, ge=0)
     """So many of the newest registered versions keep their weights, text and evaluation."""
     keep: tuple[int, ...] = ()
     """Numbers of the versions that keep theirs for ever."""

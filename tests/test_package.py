@@ -1,6 +1,7 @@
 """The wheel: what it asks for, and that a project made with it works away from the checkout."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 from llm_assets.cli.main import commands
 from llm_assets.config import config_path, load_settings
 from tests.conftest import ROOT
+from tests.folders import write_folder
 from tests.stand_ins.processes import free_port
 from tests.tiny import tiny_base_model, tiny_texts
 
@@ -119,6 +121,26 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
         _materialize_from_the_ui(project, shell)
     finally:
         _run(project, *shell, "llm-assets stop")
+
+
+@pytest.mark.soak
+def test_the_readmes_lines_make_a_model_from_uv_alone(tmp_path: Path) -> None:
+    blocks = re.findall(r"```sh\n(uv build.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = blocks[0].replace("/path/to/checkout", str(ROOT))
+    lines = lines.replace("/data/manuals", str(write_folder(tmp_path, "law")))
+    tools, project = tmp_path / "tools", tmp_path / "project"
+    project.mkdir()
+    tools.mkdir()
+    (tools / "uv").symlink_to(Path(sys.executable).with_name("uv"))
+    settings = f'eval "$({sys.executable} {ROOT}/scripts/pip_settings.py)"'
+    shell = ("env", "-i", f"PATH={tools}:/usr/bin:/bin", f"HOME={tmp_path}", "bash", "-ec")
+    try:
+        told = _run(project, *shell, f"{settings}\n{lines}")
+        verdict = re.search(r"^verdict +(.*)", told, re.MULTILINE)
+        assert verdict and verdict[1].startswith("promoted"), told[-3000:]
+        assert json.loads(told.splitlines()[-1])["choices"][0]["text"]
+    finally:
+        _run(project, *shell, ". .venv/bin/activate; llm-assets stop")
 
 
 def _materialize_from_the_ui(project: Path, shell: tuple[str, ...]) -> None:

@@ -24,18 +24,20 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
-@click.option("--all", "is_whole", is_flag=True, help="Read all text, and name all left out.")
+@click.option(
+    "--all", "is_whole", is_flag=True, help="Read all text and list everything that is left out."
+)
 @json_option
 def check(smoke: bool, yes: bool, is_whole: bool, as_json: bool) -> None:
     """Check everything that a run needs.
 
-    Text, which is read for up to a minute, base model, port and disk; on Google Cloud permissions,
-    APIs, quota, images and the bucket.
+    Locally: the text (read for up to a minute), the base model, the port and the disk. On Google
+    Cloud: permissions, APIs, quotas, images and the bucket.
 
     \b
     Examples:
       llm-assets check
-      llm-assets check --all        every file or row that is left out, and why
+      llm-assets check --all        lists every file or row that is left out, and why
       llm-assets check --json | jq .ok
       llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
     """

@@ -26,7 +26,7 @@ def commands(config: Path | None) -> None:
     \b
     Examples:
       llm-assets init /data/manuals               write a pipeline file for a folder
-      llm-assets --config config/manuals.yaml run make everything and serve the result
+      llm-assets --config config/manuals.yaml run build everything and serve the result
       llm-assets status                           what serves, and why
     """
     if config is not None:
@@ -35,13 +35,13 @@ def commands(config: Path | None) -> None:
 
 @commands.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", help="The pipeline's name; the folder's by default.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where to write the file.")
+@click.option("--name", help="Name of the pipeline. Default: the folder's name.")
+@click.option("--output", type=click.Path(path_type=Path), help="File to write.")
 def init(folder: Path, name: str | None, output: Path | None) -> None:
     """Write a pipeline file for a folder of text.
 
-    It reads the folder for up to a minute and chooses the values by what it finds. Where the
-    current folder is no project yet, the files of a project are written too.
+    Reads the folder for up to a minute and chooses settings that fit the text. If the current
+    folder is not a project yet, also writes the project files.
 
     \b
     Example:
@@ -65,11 +65,11 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
 @commands.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--revision", help="Commit of the model on the Hugging Face Hub.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where to write the file.")
+@click.option("--output", type=click.Path(path_type=Path), help="File to write.")
 def import_json(file: Path, revision: str | None, output: Path | None) -> None:
-    """Convert a file of llm-pipeline-examples.
+    """Convert a config of llm-pipeline-examples.
 
-    The JSON of GoogleCloudPlatform/llm-pipeline-examples becomes a pipeline file.
+    Turns a JSON config of GoogleCloudPlatform/llm-pipeline-examples into a pipeline file.
 
     \b
     Example:
@@ -91,7 +91,7 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
 @commands.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show what is serving, decided and running.
+    """Show what is serving, running and waiting.
 
     \b
     Examples:
@@ -106,15 +106,17 @@ def status(as_json: bool) -> None:
 
 
 @commands.command()
-@click.option("--rebuild", multiple=True, metavar="ASSET", help="Make it again, changed or not.")
-@click.option("--unjudged", is_flag=True, help="Go on with too little text for the gate.")
+@click.option(
+    "--rebuild", multiple=True, metavar="ASSET", help="Rebuild this asset even if nothing changed."
+)
+@click.option("--unjudged", is_flag=True, help="Run even if there is too little text for the gate.")
 def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
-    """Materialize the whole graph and show what came out.
+    """Materialize the whole graph and show the results.
 
     \b
     Examples:
-      llm-assets run                          what has not changed is not made again
-      llm-assets run --rebuild checkpoint     a training from its first step
+      llm-assets run                          skips what has not changed
+      llm-assets run --rebuild checkpoint     trains again from the first step
       V=1 llm-assets run                      with Dagster's own log
     """
     with importing():
@@ -128,10 +130,10 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
 @click.option("--set", "assignments", multiple=True, metavar="KEY=A,B,C", help="Values to try.")
 @json_option
 def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
-    """Compare trainings with other settings.
+    """Compare training runs with different settings.
 
-    All combinations of the values that --set names are tried. What is equal is made once; nothing
-    is promoted or served.
+    Tries all combinations of the values given by --set. Work that combinations share is done once.
+    Nothing is promoted or served.
 
     \b
     Example:
@@ -171,7 +173,7 @@ def stop() -> None:
 @commands.command()
 @json_option
 def versions(as_json: bool) -> None:
-    """List the versions and the decisions on them.
+    """List all versions and the decisions about them.
 
     \b
     Examples:
@@ -192,12 +194,12 @@ def versions(as_json: bool) -> None:
 @commands.command()
 @version_argument
 @click.argument("repository")
-@click.option("--public", is_flag=True, help="Let everybody read it; private by default.")
+@click.option("--public", is_flag=True, help="Make the repository public. Default: private.")
 def publish(version: int, repository: str, public: bool) -> None:
     """Upload a version to the Hugging Face Hub.
 
-    REPOSITORY is OWNER/NAME and is made where it is not there. Beside the model go a model card and
-    the figures and settings as JSON; the token is read from HF_TOKEN.
+    REPOSITORY is OWNER/NAME and is created if it does not exist. Uploads the model, a model card,
+    and metrics and settings as JSON. Reads the token from HF_TOKEN.
 
     \b
     Example:
@@ -216,7 +218,7 @@ def publish(version: int, repository: str, public: bool) -> None:
 def approve(version: int, name: str, reason: str) -> None:
     """Approve a version by hand.
 
-    It is served, whatever the gate said of it.
+    The version is served whatever the gate decided.
 
     \b
     Example:
@@ -250,10 +252,12 @@ def reject(version: int, name: str, reason: str) -> None:
 @commands.command()
 @click.argument("candidate", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("incumbent", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--metric", help="Name of one in the files; the first by default.")
-@click.option("--filter", "chosen_filter", help="lm-eval's filter, where the task has several.")
-@click.option("--lower-is-better", is_flag=True, help="Such as of a word error rate.")
-@click.option("--look", type=click.IntRange(1), default=1, help="Which comparison of a series.")
+@click.option("--metric", help="Metric in the files. Default: the first.")
+@click.option("--filter", "chosen_filter", help="lm-eval filter, if the task has several.")
+@click.option("--lower-is-better", is_flag=True, help="For example, a word error rate.")
+@click.option(
+    "--look", type=click.IntRange(1), default=1, help="Number of this comparison in a series."
+)
 @click.option("--smallest-effect", type=click.FloatRange(0), default=0.005, show_default=True)
 @json_option
 def gate(
@@ -266,11 +270,11 @@ def gate(
     smallest_effect: float,
     as_json: bool,
 ) -> None:
-    """Judge two files of lm-eval's samples.
+    """Compare two files of lm-eval samples.
 
-    CANDIDATE and INCUMBENT are what `lm_eval --log_samples` wrote of two models and one task; no
-    pipeline is needed. Answers are paired question by question. The exit code is 0 where the
-    candidate is better by more than chance, 3 where it is not, and 1 where the files do not say.
+    CANDIDATE and INCUMBENT are files that `lm_eval --log_samples` wrote for two models and one
+    task. No pipeline is needed. Answers are paired by question. The exit code is 0 if the candidate
+    is significantly better, 3 if it is not, and 1 if the files cannot be compared.
 
     \b
     Examples:

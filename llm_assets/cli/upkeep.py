@@ -20,16 +20,16 @@ from llm_assets.services import (
 
 
 @click.command()
-@click.option("--yes", is_flag=True, help="Remove what is listed.")
+@click.option("--yes", is_flag=True, help="Delete what is listed.")
 @json_option
 def clean(yes: bool, as_json: bool) -> None:
-    """Free disk: what `retention` no longer keeps.
+    """Delete what `retention` no longer keeps.
 
-    It is listed; --yes removes it.
+    Lists it first. --yes deletes it.
 
     \b
     Examples:
-      llm-assets clean          what would go, and why
+      llm-assets clean          lists what would be deleted, and why
       llm-assets clean --yes
     """
     from llm_assets.cli.session import open_session
@@ -53,12 +53,12 @@ def clean(yes: bool, as_json: bool) -> None:
 
 @click.command()
 @click.argument("artifacts", nargs=-1)
-@click.option("--repair", is_flag=True, help="Mend what can be mended, after the listing.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired.")
 @json_option
 def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
-    """Check the store byte by byte.
+    """Verify the store byte by byte.
 
-    The whole of it, or the ARTIFACTS named as kind/fingerprint.
+    Checks the whole store, or only ARTIFACTS given as kind/fingerprint.
 
     \b
     Examples:
@@ -89,16 +89,18 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
 MAINTENANCE = (clean, doctor)
 
 
-port_option = click.option("--port", default=PORT, show_default=True, help=f"Of the UI, on {HOST}.")
+port_option = click.option(
+    "--port", default=PORT, show_default=True, help=f"Port of the UI on {HOST}."
+)
 
 
 @click.command()
 @port_option
-@click.option("--board-port", default=BOARD_PORT, show_default=True, help="Of the board.")
+@click.option("--board-port", default=BOARD_PORT, show_default=True, help="Port of the board.")
 def up(port: int, board_port: int) -> None:
     """Start the board, the UI and the daemon.
 
-    Whichever of them dies is started again.
+    Any of them that dies is restarted.
 
     \b
     Example:
@@ -116,23 +118,25 @@ def up(port: int, board_port: int) -> None:
 def down() -> None:
     """Stop what `up` started, and its runs.
 
-    The endpoint keeps serving. A run that is stopped so counts as failed: after `up` it is launched
-    again and continues where it was.
+    The endpoint keeps serving. Stopped runs count as failed; the next `up` launches them again, and
+    they resume where they stopped.
 
     \b
     Example:
       llm-assets down
     """
-    click.echo("Ended." if stop(Path.cwd() / STATE_FOLDER) else "Nothing was running.")
+    click.echo("Stopped." if stop(Path.cwd() / STATE_FOLDER) else "Nothing was running.")
 
 
 @click.command()
-@click.option("--port", default=BOARD_PORT, show_default=True, help=f"On {HOST}; 0 takes any.")
+@click.option(
+    "--port", default=BOARD_PORT, show_default=True, help=f"Port on {HOST}; 0 for any free port."
+)
 def board(port: int) -> None:
-    """Ask, compare, see why and decide, in the browser.
+    """Ask, compare, trace and decide in the browser.
 
-    What the model knows now that it did not know before, its versions, the text behind an answer,
-    and decisions. Prometheus reads the graph's metrics at /metrics. Part of `up`.
+    Shows what the model has learned, its versions, the text behind an answer, and decisions.
+    Prometheus can scrape the graph's metrics at /metrics. `up` starts it, too.
 
     \b
     Example:

@@ -190,10 +190,11 @@ def plan_removals(
         withdrawn: checkpoints that go whatever keeps them, each with the reason.
     """
     oldest = now - settings.days * DAY_SECONDS
-    roots = dict(_roots(contents, pipeline, versions, settings, oldest))
+    lasting = dict(_lasting(contents, pipeline, versions, settings))
     inputs = {name: manifest.inputs for name, manifest in contents.manifests.items()}
-    needed = reach(inputs | contents.running, roots)
-    needed = {name: reason for name, reason in needed.items() if name not in withdrawn}
+    needed = reach(inputs | contents.running, _young(contents, settings, oldest) | lasting)
+    gone = {*withdrawn, *_outdated_weights(contents, versions, lasting)}
+    needed = {name: reason for name, reason in needed.items() if name not in gone}
     explained = {item for version in versions for item in version.lineage.items()}
     return [
         *_artifacts(contents, needed, explained, withdrawn),
@@ -221,17 +222,33 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
             files.remove(path)
 
 
-def _roots(
-    contents: Contents,
-    pipeline: str,
-    versions: Sequence[Version],
-    settings: RetentionSettings,
-    oldest: float,
+def _young(contents: Contents, settings: RetentionSettings, oldest: float) -> dict[Name, str]:
+    return {
+        name: f"younger than {settings.days:g} days"
+        for name, manifest in contents.manifests.items()
+        if manifest.created_at.timestamp() >= oldest
+    }
+
+
+def _outdated_weights(
+    contents: Contents, versions: Sequence[Version], lasting: Container[Name]
+) -> Iterator[Name]:
+    """Weights of versions that nobody serves or goes back to, and that no running work reads.
+
+    They are most of what a small project has on disk, so they stay by the number of versions, not
+    by age, also where a later training started from them.
+    """
+    read = {fingerprint for inputs in contents.running.values() for fingerprint in inputs.values()}
+    for version in versions:
+        name = ("checkpoint", version.lineage.get("checkpoint", ""))
+        if name not in lasting and name[1] not in read:
+            yield name
+
+
+def _lasting(
+    contents: Contents, pipeline: str, versions: Sequence[Version], settings: RetentionSettings
 ) -> Iterator[tuple[Name, str]]:
-    """What is needed in any case; the last reason given for an artifact holds."""
-    for name, manifest in contents.manifests.items():
-        if manifest.created_at.timestamp() >= oldest:
-            yield name, f"younger than {settings.days:g} days"
+    """What is needed at any age; the last reason given for an artifact holds."""
     newest = sorted(version.number for version in versions)[-settings.versions :]
     for version in versions:
         lasting = list(version.aliases)

@@ -141,7 +141,7 @@ def _refuse_nothing(stats: dict[str, Any]) -> None:
     )
 
 
-CODE_VERSION = "9"
+CODE_VERSION = "10"
 LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
 """All that may decide what is read."""
 

@@ -15,7 +15,7 @@ from spark_jobs.read.files.streams import BadFile, StoredFile
 from spark_jobs.read.opened import SkippedFiles, hash64
 from spark_jobs.read.settings import Files
 
-ROWS = ("json", "csv", "parquet", "archive", "mail")
+ROWS = ("json", "csv", "parquet", "archive", "mail", "xml")
 """Formats whose files hold many documents, so that a look may end in the middle of one."""
 
 

@@ -96,7 +96,7 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
 
     ended = CliRunner().invoke(commands, ["check"])
-    assert "set aside: 7 not json\nnot read: 7 .png\nname them all" in ended.output
+    assert "set aside: 7 not json\nnot read: 7 .png\nlist all of them" in ended.output
 
     named = CliRunner().invoke(commands, ["check", "--all"]).output
     assert all(f"not read: {number}.png (.png)" in named for number in range(7))

@@ -62,7 +62,7 @@ def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
     assert "run already" in again.stdout
 
     down = ready.run("llm-assets", "down")
-    assert "Ended." in down.stdout, down.stderr
+    assert "Stopped." in down.stdout, down.stderr
     assert not find_leftovers(state) and read_states(ready.folder / STATE_FOLDER) is None
     assert "Nothing was running." in ready.run("llm-assets", "down").stdout
 

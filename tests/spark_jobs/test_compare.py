@@ -18,8 +18,8 @@ from spark_jobs.read.snapshot import libraries_of as source_libraries
 from spark_jobs.settings import CleanCorpusSettings, RepeatedSpanSettings
 from spark_jobs.tokenize import job as tokenize
 from spark_jobs.tokenize.job import compare_tokens
+from tests.folders import write_pdf
 from tests.spark_jobs.conftest import Corpus, forget
-from tests.spark_jobs.read.files.test_formats import write_pdf
 from tests.spark_jobs.test_lineage import text
 from tests.spark_jobs.test_quality import JUNK, PROSE
 from tests.spark_jobs.test_templates import report

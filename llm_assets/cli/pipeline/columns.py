@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import shown_in_line
 from artifacts.settings import value_at
-from spark_jobs.read.files.rows import WHOLE_JSON_BYTES, table_rows
+from spark_jobs.read.files.rows import PROSE_WORDS, WHOLE_JSON_BYTES, table_rows, wrapped_rows
 from spark_jobs.read.files.streams import BadFile, Content, StoredFile, decode, lines_of
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import Files, FormatName
@@ -23,8 +23,6 @@ BODIES = ("text", "content", "body", "article", "document", "markdown", "descrip
 TITLES = ("title", "subject", "summary", "name", "headline", "heading")
 QUESTIONS = ("question", "prompt", "instruction", "query", "q")
 ANSWERS = ("answer", "response", "completion", "output", "reply", "a")
-PROSE_WORDS = 4
-"""Words from which on a column's values are taken for text."""
 ROWS = 20
 """First ones of a file that are looked at."""
 FILES = 1_000
@@ -161,9 +159,9 @@ def _json_rows(content: Content) -> Iterator[Any]:
         except ValueError:
             row = None
         if isinstance(row, dict):
-            yield row
+            yield from wrapped_rows(row) or [row]
             yield from (json.loads(line) for line in lines if isinstance(line, bytes))
             return
     with content.open() as stream:
         found = json.loads(stream.read(WHOLE_JSON_BYTES))
-        yield from found if isinstance(found, list) else [found]
+        yield from wrapped_rows(found) or (found if isinstance(found, list) else [found])

@@ -97,7 +97,7 @@ def write_pipeline(
     name = name if name[0].isalpha() else f"text_{name}"
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.exists():
-        raise UserError(f"{path} is there already. Name another one with --output, or remove it.")
+        raise _already_there(path)
     chosen: dict[str, Any] = {
         "name": name,
         "description": f"A model that knows {folder.resolve().name}.",
@@ -115,7 +115,12 @@ def write_pipeline(
         chosen["endpoint"] = {"port": port}
         notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
     settings = PipelineSettings.model_validate(chosen)
-    path.write_text(_HEADER.format(path=path) + yaml.dump(chosen, Dumper=_Dumper, sort_keys=False))
+    try:
+        with path.open("x") as file:
+            file.write(_HEADER.format(path=path))
+            yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False)
+    except FileExistsError as error:  # Somebody else made it meanwhile.
+        raise _already_there(path) from error
     counts = Counter(file.format.name for file in files)
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
     size = sum(file.size for file in files) / 1e6
@@ -124,6 +129,10 @@ def write_pipeline(
     if obstacle is None:
         notes.append(held_out)
     return InitResult(path, [*notes, *_costs(settings, text)], obstacle)
+
+
+def _already_there(path: Path) -> UserError:
+    return UserError(f"{path} is there already. Name another one with --output, or remove it.")
 
 
 _HEADER = """# Written by `llm-assets init` for this folder. docs/settings.md has every key.

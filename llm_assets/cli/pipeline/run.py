@@ -25,12 +25,13 @@ from rich.markup import escape
 
 from artifacts.errors import UserError, shown, shown_in_line
 from artifacts.leases import describe_holder
-from artifacts.storage.files import make_private
+from artifacts.storage.files import is_local, make_private
 from llm_assets.assets.stage import asset_key, failure_reason, was_interrupted
 from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
-from llm_assets.cli.session import use_this_folders_history
+from llm_assets.cli.session import open_session, use_this_folders_history
 from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import REBUILD_TAG
 from llm_assets.preflight import preflight, seconds_before_run
 
@@ -176,7 +177,28 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         endpoint = result.asset_materializations_for_node("endpoint")[0].metadata
         told = {name: entry.value for name, entry in endpoint.items()}
         print_summary(console, settings, told, progress.seconds, time.monotonic() - started)
+        if is_local(settings.store):
+            _clean_store(console)
     return 0
+
+
+def _clean_store(console: Console) -> None:
+    """Delete what the rules no longer keep, and say so; what hinders that fails no run."""
+    session = open_session()
+    retention, forgetting = session.settings.retention, session.settings.forgetting
+    try:
+        cleaning = clean(
+            session.record, session.registry, retention, forgetting, True, lambda line: None
+        )
+    except (UserError, OSError) as error:
+        console.print(f"[yellow]![/] Nothing was cleaned: {escape(shown(str(error)))}")
+        return
+    if cleaning.removals:
+        console.print(
+            f"Cleaned {cleaning.bytes / 1e9:,.1f} GB that `retention` no longer keeps; "
+            f"{cleaning.bytes_kept / 1e9:,.1f} GB remain.",
+            highlight=False,
+        )
 
 
 def materialize_assets(

@@ -173,8 +173,9 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
 def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
     if unread.counts:
         return (
-            f"Source {source.name!r}: no file at {shown_in_line(url)} is of a format that is read "
-            f"({', '.join(FORMATS)}). What is there: {unread}."
+            f"Source {source.name!r}: no file at {shown_in_line(url)} has a format that is read "
+            f"({', '.join(FORMATS)}). Found instead: {unread}. Convert them to text, or point "
+            "`path` at another folder."
         )
     return (
         f"Source {source.name!r}: {shown_in_line(url)} matches no file. "

@@ -14,10 +14,19 @@ from urllib.parse import unquote
 from artifacts.errors import first_line
 from spark_jobs.read.document import Fault
 from spark_jobs.read.files.rows import Row, one_document
-from spark_jobs.read.files.streams import Content, OverlongLine, decode, lines_of, too_large
+from spark_jobs.read.files.streams import (
+    BadFile,
+    Content,
+    OverlongLine,
+    decode,
+    lines_of,
+    too_large,
+)
 
 _TIMING = re.compile(r"\d+|.*-->.*|WEBVTT.*|(NOTE|STYLE|REGION)\b.*")
 _TAG = re.compile(r"<[^>]*>")
+_DUMP = re.compile(rb"<mediawiki[\s>]")
+HEAD_BYTES = 4096
 _SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
 _HTML_BLOCKS = ("h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "blockquote")
 
@@ -90,7 +99,44 @@ def subtitles_text(found: bytes) -> str:
     return "\n".join(said)
 
 
-def xml_text(found: bytes) -> str:
+def read_xml(content: Content) -> Iterator[Row]:
+    """All text of a file as one document; of a wiki's dump each page is a document."""
+    with content.open() as stream:
+        is_dump = _DUMP.search(stream.read(HEAD_BYTES))
+    if not is_dump:
+        yield from one_document(content, _xml_text)
+        return
+    from lxml import etree
+
+    safe = {"resolve_entities": False, "no_network": True}
+    try:
+        with content.open() as stream:
+            pages = etree.iterparse(stream, tag="{*}page", **safe)
+            for number, (_, page) in enumerate(pages, start=1):
+                yield _wiki_page(page, content, number)
+                # Of a dump of gigabytes, one page is held at a time.
+                page.clear()
+                while page.getprevious() is not None:
+                    del page.getparent()[0]
+    except etree.XMLSyntaxError as error:
+        raise BadFile(
+            f"{content.file.shown} is not readable XML ({first_line(error)}). Fetch the file again."
+        ) from error
+
+
+def _wiki_page(page: Any, content: Content, number: int) -> Row:
+    """A page's title and the newest of its texts, in the wiki's markup."""
+    title = page.findtext("{*}title") or ""
+    texts = [text.text or "" for text in page.iterfind("{*}revision/{*}text")]
+    text = texts[-1].strip() if texts and page.find("{*}redirect") is None else ""
+    where = f"page {page.findtext('{*}id') or number}"
+    if len(text) > content.maximum_bytes:
+        return too_large(content, where, len(text))
+    name = f"{content.file.name}:{page.findtext('{*}id') or number}"
+    return name, f"{title}\n\n{text}" if text else "", f"{content.file.shown}, {where}"
+
+
+def _xml_text(found: bytes) -> str:
     """All text between the tags, a line for each element that has some."""
     return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(found).itertext())))
 

@@ -26,6 +26,8 @@ from spark_jobs.read.settings import template_columns
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
 """Largest JSON file that is one value; it is read into memory as a whole."""
+PROSE_WORDS = 4
+"""Words from which on a value is taken for text."""
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
 
@@ -58,18 +60,38 @@ def _parse(line: bytes, content: streams.Content, where: str, number: int) -> Ro
 
 
 def _holds_lines(content: streams.Content) -> bool:
-    """Whether a `.json` file has an object on its first line, so that it is read line by line."""
+    """Whether a `.json` file has an object on its first line, so that it is read line by line.
+
+    An export that is one object on one line is read as a whole.
+    """
     with content.open() as stream:
         lines = streams.lines_of(stream, content.maximum_bytes)
-        first = next(
-            (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip()), b""
-        )
+        some = (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip())
+        first, second = next(some, b""), next(some, None)
     if isinstance(first, streams.OverlongLine):
         return False
     try:
-        return isinstance(json.loads(first), dict)
+        record = json.loads(first)
     except (ValueError, RecursionError):
         return False
+    return isinstance(record, dict) and (second is not None or wrapped_rows(record) is None)
+
+
+def wrapped_rows(value: Any) -> list[Any] | None:
+    """The rows of an object that only wraps them, as exports do: `{"total": 2, "issues": [...]}`.
+
+    Returns:
+        None where there is not exactly one list of objects, or something to read beside it.
+    """
+    if not isinstance(value, dict):
+        return None
+    lists = [
+        found
+        for found in value.values()
+        if isinstance(found, list) and found and all(isinstance(row, dict) for row in found)
+    ]
+    says = any(isinstance(v, str) and len(v.split()) >= PROSE_WORDS for v in value.values())
+    return lists[0] if len(lists) == 1 and not says else None
 
 
 def _read_whole_json(content: streams.Content) -> Iterator[Row]:
@@ -84,7 +106,8 @@ def _read_whole_json(content: streams.Content) -> Iterator[Row]:
         records = json.loads(found)
     except (ValueError, RecursionError) as error:
         raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
-    for number, record in enumerate(records if isinstance(records, list) else [records], start=1):
+    rows = wrapped_rows(records) or (records if isinstance(records, list) else [records])
+    for number, record in enumerate(rows, start=1):
         yield pick(record, content, f"element {number}", number)
 
 

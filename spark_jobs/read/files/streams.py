@@ -5,6 +5,7 @@ nothing is unpacked onto the disk.
 """
 
 import bz2
+import errno
 import gzip
 import hashlib
 import io
@@ -37,6 +38,11 @@ BLOCK_BYTES = 1024 * 1024
 READ_BYTES = 64 * 1024
 """Read at once, so that what is told of follows the reading also where little unpacks to much."""
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
+UNREACHABLE = {
+    *(errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT),
+    *(errno.ECONNABORTED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN),
+}
+"""What a disk or network drive says that is gone; setting files aside would lose all of it."""
 DAMAGES = (
     EOFError,
     OSError,
@@ -296,10 +302,20 @@ class Content:
         except FileNotFoundError as error:
             raise SourceChanged(f"{self.file.shown} was removed while it was read") from error
         except DAMAGES as error:
+            need_drive(self.file.shown, error)
             raise BadFile(
                 f"{self.file.shown} is damaged: its {compression or form.name} cannot be read "
                 f"({error}). Fetch the file again, or take it out of the source."
             ) from error
+
+
+def need_drive(shown: str, error: BaseException) -> None:
+    """Raise UserError where a file is not damaged, but out of reach with all beside it."""
+    if isinstance(error, OSError) and error.errno in UNREACHABLE:
+        raise UserError(
+            f"{shown} cannot be read: its disk or network drive does not answer "
+            f"({error.strerror}). Reconnect it; the same command resumes."
+        ) from error
 
 
 def decode(found: bytes) -> tuple[str, str | None]:
@@ -405,6 +421,7 @@ def _zip(content: Content) -> Iterator[Member | SkippedMember]:
         try:
             archive = zipfile.ZipFile(handle)
         except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+            need_drive(content.file.shown, error)
             raise _unreadable(content, "zip", error) from error
         for entry in archive.infolist():
             if entry.is_dir():

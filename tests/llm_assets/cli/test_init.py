@@ -17,7 +17,7 @@ from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.forecast import PARAMETERS, tokens_per_second
 from llm_assets.preflight import preflight
 from spark_jobs.read.snapshot import write_snapshot
-from tests.spark_jobs.read.files.test_formats import write_pdf
+from tests.folders import write_pdf
 from tests.tiny import tiny_texts
 
 
@@ -41,7 +41,7 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> No
     assert settings.name == "our_manuals"
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
     (told,) = [note for note in preflight(settings).notes if "held out" in note]
-    assert "on which a gain of 0.0" in told
+    assert "enough to detect a gain of 0.0" in told
 
 
 def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
         (manuals / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
     text = preflight(settings).text
     assert "set aside: 5 not utf8" in text.lines()
-    assert "name them all: llm-assets check --all" in text.lines()
+    assert "list all of them: llm-assets check --all" in text.lines()
     (source,) = settings.raw_corpus.sources
     stop = source.model_copy(update={"on_bad_file": "stop"})
     raw = settings.raw_corpus.model_copy(update={"sources": [stop]})

@@ -93,6 +93,23 @@ def test_thirty_weeks_level_off_and_every_version_explains_itself(weeks: Weeks) 
             assert f"of: {kind}" in told
 
 
+def test_five_trainings_leave_less_than_four_models_by_the_usual_rules(weeks: Weeks) -> None:
+    for week in range(5):
+        weeks.retrain(week, promoted=True)
+        usual = RetentionSettings()
+        weeks.clean(days=usual.days, versions=usual.versions)
+    of_models = [
+        path.stat().st_size
+        for kind in ("base_model", "checkpoint", "runs")
+        for path in (Path(weeks.store.root) / kind).rglob("*")
+        if path.is_file()
+    ]
+    # Weights of 50 KB and states of 150 KB: the base, what serves and what served before.
+    assert sum(of_models) < 4 * 50 * KB
+    for name in weeks.record.known("clean_corpus"):
+        weeks.store.load("clean_corpus", name).verify()
+
+
 def _promote_the_oldest(weeks: Weeks) -> dict[str, object]:
     weeks.registry.approve(1, "Ada", "reads well")
     return {}
@@ -112,7 +129,6 @@ def _make_the_oldest_previous(weeks: Weeks) -> dict[str, object]:
         _make_the_oldest_previous,
         lambda weeks: {"keep": [1]},
         lambda weeks: {"versions": 6},
-        lambda weeks: {"days": 1},
     ],
 )
 def test_what_a_rule_keeps_stays_with_all_behind_it(
@@ -124,6 +140,16 @@ def test_what_a_rule_keeps_stays_with_all_behind_it(
     weeks.clean(**settings)
     oldest = weeks.registry.get(1)
     for kind, fingerprint in oldest.lineage.items():
+        weeks.store.load(kind, fingerprint).verify()
+
+
+def test_what_is_young_stays_but_the_weights_of_older_versions(weeks: Weeks) -> None:
+    for week in range(6):
+        weeks.retrain(week, promoted=False)
+    weeks.clean(days=1)
+    oldest = dict(weeks.registry.get(1).lineage)
+    assert weeks.store.find_named("checkpoint", oldest.pop("checkpoint")) is None
+    for kind, fingerprint in oldest.items():
         weeks.store.load(kind, fingerprint).verify()
 
 

@@ -185,7 +185,7 @@ def _corrupt_gzip() -> bytes:
         ("a.parquet", b"not parquet", r"a.parquet is damaged: its parquet cannot be read"),
         ("a.txt", b"  \n", r"raw corpus is empty.*1 empty.*\n.*a.txt: the id 'a.txt' has no text"),
         ("a.pdf", b"%PDF", r"a.pdf cannot be read as pdf"),
-        ("a.odp", b"PK", r"no file at .*text is of a format that is read.*1 \.odp \(a.odp\)"),
+        ("a.odp", b"PK", r"no file at .*text has a format that is read.*1 \.odp \(a.odp\)"),
     ],
 )
 def test_bad_files_are_named_with_what_to_do(

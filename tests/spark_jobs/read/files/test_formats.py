@@ -8,11 +8,10 @@ import zipfile
 from pathlib import Path
 
 import docx
-import pypdf
 import pytest
-from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from artifacts.errors import UserError
+from tests.folders import write_pdf
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 PAGE = """<html><head><title>Pump</title><script>alert(1)</script></head><body>
@@ -32,28 +31,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "text"
     folder.mkdir()
     return folder
-
-
-def write_pdf(path: Path, text: str | None, password: str | None = None) -> None:
-    """A page with a line of text, or with none."""
-    writer = pypdf.PdfWriter()
-    page = writer.add_blank_page(300, 200)
-    if text:
-        font = DictionaryObject(
-            {
-                NameObject("/Type"): NameObject("/Font"),
-                NameObject("/Subtype"): NameObject("/Type1"),
-                NameObject("/BaseFont"): NameObject("/Helvetica"),
-            }
-        )
-        fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
-        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-        stream = StreamObject()
-        stream.set_data(f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET".encode())
-        page[NameObject("/Contents")] = writer._add_object(stream)
-    if password:
-        writer.encrypt(password)
-    writer.write(path)
 
 
 def test_a_page_gives_its_main_text(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Mail, subtitles, XML and office documents become text, or are named."""
 
+import bz2
 import mailbox
-import zipfile
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import openpyxl
 import pytest
 
 from artifacts.errors import UserError
+from tests.folders import write_zip
 from tests.spark_jobs.read.files.test_formats import texts_of
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
@@ -29,12 +30,6 @@ def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
         mail.set_content(html, subtype="html")
     mail.add_attachment(b"\x00secret", maintype="application", subtype="zip", filename="a.zip")
     return mail
-
-
-def write_zip(path: Path, members: dict[str, str]) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in members.items():
-            archive.writestr(name, text)
 
 
 def test_a_message_is_its_subject_and_text_without_addresses(folder: Path) -> None:
@@ -108,6 +103,31 @@ def test_xml_is_its_text_and_fetches_nothing(folder: Path) -> None:
     )
 
     assert texts_of(folder) == {"a.xml": "Pump\nIt opens\n&x;\nweekly."}
+
+
+WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo>x</siteinfo>
+<page><title>Pump</title><id>7</id><revision><text>It closes.</text></revision>
+<revision><text>It opens &amp; closes.</text></revision></page>
+<page><title>Pumps</title><id>8</id><redirect title="Pump"/><revision><text>x</text></revision>
+</page>
+<page><title>Lamp</title><id>9</id><revision><text>It is red.</text></revision></page>
+"""
+
+
+def test_each_page_of_a_wiki_is_a_document(folder: Path) -> None:
+    (folder / "wiki.xml.bz2").write_bytes(bz2.compress(f"{WIKI}</mediawiki>".encode()))
+
+    assert texts_of(folder) == {
+        "wiki.xml.bz2:7": "Pump\n\nIt opens & closes.",
+        "wiki.xml.bz2:9": "Lamp\n\nIt is red.",
+    }
+
+
+def test_a_wiki_that_was_cut_off_is_named(folder: Path) -> None:
+    (folder / "wiki.xml").write_text(WIKI)
+
+    with pytest.raises(UserError, match=r"wiki.xml is not readable XML \(Premature end"):
+        texts_of(folder)
 
 
 def test_office_documents_give_their_text(folder: Path) -> None:

@@ -179,3 +179,23 @@ def test_settings_without_a_template_decide_what_they_did(tmp_path: Path) -> Non
     (with_one,) = files_source(tmp_path, text_template="{a}").content()["sources"]
     assert "text_template" not in without
     assert with_one["text_template"] == "{a}"
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_rows_that_an_export_wraps_are_rows(tmp_path: Path, indent: int | None) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    issues = [{"fields": {"summary": "It leaks"}}, {"fields": {"summary": "It hums"}}]
+    wrapped = {"total": 2, "names": ["a"], "issues": issues}
+    (folder / "jira.json").write_text(json.dumps(wrapped, indent=indent))
+    whole = {"fields": {"summary": "The pump"}, "note": "It is one thing.", "parts": issues}
+    (folder / "whole.json").write_text(json.dumps(whole, indent=indent))
+
+    rows, stats = snapshot(files_source(folder, text_column="fields.summary"), tmp_path / "raw")
+
+    assert {row["id"]: row["text"] for row in rows} == {
+        "jira.json:1": "It leaks",
+        "jira.json:2": "It hums",
+        "whole.json:1": "The pump",
+    }
+    assert not stats["dropped"]

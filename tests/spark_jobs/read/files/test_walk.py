@@ -9,6 +9,7 @@ import pytest
 from artifacts.errors import UserError
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.snapshot import source_fingerprints
+from spark_jobs.read.survey import survey
 from tests.llm_assets.privilege import run_without_privilege
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
@@ -158,3 +159,12 @@ def test_what_may_not_be_read_is_named_or_set_aside(folder: Path, kind: str) -> 
     assert f"the {kind} {locked} may not be read" in stopped.stderr
     assert "on_bad_file: quarantine" in stopped.stderr and "Traceback" not in stopped.stderr
     assert f"1 unreadable {kind} ({locked.name})" in set_aside.stdout
+
+
+def test_a_drive_that_is_gone_ends_the_reading_and_sets_nothing_aside(folder: Path) -> None:
+    # The kernel answers a read at its beginning with an I/O error, as of a drive that was pulled.
+    (folder / "b.md").symlink_to("/proc/self/mem")
+    (source,) = files_source(folder, follow_links=True, on_bad_file="quarantine").sources
+
+    with pytest.raises(UserError, match=r"b.md cannot be read: its disk or network drive does not"):
+        survey(source, find_files(source).files, 1)  # type: ignore[arg-type]

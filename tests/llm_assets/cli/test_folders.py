@@ -1,0 +1,116 @@
+"""Folders as strangers bring them: all is known before a training, and each ends as was said."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import UserError
+from llm_assets.cli.pipeline.init import write_pipeline
+from llm_assets.config import load_settings
+from llm_assets.preflight import preflight
+from spark_jobs.read.snapshot import write_snapshot
+from tests.folders import FOLDERS, files_in, try_folder, write_folder
+
+DOCUMENTS = {
+    "manuals": 213,
+    "mail": 220,
+    "tickets": 220,
+    "wiki": 220,
+    "law": 220,
+    "source_code": 190,
+    "mixed_share": 251,
+    "five_files": 5,
+}
+"""What each holds, at least."""
+LEFT_OUT = {
+    "manuals": {".png": 7, "hidden": 1},
+    "tickets": {"no_text": 1},
+    "wiki": {".jpg": 12},
+    "source_code": {"hidden": 1},
+    "mixed_share": {
+        **{".jpg": 25, ".db": 1, ".doc": 1, ".png": 1, "broken link": 1},
+        **{"bad_file": 3, "no_text_layer": 1, "empty": 1},
+    },
+}
+"""What cannot be learnt: not read or set aside."""
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_is_read_or_told_apart_before_any_work(tmp_path: Path, name: str) -> None:
+    folder = write_folder(tmp_path, name)
+
+    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    settings = load_settings(started.path)
+
+    if name == "five_files":
+        with pytest.raises(UserError, match=r"it takes 78 different documents.*run --unjudged"):
+            preflight(settings)
+    else:
+        assert started.obstacle is None
+        text = preflight(settings, None).text
+        assert (text.documents or 0) >= DOCUMENTS[name] and text.share == 1
+    stats = write_snapshot(settings.raw_corpus, tmp_path / "raw", lambda line: None)
+    assert stats["documents"] >= DOCUMENTS[name]
+    left_out = Counter(stats["unread"]) + Counter(stats["dropped"])
+    assert left_out == Counter(LEFT_OUT.get(name, {}))
+    # Of the files that hold one document each, each is one, or is named.
+    if name in ("manuals", "law", "source_code", "mixed_share", "five_files"):
+        in_archives = 20 if name == "mixed_share" else 0
+        accounted = stats["documents"] + left_out.total() - in_archives
+        assert accounted == files_in(folder)
+
+
+def test_pictures_alone_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    for number in range(3):
+        (tmp_path / "pictures" / f"{number}.jpg").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"Found instead: 3 .jpg .*Convert them to text"):
+        write_pipeline(tmp_path / "pictures", None, tmp_path / "made.yaml")
+    assert not (tmp_path / "made.yaml").exists()
+
+
+def test_a_file_of_3_gb_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "dump.txt").write_text("The pump opens.")
+    os.truncate(tmp_path / "large" / "dump.txt", 3_000_000_000)
+    with pytest.raises(UserError, match=r"holds no text that can be learnt.*1 too large"):
+        write_pipeline(tmp_path / "large", None, tmp_path / "made.yaml")
+
+
+def test_of_two_people_who_begin_at_once_one_is_told(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("llm-assets")), "init"]
+    command += [str(write_folder(tmp_path, "five_files")), "--output", str(tmp_path / "made.yaml")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(one.communicate(timeout=300)[1] for one in both)
+    assert sorted(one.returncode for one in both) == [0, 1]
+    assert "made.yaml is there already" in said[1]
+    assert load_settings(tmp_path / "made.yaml").name == "five_files"
+
+
+@pytest.mark.soak
+def test_200_000_small_files_are_counted_within_two_minutes(tmp_path: Path) -> None:
+    for number in range(200_000):
+        folder = tmp_path / "many" / f"{number // 1000}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.txt").write_text(f"Note {number}: the pump of room {number} opens.")
+    began = time.monotonic()
+    started = write_pipeline(tmp_path / "many", None, tmp_path / "made.yaml")
+    assert time.monotonic() - began < 120
+    assert started.notes[0].startswith("200,000 files")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_ends_in_a_promoted_model_or_in_a_no_before_training(
+    tmp_path: Path, name: str
+) -> None:
+    row = try_folder(tmp_path, name)
+    print(row)
+    assert row["outcome"] == "promoted" or "it takes 78 different documents" in str(row["outcome"])
+    assert (row["outcome"] == "promoted") == (name != "five_files")
+    assert float(str(row["minutes"])) <= 12
