@@ -17,6 +17,7 @@ from dagster import (
     open_pipes_session,
 )
 
+from artifacts.errors import LOST_WORKER
 from llm_assets.pipes.failures import (
     Backoff,
     RemoteJobFailed,
@@ -252,7 +253,8 @@ class RemoteRun:
     def _judge(self, job: RemoteJob) -> bool:
         self._drain(job)
         # A program that fails by a fault of its input says so in its closing message.
-        died = job.exit_status is not None and self.reader.closed is None
+        said = reported_on_closing(self.reader.closed)
+        died = job.exit_status is not None and (self.reader.closed is None or LOST_WORKER in said)
         died = died and not explain(job.detail, None, self.service.place)
         if (job.interrupted or died) and self.restarts < self.limits.restarts:
             return False

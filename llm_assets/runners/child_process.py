@@ -24,7 +24,10 @@ _LAST_CHARACTERS = 1_000
 def run_child(
     context: AssetExecutionContext, command: Sequence[str], log_path: Path, restarts: int = 0
 ) -> None:
-    """Run a command to its end; start it again up to `restarts` times while it exits with 75.
+    """Run a command to its end; start it again up to `restarts` times.
+
+    That is where it exits with 75, or a worker of it ended without a word, such as one that was
+    killed; a program that fails by a fault of its input says so in its closing message.
 
     Its standard output and error go to `log_path`; what it reports through Dagster Pipes goes into
     the run. When the run is cancelled for whatever reason, the child is asked to stop (SIGTERM),
@@ -36,10 +39,13 @@ def run_child(
     """
     for attempt in range(restarts + 1):
         code, closed, reason = _run_once(context, command, log_path)
-        if code == INTERRUPTED and attempt < restarts:
-            context.log.info(f"Interrupted with its state saved; starting again ({attempt + 1})")
-            continue
-        break
+        died = code != 0 and (not closed or reason == LOST_WORKER)
+        if attempt == restarts or not (died or code == INTERRUPTED):
+            break
+        ended = "was interrupted, its state saved" if code == INTERRUPTED else _end(code)
+        context.log.warning(
+            f"The program {ended}; starting it again, {attempt + 1} of at most {restarts} times"
+        )
     if reason and reason != LOST_WORKER:
         raise UserError(f"{reason}\n(From `{' '.join(command[:6])} ...`; its log: {log_path})")
     if code != 0:

@@ -73,7 +73,7 @@ class LocalTrainingRunner(TrainingRunner):
     """Runs them in child processes on this machine."""
 
     restarts: int = 3
-    """How often an interrupted training (exit code 75) is started again."""
+    """How often a training is started again that was interrupted, or whose worker has died."""
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         placement.python()

@@ -64,6 +64,7 @@ MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     prepared: Project, already_made: Project, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
+    prepared.configure(training={"restarts": 0})
     running = prepared.fork(*MATERIALIZE)
     wait_until(lambda: steps_done(prepared) >= 12)
     for worker in training_workers(running):

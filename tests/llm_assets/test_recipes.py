@@ -92,6 +92,7 @@ def go_to_an_answer(task: Task, name: str, folder: Path) -> str:
 
 def kill_training(project: Project) -> None:
     """Run the graph until its training has saved something, and kill -9 all processes of that."""
+    project.configure(training={"restarts": 0})
     running = project.fork(*MATERIALIZE)
     wait_until(lambda: steps_done(project) >= 6 or running.poll() is not None, GRAPH_SECONDS)
     said = project.folder / "output.txt"

@@ -88,6 +88,7 @@ def test_fault_of_the_input_is_told_and_not_tried_again(
     [
         ("a worker crashes without a word", "die-until:3:1"),
         ("a worker is killed for its memory", "die-until:3:137"),
+        ("a worker is lost by the others", "lose-until:3"),
         ("told to end (exit code 75)", "fail-until:3:75"),
     ],
 )

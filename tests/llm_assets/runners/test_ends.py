@@ -1,5 +1,6 @@
 """However a child, Java or a worker ends, one message says why and what to do."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dagster import AssetExecutionContext, asset, materialize
+from dagster import AssetExecutionContext, MaterializeResult, asset, materialize
 
 from artifacts.errors import reason_of
 from llm_assets.assets.stage import escape_markdown, table, user_faults
@@ -91,6 +92,50 @@ def test_a_childs_last_words_are_shown_and_never_sent(tmp_path: Path) -> None:
 
     assert "ended with exit code 3" in said
     assert r"\x1b[2Jgone" in said and "\x1b" not in said
+
+
+CRASHES = """
+import os
+import signal
+import sys
+from pathlib import Path
+from pydantic import BaseModel
+from artifacts.program.entry import run_program
+
+class Spec(BaseModel):
+    starts: Path
+
+def train(spec, report):
+    with spec.starts.open("a") as file:
+        file.write("start\\n")
+    if len(spec.starts.read_text().splitlines()) < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.exit(run_program(Spec, train))
+"""
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "training ended without a word, on this machine",
+    sees="a line that says how",
+    then="started again from its newest checkpoint, `training.restarts` times",
+)
+@pytest.mark.parametrize(("restarts", "success"), [(2, True), (1, False)])
+def test_a_child_that_died_is_started_again_so_often(
+    tmp_path: Path, restarts: int, success: bool
+) -> None:
+    starts, spec = tmp_path / "starts", tmp_path / "spec.json"
+    spec.write_text(json.dumps({"starts": str(starts)}))
+    command = [sys.executable, "-c", CRASHES, "--spec", str(spec)]
+
+    @asset
+    def trained(context: AssetExecutionContext) -> MaterializeResult:
+        run_child(context, command, tmp_path / "program.log", restarts)
+        return MaterializeResult()
+
+    assert materialize([trained], raise_on_error=False).success == success
+    assert len(starts.read_text().splitlines()) == restarts + 1
 
 
 LOST = """

@@ -5,7 +5,8 @@ On Dataproc it uses the shipped Pipes writer, elsewhere this project's.
 Usage: report.py [--count FILE] [STEP...]. The steps: `log:TEXT`, `materialize`, `sleep:SECONDS`,
 `stamp:FILE` (write the time), `wait:FILE` (until it is there), `exit:STATUS`, `die:STATUS` (without
 a closing message), `raise:TEXT`, and, where FILE counts the starts, `fail-until:N:STATUS` (exit so
-before start N), `die-until:N:STATUS` and `hang-until:N` (sleep until killed).
+before start N), `die-until:N:STATUS`, `lose-until:N` (a worker of others) and `hang-until:N` (sleep
+until killed).
 """
 
 import os
@@ -22,6 +23,7 @@ from dagster_pipes import (
 )
 from google.cloud import storage
 
+from artifacts.errors import LOST_WORKER, UserError
 from artifacts.program.pipes import FLUSH_SECONDS, open_session
 
 HOURS = 3600.0
@@ -62,6 +64,8 @@ def _do(step: str, start: int, pipes: PipesContext) -> None:
         number, status = value.split(":")
         if start < int(number):
             _do(f"die:{status}", start, pipes)
+    elif verb == "lose-until" and start < int(value):
+        raise UserError(LOST_WORKER)
     elif verb == "hang-until" and start < int(value):
         time.sleep(HOURS)
 
