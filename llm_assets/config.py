@@ -27,6 +27,7 @@ from llm_assets.operation_settings import (
     NotificationSettings,
     RetentionSettings,
 )
+from llm_assets.study.settings import StudySettings
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.model.base_model import BaseModelSettings
 from recipes.settings import (
@@ -129,6 +130,9 @@ class PipelineSettings(Settings):
     exam: ExamSettings | None = None
     """Questions about facts of the text: whether a model knows what it read. Without it there is
     no asset `exam`."""
+    study: StudySettings | None = None
+    """Text made from the documents, in many forms, that is trained on beside them. Without it there
+    is no asset `study`."""
     eval_metrics: EvaluationSettings = EvaluationSettings()
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 STAGES = (
     "llm_assets.assets.corpus",
+    "llm_assets.assets.study",
     "llm_assets.assets.model",
     "llm_assets.assets.exam",
     "llm_assets.assets.evaluation",

@@ -15,6 +15,7 @@ import pytest
 
 from artifacts.libraries import normalized, source_hash
 from llm_assets.gate.verdict import CODE_VERSION as GATE_VERSION
+from llm_assets.study.rows import CODE_VERSION as STUDY_VERSION
 from recipes.evaluation.settings import CODE_VERSION as EVALUATION_VERSION
 from recipes.model.base_model import BASE_MODEL_CODE_VERSION
 from recipes.settings import RECIPES, STRATEGIES, installed
@@ -38,6 +39,7 @@ PLUGINS = [
 STAGES = {
     "raw_corpus": (["spark_jobs.read.snapshot"], SNAPSHOT_VERSION),
     "clean_corpus": (["spark_jobs.clean.job"], CLEAN_VERSION),
+    "study": (["llm_assets.study.rows"], STUDY_VERSION),
     "tokenized_shards": (["spark_jobs.tokenize.job"], TOKENIZE_VERSION),
     "base_model": (["recipes.model.base_model"], BASE_MODEL_CODE_VERSION),
     "checkpoint": (["recipes.continued_pretraining", *PLUGINS], CHECKPOINT_CODE_VERSION),

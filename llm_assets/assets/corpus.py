@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -223,27 +224,15 @@ def clean_corpus(
     Of copies and near-copies one stays. Whole clusters go to one split, so no near-copy of text
     that models are judged on is ever trained on.
     """
-    store = pipeline.store
-    settings, models = _share_models(store, settings)
-    general_url, general_digest = _share_general_english(store)
-    forgotten = read_list(store, pipeline.settings.name)
-    wanted = identity.extend(
-        settings=settings.content(),
-        inputs={"general_english": general_digest} | models | forgotten.inputs(),
-        libraries=clean_libraries(settings),
-    )
+    inputs, specify = plan_cleaning(pipeline, settings)
+    wanted = identity.extend(inputs=inputs, libraries=clean_libraries(settings))
 
     def spec(output: str, earlier: str | None = None) -> clean.CleanSpec:
-        return clean.CleanSpec(
+        return specify(
             raw_corpus=raw_corpus.url,
             output=output,
-            settings=settings,
-            earlier=store.load("clean_corpus", earlier).url if earlier else None,
-            forgotten=forgotten.for_cleaning(forgotten_folder(store, pipeline.settings.name)),
+            earlier=pipeline.store.load("clean_corpus", earlier).url if earlier else None,
             libraries=wanted.libraries,
-            evaluation_texts=[general_url],
-            cache=store.cache,
-            documents_in_memory=pipeline.settings.spark.documents_in_memory,
         )
 
     def build(draft: Draft) -> None:
@@ -256,6 +245,26 @@ def clean_corpus(
         pipeline.record, wanted, lambda identity: pipeline.find(context, identity, compare)
     )
     return BuildPlan(_with_earlier(wanted, earlier), build, compare)
+
+
+def plan_cleaning(
+    pipeline: PipelineResource, settings: CleanCorpusSettings
+) -> tuple[dict[str, str], Callable[..., clean.CleanSpec]]:
+    """What decides how text is cleaned besides the settings, and the job's specification, which
+    lacks the text, the output and the libraries."""
+    store, name = pipeline.store, pipeline.settings.name
+    settings, models = _share_models(store, settings)
+    general_url, general_digest = _share_general_english(store)
+    forgotten = read_list(store, name)
+    specify = partial(
+        clean.CleanSpec,
+        settings=settings,
+        forgotten=forgotten.for_cleaning(forgotten_folder(store, name)),
+        evaluation_texts=[general_url],
+        cache=store.cache,
+        documents_in_memory=pipeline.settings.spark.documents_in_memory,
+    )
+    return {"general_english": general_digest} | models | forgotten.inputs(), specify
 
 
 def find_earlier(
@@ -379,6 +388,7 @@ def tokenized_shards(
     identity: Identity,
     settings: TokenizedShardsSettings,
     clean_corpus: Artifact,
+    study: Artifact | None,
     base_model: Artifact,
 ) -> BuildPlan:
     """Packed token rows in three splits (train, validation, held-out) with one manifest.
@@ -401,6 +411,7 @@ def tokenized_shards(
     def spec(output: str) -> tokenize.TokenizeSpec:
         return tokenize.TokenizeSpec(
             clean_corpus=clean_corpus.url,
+            study=study.url if study else None,
             base_model=base_model.url,
             output=output,
             settings=settings,

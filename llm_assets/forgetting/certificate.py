@@ -49,7 +49,7 @@ from llm_assets.forgetting.erase import (
 )
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.training_text import lessons_of, runs_behind
+from llm_assets.tracing.training_text import TEXT_KINDS, lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER
 from spark_jobs.clean.forgotten import (
     METHOD,
@@ -227,7 +227,8 @@ def search_again(
     since = min(document.at for document in documents)
     corpora = [
         corpus
-        for corpus in made_by(record, state, "clean_corpus")
+        for kind in TEXT_KINDS
+        for corpus in made_by(record, state, kind)
         if erased or corpus.manifest.created_at > since
     ]
     signatures = read_signatures(cleaning.signatures) if searched else {}

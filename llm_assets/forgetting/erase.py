@@ -37,6 +37,8 @@ from recipes.evaluation.settings import QUESTION_FOLDERS, SAMPLES_NAME
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
+from spark_jobs.read.document import DERIVED, document_of
+from spark_jobs.runtime.parquet import find_parts
 
 FORGOTTEN_INPUT = "forgotten"
 """Name of the list's digest among a clean corpus's inputs; absent while the list is empty."""
@@ -293,6 +295,8 @@ def _without_texts(
         stats = shards.stats | ({"erased": erased} if erased else {})
         yield shards, _without_tokens(shards, erased), stats
     everywhere = ids.union(*raw_ids.values())
+    for study in made_by(record, state, "study"):
+        yield study, _without_rows(study, everywhere), _without_examples(study, everywhere)
     for exam in made_by(record, state, "exam"):
         yield exam, _without_questions(exam, everywhere), exam.stats
     for evaluation in made_by(record, state, "eval_metrics"):
@@ -306,6 +310,20 @@ def made_by(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artif
         artifact = find_rewritable(record.store, kind, fingerprint)
         if artifact:
             yield artifact
+
+
+def find_derived(
+    record: Pipeline, state: RegistryState, documents: Collection[str]
+) -> dict[str, list[dict[str, str]]]:
+    """Document to the `id`, `source` and `text_hash` of the texts that were made from it."""
+    found: dict[str, dict[str, dict[str, str]]] = {document: {} for document in documents}
+    wanted = pa.array(sorted(documents), pa.string())
+    for study in made_by(record, state, "study"):
+        for part in find_parts(study.url, ["id", "source", "text_hash"], "study"):
+            rows = part.read(["id", "source", "text_hash"])
+            for row in rows.filter(_are_of(rows["id"], wanted)).to_pylist():
+                found[document_of(row["id"])][row["text_hash"]] = row
+    return {document: list(rows.values()) for document, rows in found.items()}
 
 
 def _rewrite(
@@ -346,7 +364,7 @@ def _without_rows(corpus: Artifact, ids: Collection[str]) -> Iterator[tuple[str,
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             if not {"id", "text"} <= set(parquet.schema_arrow.names):
                 continue
-            if not pc.any(pc.is_in(parquet.read(["id"])["id"], wanted)).as_py():
+            if not pc.any(_are_of(parquet.read(["id"])["id"], wanted)).as_py():
                 continue
             yield entry.path, _filtered(parquet, wanted)
 
@@ -359,15 +377,22 @@ def _filtered(parquet: pq.ParquetFile, ids: pa.Array) -> bytes:
     ) as writer:
         for number in range(parquet.num_row_groups):
             table = parquet.read_row_group(number)
-            writer.write_table(table.filter(pc.invert(pc.is_in(table["id"], ids))))
+            writer.write_table(table.filter(pc.invert(_are_of(table["id"], ids))))
     return written.getvalue()
+
+
+def _are_of(ids: pa.ChunkedArray, documents: pa.Array) -> pa.ChunkedArray:
+    """Which ids are those of some documents, or of texts made from one."""
+    split = pc.split_pattern(ids, DERIVED, max_splits=1)
+    return pc.is_in(pc.list_element(split, 0), documents)
 
 
 def _without_examples(corpus: Artifact, ids: Collection[str]) -> dict[str, Any]:
     """The stats of a clean corpus, in which the first words of dropped documents stand."""
     examples = corpus.stats.get("dropped_examples", {})
     kept = {
-        reason: [one for one in found if one["id"] not in ids] for reason, found in examples.items()
+        reason: [one for one in found if document_of(one["id"]) not in ids]
+        for reason, found in examples.items()
     }
     return corpus.stats | ({"dropped_examples": kept} if examples else {})
 

@@ -22,7 +22,7 @@ from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, read_table
 
-ORDER = ("checkpoint", "base_model", "tokenized_shards", "clean_corpus", "raw_corpus")
+ORDER = ("checkpoint", "base_model", "tokenized_shards", "study", "clean_corpus", "raw_corpus")
 
 
 def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:

@@ -26,6 +26,7 @@ from llm_assets.registry.start import find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.indexed import IndexedShard
 from llm_assets.tracing.training_text import (
+    TEXT_KINDS,
     Lesson,
     Reader,
     TrainingRun,
@@ -94,8 +95,9 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     if not words:
         raise UserError("Give a piece of text to look for.")
     runs = runs_behind(store, state, version)
-    names = [version.lineage.get("clean_corpus"), *(_corpus_of(store, run) for run in runs[::-1])]
-    corpora = {name: store.find_named("clean_corpus", name) for name in names if name}
+    behind = (version.lineage, *(_inputs_of_shards(store, run) for run in runs[::-1]))
+    names = [(kind, of[kind]) for of in behind for kind in TEXT_KINDS if kind in of]
+    corpora = {name: store.find_named(*name) for name in names}
     if not corpora and not runs:
         raise UserError(f"Version {version.version} is the base model: it has no text here.")
     there = [corpus.url for corpus in corpora.values() if corpus]
@@ -110,11 +112,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     return Passages(
         sorted(found, key=lambda one: (not one.is_trained, one.document)),
         searched=len(there),
-        missing=[
-            tell_removal(store, "clean_corpus", name)
-            for name, corpus in corpora.items()
-            if corpus is None
-        ],
+        missing=[tell_removal(store, *name) for name, corpus in corpora.items() if corpus is None],
     )
 
 
@@ -145,11 +143,11 @@ def exposures(
     ]
 
 
-def _corpus_of(store: Store, run: TrainingRun) -> str | None:
-    """Fingerprint of the clean corpus that a run read, while that is known."""
+def _inputs_of_shards(store: Store, run: TrainingRun) -> dict[str, str]:
+    """What the shards were made from that a run read, while that is known."""
     name = shards_of(store, run)
     shards = find_manifest(store, "tokenized_shards", name) if name else None
-    return shards.inputs.get("clean_corpus") if shards else None
+    return shards.inputs if shards else {}
 
 
 def _trained_passages(

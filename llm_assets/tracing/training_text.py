@@ -28,6 +28,7 @@ from recipes.data.records import (
     texts_of,
 )
 from recipes.spec import MODEL_FOLDER
+from spark_jobs.read.document import document_of
 from spark_jobs.runtime.parquet import open_parts
 
 Reader = Callable[[str, Sequence[int] | np.ndarray], pa.Table]
@@ -158,6 +159,8 @@ def _run(store: Store, state: RegistryState, checkpoint: str) -> TrainingRun:
     return TrainingRun(checkpoint, version, find_record(store, checkpoint, TRAINED_NAME))
 
 
+TEXT_KINDS = ("clean_corpus", "study")
+"""Artifacts with the text that shards are made of."""
 NEIGHBORHOOD = 48
 """Tokens that are shown on either side of a stretch."""
 BEGINNING = 64
@@ -314,7 +317,11 @@ class TrainingText:
         records = [self._record(shard, segment) for shard, segment, _, _ in parts]
         texts = [_text_of(shard, segment) for shard, segment, _, _ in parts]
         lessons = lessons_by_text(self.runs, texts, self.read)
-        self._look_up_licenses({record["id"]: record["source"] for record in records})
+        # A text that was made from a document has its license.
+        documents = ((record, document_of(record["id"])) for record in records)
+        self._look_up_licenses(
+            {one: record["source"] if one == record["id"] else None for record, one in documents}
+        )
         return [
             self._describe(part, record, lessons[text])
             for part, record, text in zip(parts, records, texts, strict=True)
@@ -333,7 +340,7 @@ class TrainingText:
         )
         row = place // shard.shard.tokens.shape[1]
         name = shard.shard.entry.name
-        license = self._licenses[record["id"]]
+        license = self._licenses[document_of(record["id"])]
         return Source(
             record["id"], record["source"], license, name, row, before, text, after, lessons
         )
@@ -343,8 +350,9 @@ class TrainingText:
         found: dict[str, str] = shard.documents.slice(number, 1).to_pylist()[0]
         return found
 
-    def _look_up_licenses(self, sources: dict[str, str]) -> None:
-        """Note the licenses of documents, given by id and source; where none is known, that."""
+    def _look_up_licenses(self, sources: dict[str, str | None]) -> None:
+        """Note the licenses of documents, given by id and, where known, source; or that none is
+        known."""
         new = {one: source for one, source in sources.items() if one not in self._licenses}
         for shards in self.artifacts if new else ():
             store = shards.store
@@ -356,18 +364,19 @@ class TrainingText:
             self._licenses.setdefault(one, UNKNOWN)
 
 
-def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str]) -> dict[str, str]:
+def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str | None]) -> dict[str, str]:
     """The licenses of those documents that have one there.
 
     Sources give their documents in the order of their ids where they have one, so about one group
     of rows is read for each document.
 
     Args:
-        documents: id to source.
+        documents: id to source, where that is known.
     """
-    sources = sorted(set(documents.values()))
     chosen = pc.field("id").isin(pa.array(documents, pa.string()))
-    chosen &= pc.field("source").isin(pa.array(sources, pa.string()))
+    sources = set(documents.values())
+    if None not in sources:
+        chosen &= pc.field("source").isin(pa.array(sources, pa.string()))
     snapshot = open_parts([raw_corpus.url], ["id", "source", "license"])
     found = snapshot.to_table(["id", "license"], filter=chosen).drop_null()
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))

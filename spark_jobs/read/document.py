@@ -25,7 +25,14 @@ SET_ASIDE = ("bad_file", "no_text_layer", EMPTY)
 """Reasons that never count towards `maximum_faulty_share`: whole files, and where nothing is."""
 
 
+DERIVED = "#study/"
+"""In the id of a text that was made from a document, between the document's id and the rest."""
 MOST_ID_BYTES = 1_024
+
+
+def document_of(identifier: str) -> str:
+    """Id of the document that a text was made from; its own where it is one of a source."""
+    return identifier.partition(DERIVED)[0]
 
 
 def find_id_fault(identifier: str) -> str | None:

@@ -69,6 +69,8 @@ class TokenizeSpec(BaseModel):
 
     clean_corpus: str
     """Folder of the clean corpus."""
+    study: str | None = None
+    """Folder of the text derived from it, whose parts are as a clean corpus's."""
     base_model: str
     """Folder of the base model, whose tokenizer is used."""
     output: str
@@ -85,6 +87,11 @@ class TokenizeSpec(BaseModel):
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
     """Most megabytes of held-out text whose n-grams every task holds (`held_out.choice`); past it
     they are joined with the other text's, and the shards are the same."""
+
+    def parts(self, columns: list[str]) -> list[Part]:
+        """The parts of all text; raises UserError where one lacks a column."""
+        derived = find_parts(self.study, columns, "study") if self.study else []
+        return find_parts(self.clean_corpus, columns, "clean_corpus") + derived
 
 
 def run(
@@ -111,7 +118,7 @@ def _run(
     spark: SparkSession, spec: TokenizeSpec, scratch: str, report: Callable[[str], None]
 ) -> dict[str, Any]:
     files = load_tokenizer(spec.base_model)
-    parts = find_parts(spec.clean_corpus, NEEDED_COLUMNS, "clean_corpus")
+    parts = spec.parts(NEEDED_COLUMNS)
     plan, engine, warnings, found = _plan(spark, spec, parts, files, scratch, report)
     tokenize = partial(
         tokenize_part,
@@ -386,7 +393,7 @@ def compare_tokens(
         reader.end_token_id,
         tuple(reader.labels),
     )
-    parts = find_parts(spec.clean_corpus, ["id", "text"], "clean_corpus")
+    parts = spec.parts(["id", "text"])
     documents = spread(parts, ["id", "text", "example"])
     for split in SPLITS:
         shard = ShardSet(shards, reader, split).shard(0)

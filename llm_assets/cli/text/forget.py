@@ -34,6 +34,7 @@ from llm_assets.forgetting.erase import (
     add_to_list,
     change_documents,
     erase,
+    find_derived,
     forgotten_folder,
     read_list,
 )
@@ -288,8 +289,12 @@ def _plan(
             for row in rows
         ]
 
+    holding = [row["id"] for rows in holders.values() for row in rows]
+    state = session.registry.state()
+    derived = find_derived(session.record, state, [*documents, *holding])
     for identifier, texts in documents.items():
         enter(texts)
+        enter(derived[identifier], survivor=identifier)
         no_text = {"source": texts[0]["source"] if texts else "", "text_hash": None}
         if not texts:
             enter([{"id": identifier}], **no_text)
@@ -297,6 +302,8 @@ def _plan(
             enter([{"id": row["id"]}], **no_text, survivor=identifier)
         if similar != "keep":
             enter(holders[identifier], survivor=identifier)
+            for row in holders[identifier]:
+                enter(derived[row["id"]], survivor=identifier)
         if similar is None and texts:
             longest = max(len(signatures[row["text_hash"]]) for row in texts)
             plan.undecided += _why_undecided(identifier, longest, len(holders[identifier]))
@@ -362,6 +369,8 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
             report(f"{shown_in_line(one.id)}: dropped, its text was in no corpus")
         elif one.text_hash is None:
             report(f"  with it its copy {shown_in_line(one.id)}")
+        elif one.survivor and one.similarity is None:
+            report(f"  with it, since it was made from it: {next(exposed)}")
         elif one.survivor:
             report(f"  with it, since it holds its text ({one.similarity:.0%}): {next(exposed)}")
         else:

@@ -1,0 +1,107 @@
+"""Text made from documents, in many forms, which is trained on beside them."""
+
+from typing import Any
+
+from dagster import AssetExecutionContext
+
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft
+from llm_assets.assets.corpus import GROUP, clean_view, plan_cleaning
+from llm_assets.assets.stage import BuildPlan, stage, table
+from llm_assets.pipeline import Comparison, PipelineResource
+from llm_assets.runners.spark import SparkRunner
+from llm_assets.study.rows import CODE_VERSION, DERIVED_FOLDER, SOURCE, write_rows
+from llm_assets.study.settings import StudySettings
+from recipes.evaluation.exam import read_questions
+from spark_jobs.clean import job as clean
+from spark_jobs.clean.job import compare_documents
+from spark_jobs.clean.prepare import libraries_of as clean_libraries
+from spark_jobs.clean.write import CLEAN_SCHEMA
+from spark_jobs.settings import (
+    CleanCorpusSettings,
+    RepeatedSpanSettings,
+    SplitSettings,
+    TemplateSettings,
+)
+
+
+def study_view(artifact: Artifact) -> dict[str, Any]:
+    """What people see of a `study`."""
+    view, derived = clean_view(artifact), artifact.stats["derived"]
+    return view | {
+        "summary": f"{artifact.stats['documents']:,} texts made from "
+        f"{derived['documents_studied']:,} documents",
+        "made_by": table(["method", "texts"], derived["rows"].items()),
+        "left_out": table(["reason", "texts"], derived["left_out"].items()),
+        "generator_tokens": derived["tokens"],
+        "generator_dollars": derived["dollars"],
+        "requests_past_the_budget": derived["not_asked"],
+    }
+
+
+@stage(
+    code_version=f"{CODE_VERSION}.{clean.CODE_VERSION}",
+    group=GROUP,
+    kinds={"python", "spark"},
+    pool="spark",
+    view=study_view,
+    columns=CLEAN_SCHEMA,
+)
+def study(
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    spark: SparkRunner,
+    identity: Identity,
+    settings: StudySettings,
+    clean_corpus: Artifact,
+    exam: Artifact | None,
+) -> BuildPlan:
+    """Text derived from the training documents: their facts in many forms, and what a generator
+    writes about them.
+
+    It is cleaned as the corpus is, and all of it is training text. Each row names its document, so
+    it is traced to that, and forgotten with it.
+    """
+    cleaning = _cleaning(pipeline.settings.clean_corpus)
+    inputs, specify = plan_cleaning(pipeline, cleaning)
+    identity = identity.extend(
+        settings={"cleaning": cleaning.content()},
+        inputs=inputs,
+        libraries=clean_libraries(cleaning),
+    )
+
+    def spec(output: str) -> clean.CleanSpec:
+        derived = f"{output}/{DERIVED_FOLDER}"
+        return specify(raw_corpus=derived, output=output, libraries=identity.libraries)
+
+    def build(draft: Draft) -> None:
+        questions = read_questions(exam.path) if exam else []
+        derived = write_rows(
+            settings,
+            clean_corpus.url,
+            questions,
+            draft.url,
+            pipeline.store.cache,
+            context.log.info,
+        )
+        draft.stats |= spark.run(context, clean, spec(draft.url)) | {"derived": derived}
+
+    def compare(artifact: Artifact) -> Comparison:
+        return compare_documents(spec(artifact.url), artifact.url)
+
+    return BuildPlan(identity, build, compare)
+
+
+def _cleaning(settings: CleanCorpusSettings) -> CleanCorpusSettings:
+    """How derived text is cleaned: as the corpus is, but for what would take it for a fault.
+
+    Facts in one form are texts of one template, and short; and it is all training text.
+    """
+    return settings.model_copy(
+        update={
+            "minimum_characters": 1,
+            "templates": TemplateSettings(keep=None),
+            "repeated_spans": RepeatedSpanSettings(),
+            "split": SplitSettings(sources={SOURCE: "train"}),
+        }
+    )

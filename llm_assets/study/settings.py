@@ -1,0 +1,98 @@
+"""The `study` asset."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from artifacts.settings import Settings
+from artifacts.storage.files import sha256_of
+from llm_assets.study.prompts import PROMPTS, PromptName
+
+
+class GeneratorSettings(Settings):
+    """A model that writes about each document, by OpenAI's `/v1/chat/completions`."""
+
+    address: str
+    """Where it answers, such as http://127.0.0.1:8001/v1."""
+    model: str
+    """What it calls the model."""
+    key_variable: str | None = None
+    """Environment variable that holds its key; unset: it asks for none."""
+    prompts: tuple[PromptName, ...] = tuple(PROMPTS)
+    """What is asked of each passage, in this order."""
+    rounds: int = Field(default=1, ge=1)
+    """How often each prompt is asked, each time with another seed."""
+    passage_words: int = Field(default=400, ge=20)
+    """Longest passage of a document that is put before a prompt, in words."""
+    answer_tokens: int = Field(default=512, ge=16)
+    """Most tokens of an answer; one that reaches them is left out."""
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    """How freely the generator writes."""
+    seed: int = 0
+    """Of the first round."""
+    requests_at_once: int = Field(default=4, ge=1)
+    """Requests in flight."""
+    timeout_seconds: float = Field(default=120, gt=0)
+    """How long an answer may take."""
+    maximum_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and answers, as the generator counts them, past which nothing is asked."""
+    dollars_per_million_tokens: float = Field(default=0, ge=0)
+    """What the generator costs."""
+    maximum_dollars: float | None = Field(default=None, gt=0)
+    """Cost past which nothing is asked."""
+    maximum_copied: float = Field(default=0.8, gt=0, le=1)
+    """Share of an answer's five-word n-grams that may stand in its passage; past it, the answer
+    teaches nothing that the document does not."""
+    maximum_new_names: int = Field(default=3, ge=0)
+    """Most capitalized words of an answer that its passage does not have."""
+
+    @model_validator(mode="after")
+    def _address_is_one(self) -> Self:
+        if not self.address.startswith(("http://", "https://")) or "@" in self.address:
+            raise ValueError("address must be as http://127.0.0.1:8001/v1, without a password")
+        if self.maximum_dollars and not self.dollars_per_million_tokens:
+            raise ValueError("maximum_dollars needs dollars_per_million_tokens")
+        return self
+
+    @property
+    def most_tokens(self) -> float:
+        """The budget in tokens, that in dollars included."""
+        most = [float(self.maximum_tokens)] if self.maximum_tokens else []
+        if self.maximum_dollars:
+            most.append(self.maximum_dollars / self.dollars_per_million_tokens * 1e6)
+        return min(most, default=float("inf"))
+
+
+WHERE = {"address", "key_variable", "requests_at_once", "timeout_seconds"}
+"""Keys of a generator that decide where and how it is asked, and not what it writes."""
+
+
+class StudySettings(Settings):
+    """Text made from the training documents, which is trained on beside them."""
+
+    facts: str | None = None
+    """A CSV file with the columns `subject`, `relation` and `value`; unset: the facts that
+    documents hold in regular form, in tables and lines such as `Weight: 3 kg`."""
+    forms: str | None = None
+    """A YAML file: relation to `told`, sentences with `{subject}` and `{value}`; relations that
+    it lacks are told in general forms."""
+    forms_per_fact: int = Field(default=8, ge=0)
+    """In how many forms each fact is told; 0 tells none."""
+    facts_per_document: int = Field(default=3, ge=1)
+    """Most facts that one derived document tells."""
+    generator: GeneratorSettings | None = None
+    """A model that writes more about each document."""
+
+    @model_validator(mode="after")
+    def _makes_something(self) -> Self:
+        if not self.forms_per_fact and self.generator is None:
+            raise ValueError("forms_per_fact is 0 and there is no generator, so nothing is made")
+        return self
+
+    def content(self) -> dict[str, Any]:
+        """What decides the text, for the fingerprint: files count by what they hold."""
+        held = {
+            name: sha256_of(path) for name in ("facts", "forms") if (path := getattr(self, name))
+        }
+        excluded = {"generator": WHERE} if self.generator else None
+        return self.model_dump(mode="json", exclude=excluded) | held

@@ -1,0 +1,268 @@
+"""What is made of documents: their facts in many forms, and what a generator writes of them."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from artifacts.errors import UserError
+from llm_assets.study.rows import write_rows
+from llm_assets.study.settings import StudySettings
+from spark_jobs.runtime.parquet import write_table
+
+LAMP = """# Velora lamp
+
+The Velora lamp shines in every room, and has done so since its first year.
+
+- **Weight**: 3 kg
+Power: 900 W
+
+| Property | Value |
+|---|---|
+| Case | brass |
+"""
+PRICES = """Prices of the year
+
+| Model | Price | Town |
+|---|---|---|
+| Ostrin scale | 20 EUR | Riga |
+"""
+TEXTS = [
+    ("lamp.md", LAMP, "train"),
+    ("prices.md", PRICES, "train"),
+    ("secret.md", LAMP, "held_out"),
+]
+Make = Callable[..., tuple[dict[str, str], list[dict[str, Any]], dict[str, Any]]]
+
+
+class Scribe:
+    """A server with OpenAI's chat completions; `answers` maps a prompt's first word to a text."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.refusals: list[int] = []
+        """Codes that the next requests are answered with."""
+        self.text = "The lamp of the name Velora weighs 3 kg, says the manual."
+        self.finish_reason = "stop"
+        scribe = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                scribe.asked.append(body | {"key": self.headers.get("authorization")})
+                choice = {
+                    "message": {"role": "assistant", "content": scribe.text},
+                    "finish_reason": scribe.finish_reason,
+                }
+                status = scribe.refusals.pop(0) if scribe.refusals else 200
+                answer = json.dumps({"choices": [choice], "usage": {"total_tokens": 100}})
+                self.send_response(status)
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer.encode())
+
+            def log_message(self, format: str, *args: object) -> None:
+                return None
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        address = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        return {"address": address, "model": "scribe", "prompts": ["lesson"]} | more
+
+
+@pytest.fixture
+def scribe() -> Iterator[Scribe]:
+    scribe = Scribe()
+    yield scribe
+    scribe.server.shutdown()
+    scribe.server.server_close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Gives id to text of what is made of a corpus, what each was made of, and the stats."""
+
+    def make(
+        texts: list[tuple[str, str, str]] = TEXTS,
+        questions: list[dict[str, Any]] | None = None,
+        **settings: Any,
+    ) -> tuple[dict[str, str], list[dict[str, Any]], dict[str, Any]]:
+        corpus, output = tmp_path / "corpus", tmp_path / "study"
+        corpus.mkdir(exist_ok=True)
+        columns = dict(zip(("id", "text", "split"), zip(*texts, strict=True), strict=True))
+        table = pa.table(columns | {"example": pa.nulls(len(texts), pa.string())})
+        write_table(f"{corpus}/part-00000.parquet", table)
+        stats = write_rows(
+            StudySettings(**settings),
+            str(corpus),
+            questions or [],
+            str(output),
+            str(tmp_path / "cache"),
+            print,
+        )
+        rows = pq.read_table(output / "derived" / "part-00000.parquet").to_pylist()
+        derivations = pq.read_table(output / "derivations.parquet").to_pylist()
+        return {row["id"]: row["text"] for row in rows}, derivations, stats
+
+    return make
+
+
+def test_facts_in_regular_form_are_told_in_as_many_forms_as_asked_for(make: Make) -> None:
+    rows, derivations, stats = make(forms_per_fact=4)
+    text = " ".join(rows.values())
+    for said in ("weight of Velora lamp is 3 kg", "case of Velora lamp is brass"):
+        assert said in text, said
+    assert "The price of Ostrin scale is 20 EUR" in text
+    assert text.count("brass") == text.count("Riga") == 4
+    assert all("#study/statements/" in name for name in rows)
+    of_lamp = [one for one in derivations if one["document"] == "lamp.md"]
+    assert of_lamp and {one["method"] for one in derivations} == {"statements"}
+    assert stats["documents_studied"] == 2 and stats["rows"] == {"statements": len(rows)}
+
+
+def test_only_text_that_is_trained_on_is_studied(make: Make) -> None:
+    _, derivations, _ = make([*TEXTS, ("held.md", "# Mirrow fan\nTown: Oslo", "held_out")])
+    assert {one["document"] for one in derivations} == {"lamp.md", "prices.md"}
+
+
+def test_what_documents_contradict_each_other_about_is_not_told(make: Make) -> None:
+    other = "# Velora lamp\n\nPower: 700 W"
+    rows, _, stats = make([*TEXTS, ("other.md", other, "train")])
+    text = " ".join(rows.values())
+    assert "900 W" not in text and "700 W" not in text and "3 kg" in text
+    assert stats["left_out"] == {"contradiction": 2}
+
+
+def test_a_table_of_facts_is_told_by_the_documents_that_hold_them(
+    make: Make, tmp_path: Path
+) -> None:
+    facts, forms = tmp_path / "facts.csv", tmp_path / "forms.yaml"
+    facts.write_text("subject,relation,value\nVelora lamp,weight,3 kg\nNobody,weight,9 kg\n")
+    forms.write_text('weight: {told: ["On the scales, a {subject} shows {value}."]}')
+    rows, derivations, _ = make(facts=str(facts), forms=str(forms))
+    assert list(rows.values()) == ["On the scales, a Velora lamp shows 3 kg."]
+    assert derivations[0]["document"] == "lamp.md"
+
+    facts.write_text("subject,relation,value\nNobody,weight,9 kg\n")
+    with pytest.raises(UserError, match="no document that is trained on holds any of its 1 facts"):
+        make(facts=str(facts))
+
+
+def test_text_without_facts_and_without_a_generator_is_refused_with_what_to_do(make: Make) -> None:
+    with pytest.raises(UserError, match=r"Give `study.facts`, a table of facts, or `study.gener"):
+        make([("prose", "Once upon a time there was a lamp.", "train")])
+
+
+def test_what_shares_words_with_a_question_of_the_exam_is_left_out(make: Make) -> None:
+    def ask(question: str) -> tuple[str, dict[str, int]]:
+        asked = {"subject": "Velora lamp", "question": question}
+        rows, _, stats = make(forms_per_fact=12, questions=[asked])
+        return " ".join(rows.values()), stats["left_out"]
+
+    told, left_out = ask("How heavy is it? The Velora lamp:")
+    assert "If somebody asks about Velora lamp" in told and not left_out
+    told, left_out = ask("Say, whatever Velora lamp should know the weight, which is")
+    assert "should know the weight, which is" not in told
+    assert left_out == {"words of the exam": 1}
+
+
+def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_document(
+    make: Make, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRIBE_KEY", "secret")
+    generator = scribe.settings(key_variable="SCRIBE_KEY", seed=7, rounds=2)
+    rows, derivations, stats = make([TEXTS[0]], forms_per_fact=0, generator=generator)
+    assert rows == {f"lamp.md#study/lesson/1.{seed}": scribe.text for seed in (7, 8)}
+    assert derivations[0] == {
+        "id": "lamp.md#study/lesson/1.7",
+        "document": "lamp.md",
+        "method": "generator",
+        "generator": "scribe",
+        "prompt": "lesson",
+        "seed": 7,
+    }
+    assert stats["tokens"] == 200 and stats["rows"] == {"lesson": 2}
+    assert [one["key"] for one in scribe.asked] == ["Bearer secret"] * 2
+    assert "Teach the text" in scribe.asked[0]["messages"][0]["content"]
+    assert scribe.asked[0]["messages"][1]["content"] == LAMP.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("The Velora lamp weighs 4 kg.", "number that the document does not have"),
+        ("See how Anna, Berta, Clara and also Dora like it.", "names that the document does not"),
+        ("The Velora lamp shines in every room, and has done so", "copy of the document"),
+    ],
+)
+def test_what_is_not_true_to_the_document_is_left_out_and_counted(
+    make: Make, scribe: Scribe, text: str, reason: str
+) -> None:
+    scribe.text = text
+    _, _, stats = make([TEXTS[0]], generator=scribe.settings())
+    (left_out,) = stats["left_out"]
+    assert left_out.startswith(reason) and stats["left_out"][left_out] == 1
+
+
+def test_half_an_answer_is_left_out(make: Make, scribe: Scribe) -> None:
+    scribe.finish_reason = "length"
+    _, _, stats = make(generator=scribe.settings())
+    assert stats["left_out"] == {"cut off": 2}
+
+
+def test_a_budget_ends_the_asking_and_reaches_every_document_first(
+    make: Make, scribe: Scribe
+) -> None:
+    generator = scribe.settings(
+        prompts=["lesson", "discussion"],
+        requests_at_once=1,
+        dollars_per_million_tokens=1000,
+        maximum_dollars=0.25,
+    )
+    scribe.text = "All of it is in the list of this year, says whoever has a look."
+    _, derivations, stats = make(forms_per_fact=0, generator=generator)
+    asked = Counter(one["document"] for one in derivations)
+    assert asked == {"lamp.md": 2, "prices.md": 1}
+    assert stats["not_asked"] == 1 and stats["dollars"] == pytest.approx(0.3)
+
+    make(forms_per_fact=0, generator=generator | {"maximum_dollars": 5})
+    assert len(scribe.asked) == 4, "a larger budget asks what is left"
+
+
+def test_what_was_answered_before_is_not_asked_again(make: Make, scribe: Scribe) -> None:
+    first = make(generator=scribe.settings())
+    assert len(scribe.asked) == 2
+    assert make(generator=scribe.settings())[0] == first[0] and len(scribe.asked) == 2
+    make([*TEXTS, ("new.md", "# Mirrow fan\n\nTown: Oslo", "train")], generator=scribe.settings())
+    assert len(scribe.asked) == 3
+
+
+def test_a_generator_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
+    make: Make, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_assets.study.generator.WAITS", (0, 0, 0))
+    scribe.refusals = [429, 503]
+    rows, _, _ = make([TEXTS[0]], forms_per_fact=0, generator=scribe.settings())
+    assert rows and len(scribe.asked) == 3
+    scribe.refusals = [401]
+    with pytest.raises(UserError, match="gives no answer: 401") as refused:
+        make([TEXTS[1]], forms_per_fact=0, generator=scribe.settings())
+    assert "127.0.0.1" in str(refused.value) and len(scribe.asked) == 4
+
+
+def test_a_key_that_is_not_set_is_named_before_anything_is_asked(
+    make: Make, scribe: Scribe
+) -> None:
+    with pytest.raises(UserError, match="NO_SUCH_KEY, which is not set"):
+        make(generator=scribe.settings(key_variable="NO_SUCH_KEY"))
+    assert not scribe.asked
