@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,22 +151,14 @@ class Year(ProjectHere):
         store = self.project.folder / "store"
         registry = store / "registry" / "manual" / "registry.json"
         decided = registry.stat().st_mtime_ns
-        with (self.project.folder / "killed.txt").open("wb") as output:
-            running = subprocess.Popen(
-                ("llm-assets", "run"),
-                cwd=self.project.folder,
-                env=self.project.environment(),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        running = self.project.fork("llm-assets", "run")
         while running.poll() is None:
             entered = kind == "endpoint" and registry.stat().st_mtime_ns != decided
             if entered or any((store / "making").glob(f"{kind}-*.json")):
                 os.killpg(running.pid, signal.SIGKILL)
                 break
             time.sleep(0.002)
-        assert running.wait() == -signal.SIGKILL, (self.project.folder / "killed.txt").read_text()
+        assert running.wait() == -signal.SIGKILL, running.output.read_text()
         self.killed.append(kind)
 
 
