@@ -42,6 +42,8 @@ class TrainingSpec(BaseModel):
 
     run_id: str
     """Derived from the checkpoint's fingerprint, so that asking again continues the same run."""
+    title: str = ""
+    """What Vertex AI TensorBoard and Weights & Biases call the run; empty means its id."""
     shards_folder: str
     shards: ShardStats
     base_model_folder: str

@@ -49,6 +49,8 @@ from recipes.spec import (
 )
 
 GROUP = "model"
+TITLE_CHARACTERS = 8
+"""Of a fingerprint, in the name of a run."""
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float8": 5e-2}
 """Share by which the figures of a step may differ by the versions of libraries, as they do where
 sums are taken in another order, by other processors or another number of workers."""
@@ -224,6 +226,8 @@ def checkpoint(
             context.log.info(f"Expected for {estimate}")
         folder = run_folder(identity.fingerprint)
         spec = _training_spec(identity, folder, draft.url, settings, shards, start)
+        title = f"{pipeline.settings.name}-{identity.fingerprint[:TITLE_CHARACTERS]}"
+        spec = spec.model_copy(update={"title": title})
         train_into(store, draft, spec, train)
         draft.stats[CHOSEN] = chosen
 

@@ -30,6 +30,8 @@ METRICS_SCHEMA = (
     "gs://google-cloud-aiplatform/schema/modelevaluation/general_text_generation_metrics_1.0.0.yaml"
 )
 UPLOAD_SECONDS = 1800.0
+MOST_FIGURES = 40
+"""Shown as labels, of which a model has 64 at most."""
 NUMBER = re.compile(r"[0-9]+ of [0-9a-f]{16}")
 
 
@@ -202,6 +204,7 @@ class VertexModelRegistry(Registry):
     def _labels(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
         """For people: the last word on a model is a person's, else the gate's."""
         labels = {"number": str(version.version), "license": version.license}
+        labels |= _figure_labels(version.evaluation.get("metrics", {}))
         words = [said.approved for said in state.decisions_of(version.weights)]
         words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
         if words:
@@ -231,6 +234,20 @@ class VertexModelRegistry(Registry):
                 f"The model registry {self._name} cannot be asked: {error}\nWithout it nobody "
                 "knows which model serves, so nothing was promoted."
             ) from error
+
+
+def _figure_labels(metrics: dict[str, Any]) -> dict[str, str]:
+    """The candidate's figures as labels, which have neither points nor signs: `1_2345`."""
+    values = {
+        name: figures["candidate"].get("value")
+        for name, figures in metrics.items()
+        if "candidate" in figures
+    }
+    return {
+        name: f"{value:.4f}".replace("-", "minus_").replace(".", "_")
+        for name, value in list(finite(values).items())[:MOST_FIGURES]
+        if value is not None
+    }
 
 
 def finite(value: Any) -> Any:

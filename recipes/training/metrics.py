@@ -44,7 +44,7 @@ def training_flops(
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_PUBLICATIONS = 300.0
 LOG_FOLDER_VARIABLE = "LOG_FOLDER"
-"""Set by the launcher in a job of Vertex AI: what is there goes to its TensorBoard."""
+"""Set by the launcher in a job of Vertex AI, whose TensorBoard names a run by its folder there."""
 
 
 class Telemetry:
@@ -56,8 +56,15 @@ class Telemetry:
         first_step: int,
         steps: int,
         report: Report,
+        title: str,
         weights_and_biases: str | None = None,
     ) -> None:
+        """Open the run's files.
+
+        Args:
+            title: what people call the run.
+            weights_and_biases: a project there; absent means that nothing is sent.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self._report = report
@@ -75,9 +82,10 @@ class Telemetry:
         content = "".join(json.dumps(line) + "\n" for line in kept)
         files.write(path, content.encode())
         self._metrics = path.open("a")
-        folder = os.environ.get(LOG_FOLDER_VARIABLE) or str(run_folder / TENSORBOARD_NAME)
-        self._events = SummaryWriter(folder, purge_step=first_step, flush_secs=10)
-        self._remote = _join_weights_and_biases(weights_and_biases, run_folder)
+        logs = os.environ.get(LOG_FOLDER_VARIABLE)
+        folder = Path(logs) / title if logs else run_folder / TENSORBOARD_NAME
+        self._events = SummaryWriter(str(folder), purge_step=first_step, flush_secs=10)
+        self._remote = _join_weights_and_biases(weights_and_biases, run_folder, title)
 
     def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
         """Record one step and print a line now and then.
@@ -128,7 +136,7 @@ class Telemetry:
             self._remote.finish()
 
 
-def _join_weights_and_biases(project: str | None, run_folder: Path) -> Any:
+def _join_weights_and_biases(project: str | None, run_folder: Path, title: str) -> Any:
     """A Weights & Biases run that goes on under the same id, or None where it is switched off."""
     if project is None:
         return None
@@ -140,7 +148,7 @@ def _join_weights_and_biases(project: str | None, run_folder: Path) -> Any:
             "installed. Install it with: python -m pip install wandb"
         ) from None
     return wandb.init(
-        project=project, id=run_folder.name, name=run_folder.name, dir=run_folder, resume="allow"
+        project=project, id=run_folder.name, name=title, dir=run_folder, resume="allow"
     )
 
 

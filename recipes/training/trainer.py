@@ -186,8 +186,9 @@ class Trainer:
         self._bests = BestExports(self._run_folder / BEST_NAME, self._state.best_step)
         self._steps_to_read = self._open_reader()
         tracks = self._training.logging.weights_and_biases
+        title = spec.title or self._run_folder.name
         self._telemetry = (
-            Telemetry(self._run_folder, self._step + 1, self._steps, report, tracks)
+            Telemetry(self._run_folder, self._step + 1, self._steps, report, title, tracks)
             if workers.is_rank_zero
             else None
         )

@@ -73,11 +73,13 @@ def test_figures_are_in_the_bucket_while_training_goes_on(
     monkeypatch.setenv("LOG_FOLDER", str(folder / "logs"))
     monkeypatch.setattr(metrics, "SECONDS_BETWEEN_PUBLICATIONS", 0.0)
     monkeypatch.setattr(metrics, "SECONDS_BETWEEN_LINES", 0.0)
-    spec = moved_to(folder, make_spec(steps=3))
+    spec = moved_to(folder, make_spec(steps=3)).model_copy(update={"title": "manual-1a2b"})
     seen: dict[str, set[str]] = {}
     train_here(spec, lambda line: seen.update({line.split(" ·")[0]: names(folder)}))
     assert "run/metrics.jsonl" in seen["step 3 of 3"]
-    assert any(name.startswith("logs/events.out.tfevents.") for name in seen["step 3 of 3"])
+    assert any(
+        name.startswith("logs/manual-1a2b/events.out.tfevents.") for name in seen["step 3 of 3"]
+    )
     assert [line["step"] for line in read_metrics(folder / "run")] == [1, 2, 3]
 
 

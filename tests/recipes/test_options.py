@@ -2,8 +2,10 @@
 
 import json
 import math
+import struct
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -33,6 +35,12 @@ from tests.recipes.conftest import (
     train_here,
 )
 from tests.waiting import wait_until
+
+WANDB_HEADER, WANDB_BLOCK = 7, 32_768
+WANDB_CHUNK = struct.Struct("<IHB")
+"""Before each part of a record: checksum, size, kind."""
+WANDB_ENDS = {1, 4}
+"""Kinds of a part with which a record ends."""
 
 
 def losses(spec: TrainingSpec) -> list[float]:
@@ -234,16 +242,50 @@ def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: S
     assert stalls["always"][2] < stalls["never"][2]
 
 
+def weights_and_biases_records(path: Path) -> list[Any]:
+    """What a run in offline mode has kept, as `wandb sync` reads it: a log in LevelDB's format."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, kept, records = path.read_bytes(), WANDB_HEADER, b"", []
+    while place < len(content):
+        if WANDB_BLOCK - place % WANDB_BLOCK < WANDB_CHUNK.size:
+            place += WANDB_BLOCK - place % WANDB_BLOCK
+            continue
+        _, size, kind = WANDB_CHUNK.unpack_from(content, place)
+        place += WANDB_CHUNK.size + size
+        kept += content[place - size : place]
+        if kind in WANDB_ENDS:
+            records.append(Record.FromString(kept))
+            kept = b""
+    return records
+
+
 def test_weights_and_biases_gets_the_metrics_where_switched_on(
     make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     spec = make_spec(steps=2, weights_and_biases="manuals")
-    train_here(spec)
-    (record,) = Path(spec.run_folder).glob("wandb/offline-run-*/run-*.wandb")
+    train_here(spec.model_copy(update={"title": "manual-1a2b"}))
+    (path,) = Path(spec.run_folder).glob("wandb/offline-run-*/run-*.wandb")
     # A process of its own writes the file, not always at once.
-    wait_until(lambda: b"gradient_norm" in record.read_bytes())
+    wait_until(lambda: any(r.HasField("exit") for r in weights_and_biases_records(path)))
+    records = weights_and_biases_records(path)
+    (run,) = [record.run for record in records if record.HasField("run")]
+    assert (run.project, run.run_id, run.display_name) == ("manuals", "run", "manual-1a2b")
+    steps = [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in r.history.item
+        }
+        for r in records
+        if r.HasField("history")
+    ]
+    logged = {step["_step"]: step for step in steps if "loss" in step}
+    assert {n: step["loss"] for n, step in logged.items()} == {
+        line["step"]: line["loss"] for line in read_metrics(Path(spec.run_folder))
+    }
+    assert any("validation_bits_per_byte" in step for step in steps)
 
 
 @pytest.mark.soak
