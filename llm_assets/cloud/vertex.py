@@ -161,14 +161,14 @@ class Vertex:
         message = getattr(error, "message", None) or str(error)
         status = getattr(error, "code", None)
         place = JobService(
-            "Vertex AI",
+            "Vertex AI (Gemini Enterprise Agent Platform)",
             "aiplatform.googleapis.com",
             "roles/aiplatform.user",
             self.settings.project,
             self.settings.region,
         )
         advice = explain(message, status if isinstance(status, int) else None, place)
-        text = f"Vertex AI refused {doing} ({status or type(error).__name__}): {message}"
+        text = f"{place.service} refused {doing} ({status or type(error).__name__}): {message}"
         return VertexRefused(f"{text}\n{advice}".strip())
 
     def _client(self, kind: Callable[..., Any]) -> Any:

@@ -104,7 +104,7 @@ class DataprocBatches(RemoteService):
     ) -> None:
         project, region = parse_parent(parent)
         self.place = JobService(
-            service="Dataproc Serverless",
+            service="Dataproc Serverless (Managed Service for Apache Spark)",
             api="dataproc.googleapis.com",
             role="roles/dataproc.editor",
             project=project,

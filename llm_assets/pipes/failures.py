@@ -22,6 +22,8 @@ POLICY = re.compile(r"constraints/[\w.]+")
 REVOKED = re.compile(r"invalid_grant|reauth", re.IGNORECASE)
 """What the token server says of a key that was revoked or a login that has expired; gRPC wraps it
 into an error that reads as if the service were busy."""
+CLOCK = re.compile(r"reasonable timeframe|iat and exp", re.IGNORECASE)
+"""What the token server says to a machine whose clock is off."""
 DISABLED_API = re.compile(r"has not been used in project|is disabled|SERVICE_DISABLED")
 
 
@@ -34,7 +36,7 @@ class JobService:
     """Where a job runs, as messages name it."""
 
     service: str
-    """`Dataproc Serverless`, `Vertex AI`."""
+    """With its new name: `Vertex AI (Gemini Enterprise Agent Platform)`."""
     api: str
     """`dataproc.googleapis.com`."""
     role: str
@@ -57,6 +59,11 @@ def explain(message: str, status: int | None, place: JobService) -> str:
 
 def _explain_message(message: str, place: JobService) -> str:
     project, region = place.project, place.region
+    if CLOCK.search(message):
+        return (
+            "The clock of this machine is minutes away from Google's, which takes no signature of "
+            "another time. Set it, such as by `sudo timedatectl set-ntp true`, and ask again."
+        )
     if DISABLED_API.search(message):
         return f"Enable the API: gcloud services enable {place.api} --project={project}"
     if is_resource_quota(message):

@@ -125,7 +125,7 @@ class VertexCustomJobs(RemoteService):
     ) -> None:
         project, region = parse_parent(parent)
         self.place = JobService(
-            service="Vertex AI",
+            service="Vertex AI (Gemini Enterprise Agent Platform)",
             api="aiplatform.googleapis.com",
             role="roles/aiplatform.user",
             project=project,

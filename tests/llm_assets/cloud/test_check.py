@@ -286,6 +286,20 @@ def test_bucket_that_keeps_what_is_deleted_is_told_with_what_that_costs(
     assert "for 7 days" in found.text and "--clear-soft-delete" in found.text
 
 
+def test_bucket_in_which_nothing_can_be_replaced_is_a_problem_and_old_versions_are_told(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.storage.policies = {
+        "retentionPolicy": {"retentionPeriod": "86400"},
+        "versioning": {"enabled": True},
+    }
+    (retained,) = [f for f in check(settings) if not f.ok and f.ok is not None]
+    assert retained.key == "bucket" and "for 86400 s no object can be replaced" in retained.text
+    assert "--clear-retention-period" in retained.text
+    (versions,) = [f for f in check(settings) if f.ok is None]
+    assert "keeps old versions" in versions.text and "--no-versioning" in versions.text
+
+
 def test_shipped_file_is_valid_and_estimated() -> None:
     settings = load_cloud_settings()
     stages = estimate(settings, 10**9, 10**9, 1_235_814_400)

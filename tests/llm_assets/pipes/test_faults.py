@@ -152,6 +152,39 @@ def test_key_revoked_while_a_job_runs_is_told_and_the_job_is_found_again(
     assert len(vertex_runner.jobs()) == 1
 
 
+def test_role_taken_away_while_a_job_runs_is_told_and_the_job_is_found_again(
+    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
+) -> None:
+    def take_away() -> None:
+        wait_until(
+            lambda: [job.state.name for job in vertex_runner.jobs()] == ["JOB_STATE_RUNNING"]
+        )
+        google.iam.denied.add("aiplatform.customJobs.get")
+
+    threading.Thread(target=take_away, daemon=True).start()
+    flag = tmp_path / "go"
+    text = failure_text(vertex_runner.run([f"wait:{flag}", "materialize"]))
+    assert "for roles/aiplatform.user on it" in text
+    assert "The job goes on and costs money" in text
+    google.iam.denied.clear()
+    flag.touch()
+    assert vertex_runner.run([f"wait:{flag}", "materialize"]).success
+    assert len(vertex_runner.jobs()) == 1
+
+
+def test_clock_that_is_off_is_told_as_such(vertex_runner: Runner, google: LocalGoogle) -> None:
+    message = (
+        "Getting metadata from plugin failed with error: ('invalid_grant: Invalid JWT: Token must "
+        "be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp "
+        "values in the JWT claim.', {'error': 'invalid_grant'})"
+    )
+    method = vertex_runner.create_method
+    google.server.faults.add(method, grpc.StatusCode.UNAVAILABLE, message, times=1000)
+    text = failure_text(vertex_runner.run(["materialize"]))
+    assert "The clock of this machine" in text and "gcloud auth" not in text
+    assert google.server.faults.count(method) == 1
+
+
 def test_login_that_has_expired_is_no_busy_service(
     vertex_runner: Runner, google: LocalGoogle
 ) -> None:

@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from llm_assets.pipes.service import as_dns_labels, as_labels
 from tests.llm_assets.pipes.runner import Runner, failure_text
 from tests.stand_ins.google import LocalGoogle
 
@@ -13,6 +14,14 @@ def refusal_text(runner: Runner, google: LocalGoogle, code: grpc.StatusCode, mes
     text = failure_text(runner.run(["materialize"]))
     assert google.server.faults.count(runner.create_method) == 1
     return text
+
+
+def test_labels_are_no_longer_than_google_takes_them() -> None:
+    ((key, value),) = as_labels({"k" * 80: "v" * 80}).items()
+    assert (len(key), len(value)) == (63, 63)
+    assert all(
+        len(text) <= 63 for pair in as_dns_labels({"7" * 80: "7" * 80}).items() for text in pair
+    )
 
 
 @pytest.mark.fault("Google Cloud", "missing right", sees="the role to ask for", then="asked once")
