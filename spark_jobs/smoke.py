@@ -11,11 +11,19 @@ from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.runtime.session import session
 
+ROWS = 1_000
+
 
 def run(spark: SparkSession, spec: SmokeSpec, report: Report) -> dict[str, Any]:
-    """Versions of driver and executor, and whether what is written can be read again."""
+    """Versions of driver and executor, whether what is written can be read, and the large ways.
+
+    Those are `mapInArrow`, which needs more of the image than tasks in Python do, and a join whose
+    two sides are shuffled.
+    """
     report(f"Spark {spark.version} runs")
     executors = spark.sparkContext.parallelize([0], 1)
+    numbers = spark.range(ROWS)
+    mapped = numbers.mapInArrow(lambda batches: batches, "id long")
     path = f"{spec.output}/spark"
     files.write(path, PROBE)
     return {
@@ -23,6 +31,7 @@ def run(spark: SparkSession, spec: SmokeSpec, report: Report) -> dict[str, Any]:
         "executor_python": executors.map(lambda _: platform.python_version()).collect()[0],
         "pyspark": spark.version,
         "bucket": files.read(path) == PROBE,
+        "joined": mapped.join(numbers.hint("merge"), "id").count() == ROWS,
     }
 
 

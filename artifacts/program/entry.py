@@ -26,7 +26,7 @@ UPLOADED = "uploaded/probe"
 """What lies in the output before the job: an object in a folder that nobody has made."""
 
 CHECK_VARIABLE = "CHECK_SPEC"
-"""Names the spec to the serve image, which then parses its engine's arguments, and serves not."""
+"""Names the spec to the serve image, which then parses its engine's arguments and answers once."""
 
 
 class SmokeSpec(BaseModel):
@@ -35,6 +35,8 @@ class SmokeSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     output: str
+    model: str | None = None
+    """Folder of the model that the serve image answers with; absent means that it does not."""
 
 
 DONE = 0

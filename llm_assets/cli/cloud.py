@@ -23,12 +23,15 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
 )
+@click.option(
+    "--nodes", type=click.IntRange(1), default=1, help="Machines of the job that trains a step."
+)
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
 @click.option(
     "--all", "is_whole", is_flag=True, help="Read all text and list everything that is left out."
 )
 @json_option
-def check(smoke: bool, yes: bool, is_whole: bool, as_json: bool) -> None:
+def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
     """Check everything that a run needs.
 
     Locally: the text (read for up to a minute), the base model, the port and the disk. On Google
@@ -40,13 +43,14 @@ def check(smoke: bool, yes: bool, is_whole: bool, as_json: bool) -> None:
       llm-assets check --all        lists every file or row that is left out, and why
       llm-assets check --json | jq .ok
       llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
+      llm-assets check --smoke --nodes 2      and the network between two machines
     """
     from llm_assets.config import config_path, load_settings
 
     settings = load_settings(config_path())
     if settings.platform != "local":
         uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
-        _check_project(uses_bigquery, smoke, yes, as_json)
+        _check_project(uses_bigquery, nodes if smoke else 0, yes, as_json)
         return
     from llm_assets.preflight import LOOK_SECONDS, preflight
 
@@ -66,8 +70,12 @@ def check(smoke: bool, yes: bool, is_whole: bool, as_json: bool) -> None:
     click.echo(COMPLETE)
 
 
-def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -> None:
-    """Test the cloud project; with `as_json`, what people watch goes to standard error."""
+def _check_project(uses_bigquery: bool, nodes: int, yes: bool, as_json: bool) -> None:
+    """Test the cloud project; with `as_json`, what people watch goes to standard error.
+
+    Args:
+        nodes: machines of the smallest training; 0 starts nothing.
+    """
     from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
     from llm_assets.cloud.setup.check import check as check_project
 
@@ -75,8 +83,8 @@ def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -
     findings = check_project(cloud, uses_bigquery)
     for finding in findings:
         click.echo(shown(finding.line()), err=as_json)
-    if smoke and all(finding.ok is not False for finding in findings):
-        findings += _smoke(cloud, yes, as_json)
+    if nodes and all(finding.ok is not False for finding in findings):
+        findings += _smoke(cloud, nodes, yes, as_json)
     problems = sum(finding.ok is False for finding in findings)
     if as_json:
         told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
@@ -86,19 +94,19 @@ def _check_project(uses_bigquery: bool, smoke: bool, yes: bool, as_json: bool) -
     click.echo(COMPLETE, err=as_json)
 
 
-def _smoke(cloud: "GoogleCloudSettings", yes: bool, as_json: bool) -> "list[Finding]":
+def _smoke(cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool) -> "list[Finding]":
     """Run the smallest batch and jobs, after their price was said; shows what each found."""
     from llm_assets.cloud.settings import cloud_config_path
     from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
     from llm_assets.runners.smoke import smoke as run_smallest
 
-    for stage in estimate_smoke(cloud):
+    for stage in estimate_smoke(cloud, nodes):
         click.echo(stage.line(), err=as_json)
     click.echo(f"Prices: {PRICES_AS_OF}", err=as_json)
     if not yes:
         click.confirm("Start them?", abort=True, err=as_json)
     findings = []
-    for finding in run_smallest(cloud, cloud_config_path()):
+    for finding in run_smallest(cloud, cloud_config_path(), nodes):
         findings.append(finding)
         click.echo(shown(finding.line()), err=as_json)
     return findings

@@ -301,7 +301,7 @@ def batch_job(
 
 
 def serving_check_job(settings: GoogleCloudSettings, spec: str, output: str) -> Any:
-    """A Vertex AI custom job in which the serve image parses its engine's arguments, and ends.
+    """A Vertex AI custom job in which the serve image parses its arguments, answers, and ends.
 
     It has the endpoint's command: that of the image, with the arguments of the settings.
     """
@@ -314,12 +314,12 @@ def serving_check_job(settings: GoogleCloudSettings, spec: str, output: str) -> 
 
 
 def serving_check_machine(settings: GoogleCloudSettings) -> MachineSettings:
-    """One of the evaluation's machines where they have accelerators, else one as the endpoint's.
+    """One of the evaluation's machines where vLLM needs its accelerators, else the endpoint's.
 
     vLLM's parser asks for the device that it would run on.
     """
     machines = settings.evaluation
-    if machines.accelerator_type is None:
+    if None in (machines.accelerator_type, settings.endpoint.accelerator_type):
         named = {"machine_type", "accelerator_type", "accelerator_count"}
         machines = MachineSettings.model_validate(settings.endpoint.model_dump(include=named))
     return machines.model_copy(update={"timeout_hours": SERVING_CHECK_HOURS})

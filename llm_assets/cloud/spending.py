@@ -13,7 +13,7 @@ from typing import Any
 from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store.manifest import COST
-from llm_assets.cloud.jobs import serves_with_vllm, serving_check_machine
+from llm_assets.cloud.jobs import serving_check_machine
 from llm_assets.cloud.machines import ACCELERATORS
 from llm_assets.cloud.settings import (
     EndpointMachineSettings,
@@ -234,12 +234,11 @@ def estimate(
     ]
 
 
-def estimate_smoke(settings: GoogleCloudSettings) -> list[Estimate]:
+def estimate_smoke(settings: GoogleCloudSettings, nodes: int = 1) -> list[Estimate]:
     """Hours and dollars of the smallest batch and jobs: mostly the start of their machines."""
     batch = START_HOURS * SPARK_DCUS * dcu_hourly(settings)
-    machines = [settings.evaluation]
-    if serves_with_vllm(settings.endpoint):
-        machines.append(serving_check_machine(settings))
+    training = settings.evaluation.model_copy(update={"replicas": nodes})
+    machines = [training, serving_check_machine(settings)]
     return [
         Estimate("the smallest batch", START_HOURS, batch),
         *(

@@ -128,20 +128,25 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             spec,
             partial(missing_of_training, spec),
             spec.export_folder,
-            "training",
+            self._settings().training,
         )
         return TrainingResult.model_validate_json(files.read(result))
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         missing, output = partial(missing_of_evaluation, spec), str(spec.output)
-        self._run(context, "recipes.evaluate", spec, missing, output, "evaluation")
+        settings = self._settings()
+        self._run(context, "recipes.evaluate", spec, missing, output, settings.evaluation, 0)
         return _read_result(output)
 
-    def smoke(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
-        """Run the smallest job on one of the evaluation's machines; returns what it found."""
+    def smoke(
+        self, context: AssetExecutionContext, spec: SmokeSpec, nodes: int = 1
+    ) -> dict[str, Any]:
+        """Run the smallest training on the evaluation's machines; returns what it found."""
         files.write(f"{spec.output}/{UPLOADED}", PROBE)
         missing = partial(_missing, spec.output, {RESULT_NAME})
-        self._run(context, "recipes.smoke", spec, missing, f"{spec.output}/mounted", "evaluation")
+        output = f"{spec.output}/mounted"
+        machines = self._settings().evaluation.model_copy(update={"replicas": nodes})
+        self._run(context, "recipes.smoke", spec, missing, output, machines, max(2, nodes))
         return _read_result(spec.output)
 
     def check_hardware(self, placement: PlacementSettings) -> None:
@@ -201,19 +206,27 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         spec: BaseModel,
         missing: Callable[[], list[str]],
         output: str,
-        machines_of: str,
+        machines: MachineSettings,
+        processes: int = 1,
     ) -> None:
-        """Run a program as a job; one that ran before counts only with all that it has to leave."""
+        """Run a program as a job; one that ran before counts only with all that it has to leave.
+
+        Args:
+            processes: at least so many train together, where machines have no accelerators that
+                they would share; 0 for a program that is one process.
+        """
         settings = self._settings()
-        machines: MachineSettings = getattr(settings, machines_of)
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
-        launcher = ["--processes", str(machines.processes // machines.replicas)]
+        count = machines.processes // machines.replicas
+        if machines.accelerator_count == 0 and machines.tpu is None:
+            count = max(count, processes // machines.replicas)
+        launcher = ["--processes", str(count)]
         launcher += ["--accelerators", str(machines.accelerator_count)]
         launcher += ["--spec", f"{folder}/spec.json"]
-        if machines_of == "evaluation":
-            launcher += ["--launcher", "command", "--", "python", "-m", module]
-        else:
+        if processes:
             launcher += ["--launcher", "torchrun", "--", "-m", module]
+        else:
+            launcher += ["--launcher", "command", "--", "python", "-m", module]
         job = self.job(settings, machines, launcher, f"{folder}/output")
         lease = lease_of(f"{folder}/output")
         self._submit(
@@ -279,7 +292,7 @@ class VertexTrainingRunner(CloudTrainingRunner):
         return PipesVertexCustomJobClient(_reader(settings), vertex_client(settings), limits=limits)
 
     def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
-        """Have the serve image parse its engine's arguments; returns what was found."""
+        """Have the serve image parse its engine's arguments and answer; returns what was found."""
         settings = self._settings()
         fingerprint, folder = _stage_spec(settings, "serving", spec)
         job = serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")

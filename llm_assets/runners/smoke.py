@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 Program = Callable[[AssetExecutionContext, SmokeSpec], dict[str, Any]]
 
 
-def smoke(settings: GoogleCloudSettings, cloud_config: Path) -> Iterator[Finding]:
-    """Run the smallest batch, then the smallest job, and say what each found.
+def smoke(settings: GoogleCloudSettings, cloud_config: Path, nodes: int = 1) -> Iterator[Finding]:
+    """Run the smallest batch and the smallest jobs, and say what each found and what they cost.
 
-    Where vLLM serves, a third one has the serve image parse the arguments that it would get.
+    The second job has the serve image parse the arguments that it would get, and answer once.
     Their messages have arrived and their images have started where they found anything at all.
 
     Args:
         cloud_config: the file that holds the settings.
+        nodes: machines on which the smallest training runs.
     """
-    spec = SmokeSpec(output=f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}")
+    output = f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}"
+    spec = SmokeSpec(output=output, model=f"{output}/model")
     spark = DataprocSparkRunner(cloud_config_path=str(cloud_config))
     training = VertexTrainingRunner(cloud_config_path=str(cloud_config))
 
@@ -36,15 +39,16 @@ def smoke(settings: GoogleCloudSettings, cloud_config: Path) -> Iterator[Finding
         return spark.run(context, smallest_batch, spec)
 
     yield from _run("images.spark", batch, spec, settings)
-    yield from _run("images.cuda", training.smoke, spec, settings)
-    if serves_with_vllm(settings.endpoint):
-        yield from check_engine_arguments(spec, settings, cloud_config)
+    trained = list(_run("images.cuda", partial(training.smoke, nodes=nodes), spec, settings))
+    yield from trained
+    if all(finding.ok for finding in trained):
+        yield from check_serving(spec, settings, cloud_config)
 
 
-def check_engine_arguments(
+def check_serving(
     spec: SmokeSpec, settings: GoogleCloudSettings, cloud_config: Path
 ) -> Iterator[Finding]:
-    """Have the serve image parse the arguments that an endpoint's container would get."""
+    """Have the serve image parse what an endpoint's container would get, and answer once."""
     job = VertexTrainingRunner(cloud_config_path=str(cloud_config)).smoke_serving
     yield from _run("images.serve", job, spec, settings)
 
@@ -68,6 +72,9 @@ def _run(
         yield Finding(key, False, told or (cause.message if cause else "it failed").strip())
         return
     yield from describe(key, found, settings)
+    metadata = done.asset_materializations_for_node(smallest.op.name)[0].metadata
+    if "cost_dollars" in metadata:
+        yield Finding("cost", True, f"it has cost {metadata['cost_dollars'].value:.4f} USD")
 
 
 def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> Iterator[Finding]:
@@ -76,11 +83,22 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
     versions = [f"{name} {found[name]}" for name in programs if found.get(name)]
     yield Finding(key, True, ", ".join([f"starts, with Python {found['python']}", *versions]))
     if key == "images.serve":
-        yield _describe_arguments(found)
+        if serves_with_vllm(settings.endpoint):
+            yield _describe_arguments(found)
+        if found.get("answer"):
+            yield Finding(key, True, f"answers, by {found['engine']}")
         return
     if found.get("executor_python", found["python"]) != found["python"]:
         text = f"executors run Python {found['executor_python']}: build the image again"
         yield Finding(key, False, text)
+    if "joined" in found:
+        text = "`mapInArrow` and a join over a shuffle"
+        text += " work" if found["joined"] else " lost rows: build the image again"
+        yield Finding(key, found["joined"], text)
+    if "trained" in found:
+        text = f"a training step of {found['processes']} process(es)"
+        text += " is right" if found["trained"] else " gives another result than it should"
+        yield Finding("evaluation", found["trained"], text)
     writes = "can be written and read" if found["bucket"] else "lost what was just written to it"
     renames = {True: "; it renames folders", False: "; it renames no folders", None: ""}
     text = f"gs://{settings.bucket} {writes} from there{renames[found.get('renames_folders')]}"

@@ -9,7 +9,8 @@ the model is fetched, checked and loaded. It must continue a probe before the co
 healthy; so Vertex AI never gives traffic to a version that cannot generate.
 
 `llm-assets check --smoke` starts the image with the same command, and `CHECK_SPEC` in its
-environment: then vLLM's own parser is asked whether it takes the command, and nothing is served.
+environment: then vLLM's own parser is asked whether it takes the command, and the engine that it
+starts must continue the probe with a model of no use.
 """
 
 import asyncio
@@ -83,18 +84,7 @@ async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> in
     Raises:
         UserError: the model cannot be fetched, is not whole, does not fit, or generates nothing.
     """
-    # What Vertex AI takes and waits for; beyond that the model refuses what does not fit it.
-    settings = EndpointSettings(
-        host=environment.host,
-        port=environment.port,
-        max_new_tokens=1_000_000,
-        max_prompt_tokens=1_000_000,
-        max_body_bytes=10 * 1024 * 1024,
-        max_waiting=512,
-        request_timeout=DAY,
-        start_timeout=DAY,
-        journal=JournalSettings(keep="off"),
-    )
+    settings = _settings(environment)
     dispatcher = Dispatcher(Router(), settings, Metrics())
     with (
         socket.create_server((environment.host, environment.port)) as listener,
@@ -115,6 +105,21 @@ async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> in
         await listening
         await (await loading).stop()
     return 0
+
+
+def _settings(environment: ContainerEnvironment) -> EndpointSettings:
+    """What Vertex AI takes and waits for; beyond that the model refuses what does not fit it."""
+    return EndpointSettings(
+        host=environment.host,
+        port=environment.port,
+        max_new_tokens=1_000_000,
+        max_prompt_tokens=1_000_000,
+        max_body_bytes=10 * 1024 * 1024,
+        max_waiting=512,
+        request_timeout=DAY,
+        start_timeout=DAY,
+        journal=JournalSettings(keep="off"),
+    )
 
 
 async def _load(
@@ -174,14 +179,26 @@ def fetch(uri: str, folder: Path) -> Path:
     return folder
 
 
-def check_arguments(command: Sequence[str], spec: str) -> int:
-    """Parse an engine's command, without a model; what was found goes to Dagster."""
+def check(command: Sequence[str], spec: str) -> int:
+    """Parse an engine's command, then have it answer; what was found goes to Dagster."""
 
     def run(spec: SmokeSpec, report: Report) -> dict[str, Any]:
         report(f"parses: {' '.join(command)}")
-        return {"python": platform.python_version()} | parse_command(command)
+        found = {"python": platform.python_version()} | parse_command(command)
+        if spec.model and not found.get("refusal"):
+            environment = ContainerEnvironment(AIP_STORAGE_URI=spec.model)
+            asyncio.run(_answer_once(environment, command))
+            found["answer"] = True
+        return found
 
     return run_program(SmokeSpec, run, ["--spec", spec])
+
+
+async def _answer_once(environment: ContainerEnvironment, command: Sequence[str]) -> None:
+    """Return once a model was loaded and has continued the probe; raises UserError if it cannot."""
+    dispatcher = Dispatcher(Router(), _settings(environment), Metrics())
+    with tempfile.TemporaryDirectory(prefix="model-") as folder:
+        await (await _load(environment, command, dispatcher, Path(folder))).stop()
 
 
 def parse_command(command: Sequence[str]) -> dict[str, Any]:
@@ -201,7 +218,7 @@ def main(arguments: Sequence[str], environment: dict[str, Any]) -> int:
         if arguments and arguments[0] != "--":
             raise UserError("Give the engine's command after `--`, with {model} and {port} in it.")
         if CHECK_VARIABLE in environment:
-            return check_arguments(list(arguments[1:]), environment[CHECK_VARIABLE])
+            return check(list(arguments[1:]), environment[CHECK_VARIABLE])
         try:
             wanted = ContainerEnvironment.model_validate(environment)
         except ValidationError as error:

@@ -9,7 +9,7 @@ from artifacts.program.entry import SmokeSpec
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.rights import Finding
 from llm_assets.cloud.spending import estimate_smoke
-from llm_assets.runners.smoke import check_engine_arguments, describe, smoke
+from llm_assets.runners.smoke import check_serving, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.mount import FuseMount
 from tests.stand_ins.processes import LocalImage
@@ -31,15 +31,24 @@ def test_smallest_batch_and_job_say_what_they_found(google: LocalGoogle, tmp_pat
     path.write_text(yaml.safe_dump(content))
     google.images[CUDA_IMAGE] = cuda_image()
     settings = GoogleCloudSettings.model_validate(content)
-    findings = list(smoke(settings, path))
+    findings = list(smoke(settings, path, nodes=2))
     assert [finding.text for finding in findings if not finding.ok] == []
     assert [f.key for f in findings] == [
-        *("images.spark", "bucket", "images.cuda", "bucket", "secrets", "evaluation")
+        *("images.spark", "images.spark", "bucket", "cost"),
+        *("images.cuda", "evaluation", "bucket", "secrets", "evaluation", "cost"),
+        *("images.serve", "images.serve", "cost"),
     ]
+    told = [finding.text for finding in findings]
+    assert "`mapInArrow` and a join over a shuffle work" in told
+    assert "a training step of 2 process(es) is right" in told
+    assert "answers, by this project's own" in told
+    job, _ = google.vertex.jobs()
+    assert [pool.replica_count for pool in job.job_spec.worker_pool_specs] == [1, 1]
+    assert told[-1].endswith(" USD") and sum("it has cost 0.0" in text for text in told) == 3
     assert "hush-hush" not in str(findings)
     # Without FUSE a machine's view of the bucket is a copy, an ordinary folder.
     mounted = isinstance(google.mount, FuseMount)
-    assert ("renames no folders" if mounted else "renames folders") in findings[3].text
+    assert ("renames no folders" if mounted else "renames folders") in findings[6].text
 
 
 def test_image_that_cannot_be_pulled_is_a_finding(google: LocalGoogle, tmp_path: Path) -> None:
@@ -88,11 +97,10 @@ def test_accelerators_that_are_not_seen_are_a_problem(google: LocalGoogle) -> No
     seen = list(describe("images.cuda", JOB | {"accelerators": 0}, settings))
     assert [finding.key for finding in seen if not finding.ok] == ["evaluation"]
     assert "cuda 12.6" in seen[0].text
-    batch, job = estimate_smoke(settings)
-    assert batch.dollars and batch.dollars < 0.5 and job.dollars and job.dollars < 0.5
+    assert all(e.dollars and e.dollars < 0.5 for e in estimate_smoke(settings))
 
 
-def check_serving(google: LocalGoogle, folder: Path, vllm: dict[str, object]) -> list[Finding]:
+def check_vllm(google: LocalGoogle, folder: Path, vllm: dict[str, object]) -> list[Finding]:
     """What the serve image says of an endpoint's arguments, in a job of its own."""
     content = cloud_settings(google)
     content["endpoint"] |= {**L4, "vllm": vllm}
@@ -101,13 +109,13 @@ def check_serving(google: LocalGoogle, folder: Path, vllm: dict[str, object]) ->
     google.images[SERVE_IMAGE] = vllm_image()
     settings = GoogleCloudSettings.model_validate(content)
     spec = SmokeSpec(output=f"gs://{BUCKET}/smoke/{folder.name}")
-    return list(check_engine_arguments(spec, settings, path))
+    return [finding for finding in check_serving(spec, settings, path) if finding.key != "cost"]
 
 
 def test_vllms_own_parser_is_asked_about_the_endpoints_arguments(
     google: LocalGoogle, tmp_path: Path
 ) -> None:
-    starts, takes = check_serving(google, tmp_path, {"max_model_len": 4096})
+    starts, takes = check_vllm(google, tmp_path, {"max_model_len": 4096})
     assert starts.ok and "vllm 0.32.0" in starts.text
     assert takes == Finding("endpoint.vllm", True, "vLLM 0.32.0 takes its arguments")
     (job,) = google.vertex.jobs()
@@ -121,7 +129,7 @@ def test_arguments_that_vllm_refuses_are_told_in_its_words(
     google: LocalGoogle, tmp_path: Path
 ) -> None:
     vllm = {"arguments": ["--no-such", "thing"]}
-    _, refused = check_serving(google, tmp_path, vllm)
+    _, refused = check_vllm(google, tmp_path, vllm)
     assert (refused.key, refused.ok) == ("endpoint.vllm", False)
     assert "unrecognized arguments: --no-such thing" in refused.text
     assert "Mend `arguments`" in refused.text
@@ -136,7 +144,9 @@ def test_image_with_another_engine_is_told_where_vllm_is_expected(google: LocalG
 
 def test_price_of_every_job_is_said(google: LocalGoogle) -> None:
     content = cloud_settings(google)
-    assert len(estimate_smoke(GoogleCloudSettings.model_validate(content))) == 2
     content["endpoint"] |= L4
-    _, _, parser = estimate_smoke(GoogleCloudSettings.model_validate(content))
+    settings = GoogleCloudSettings.model_validate(content)
+    _, job, parser = estimate_smoke(settings)
+    _, two, _ = estimate_smoke(settings, nodes=2)
+    assert job.dollars and two.dollars == 2 * job.dollars
     assert parser.stage == "a job on g2-standard-8" and parser.dollars and parser.dollars < 0.5
