@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds an image with Cloud Build and prints its name: images/build.sh cuda|tpu|spark|serve|serve_transformers [--print]
+# Builds an image with Cloud Build and prints its name: images/build.sh cuda|tpu|spark|serve|serve_transformers|control [--print]
 # The tag is a hash of everything that goes into the image, so the same content is built once. What is
 # printed names the image by its digest; with --print, which asks nobody, by its tag. A base image that
 # has no digest yet gets the one of today, in the Dockerfile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { echo "usage: images/build.sh cuda|tpu|spark|serve|serve_transformers [--print]" >&2; exit 2; }
+usage() { echo "usage: images/build.sh cuda|tpu|spark|serve|serve_transformers|control [--print]" >&2; exit 2; }
 [[ $# -ge 1 && -f "images/$1/Dockerfile" ]] || usage
 [[ $# -eq 1 || "${2}" == "--print" ]] || usage
 
@@ -15,6 +15,7 @@ case "$image" in
   cuda | tpu) code="artifacts recipes pyproject.toml README.md LICENSE" ;;
   spark) code="artifacts spark_jobs" ;;
   serve | serve_transformers) code="artifacts serving" ;;
+  control) code="artifacts config llm_assets recipes serving spark_jobs pyproject.toml README.md LICENSE workspace.yaml" ;;
 esac
 setting() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"; }
 project="$(setting project)"
@@ -46,5 +47,9 @@ if ! digest >/dev/null 2>&1; then
   gcloud builds submit . --project="$project" --region="$region" "${account[@]}" \
     --gcs-source-staging-dir="gs://$bucket/builds" --config=images/cloudbuild.yaml \
     --substitutions="_IMAGE=$name,_DOCKERFILE=images/$image/Dockerfile" >&2
+fi
+if [[ "$image" == control ]]; then
+  # What the machine of infrastructure/control.tf starts.
+  gcloud artifacts docker tags add "$name" "${name%:*}:current" --project="$project" >&2
 fi
 digest

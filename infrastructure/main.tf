@@ -41,6 +41,7 @@ locals {
     "compute.googleapis.com",
     "dataproc.googleapis.com",
     "iam.googleapis.com",
+    "iap.googleapis.com",
     "logging.googleapis.com",
     "policytroubleshooter.googleapis.com",
     "secretmanager.googleapis.com",

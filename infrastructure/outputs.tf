@@ -14,6 +14,15 @@ output "settings" {
   }
 }
 
+output "control" {
+  description = "The UI and the board of the machine that runs Dagster, at this machine's ports 3000 and 8012."
+  value = var.control ? join(" ", [
+    "gcloud compute ssh ${google_compute_instance.control[0].name} --tunnel-through-iap",
+    "--project=${var.project} --zone=${local.control_zone}",
+    "-- -N -L 3000:127.0.0.1:3000 -L 8012:127.0.0.1:8012",
+  ]) : "set control = true"
+}
+
 output "repository" {
   description = "Where images are pushed: a prefix of their names."
   value       = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}"

@@ -31,6 +31,7 @@ resource "google_project_service_identity" "vertex_ai" {
 locals {
   members = {
     operator  = var.operators
+    control   = [google_service_account.control.member]
     jobs      = [google_service_account.jobs.member]
     builder   = [google_service_account.builder.member]
     vertex_ai = [google_project_service_identity.vertex_ai.member]
@@ -62,6 +63,22 @@ locals {
       jobs       = ["roles/iam.serviceAccountUser"]
       serving    = ["roles/iam.serviceAccountUser"]
       builder    = ["roles/iam.serviceAccountUser"]
+    }
+    # An operator's, without builds and without what `check` alone looks at.
+    control = {
+      project = [
+        "roles/aiplatform.user",
+        "roles/bigquery.jobUser",
+        "roles/dataproc.editor",
+        "roles/logging.logWriter",
+        "roles/serviceusage.serviceUsageConsumer",
+      ]
+      bucket     = ["roles/storage.objectUser"]
+      repository = ["roles/artifactregistry.reader"]
+      secret     = ["roles/secretmanager.secretAccessor"]
+      dataset    = ["roles/bigquery.dataViewer"]
+      jobs       = ["roles/iam.serviceAccountUser"]
+      serving    = ["roles/iam.serviceAccountUser"]
     }
     jobs = {
       project = [

@@ -43,3 +43,27 @@ variable "monthly_budget" {
   type        = number
   default     = 500
 }
+
+variable "control" {
+  description = "Whether a machine runs Dagster here; without it, operators run it on their own."
+  type        = bool
+  default     = false
+}
+
+variable "control_machine_type" {
+  description = "Machine of Dagster. It loads the base model once, on its processor."
+  type        = string
+  default     = "e2-standard-4"
+}
+
+variable "control_zone" {
+  description = "Letter of the zone of that machine."
+  type        = string
+  default     = "a"
+}
+
+variable "control_pipeline" {
+  description = "Pipeline file that it runs, in the image `control`."
+  type        = string
+  default     = "config/llama_bigquery.yaml"
+}

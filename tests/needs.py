@@ -60,6 +60,7 @@ NEEDS = {
         ),
         Need("buildah", ("buildah",), _programs("buildah")),
         Need("debootstrap", ("debootstrap",), _programs("debootstrap", "unshare", "chroot")),
+        Need("systemd", ("systemd",), _programs("systemd-analyze")),
         Need("rsync", ("rsync",), _programs("rsync")),
         Need("vLLM's program, in VLLM_PROGRAM or the path", (), lambda: vllm() is not None),
         Need("the right to mount a disk in memory", (), lambda: os.geteuid() == 0),

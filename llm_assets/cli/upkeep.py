@@ -1,6 +1,7 @@
 """Commands that look after the store, and those that keep webserver, daemon and board running."""
 
 import json
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
 MAINTENANCE = (clean, doctor)
 
 
+ENDING = {signal.SIGTERM, signal.SIGINT}
 port_option = click.option(
     "--port", default=PORT, show_default=True, help=f"Port of the UI on {HOST}."
 )
@@ -97,14 +99,16 @@ port_option = click.option(
 @click.command()
 @port_option
 @click.option("--board-port", default=BOARD_PORT, show_default=True, help="Port of the board.")
-def up(port: int, board_port: int) -> None:
+@click.option("--wait", is_flag=True, help="Stay until a signal, then stop them; for containers.")
+def up(port: int, board_port: int, wait: bool) -> None:
     """Start the board, the UI and the daemon.
 
     Any of them that dies is restarted.
 
     \b
-    Example:
+    Examples:
       llm-assets --config config/manuals.yaml up --port 3100
+      llm-assets up --wait      the main program of a container
     """
     from llm_assets.config import config_path, load_settings
 
@@ -112,6 +116,11 @@ def up(port: int, board_port: int) -> None:
     bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
     click.echo(f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}")
     click.echo(shown(f"logs: {Path.cwd() / STATE_FOLDER}   end them with: llm-assets down"))
+    if wait:
+        # Not before: those that were started would never hear a signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        signal.sigwait(ENDING)
+        stop(Path.cwd() / STATE_FOLDER)
 
 
 @click.command()

@@ -24,7 +24,7 @@ HEAVY = {
     )
 } | {"docx": "python-docx", "fasttext": "fasttext-numpy2-wheel"}
 """Module to the package that has it."""
-INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT"}
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "ENV", "WORKDIR", "USER", "ENTRYPOINT", "CMD"}
 
 
 def instructions(image: str) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def imported(source: Path) -> set[str]:
 
 
 def test_there_is_an_image_for_each_use() -> None:
-    assert IMAGES == ["cuda", "serve", "serve_transformers", "spark", "tpu"]
+    assert IMAGES == ["control", "cuda", "serve", "serve_transformers", "spark", "tpu"]
 
 
 @pytest.mark.parametrize("image", IMAGES)

@@ -45,6 +45,7 @@ def bind(iam: Iam, settings: GoogleCloudSettings, without: Set[Binding] = frozen
     """Give the stand-in the bindings that `terraform apply` makes; the caller is the operator."""
     members = {
         "operator": SERVICE_ACCOUNT,
+        "control": "serviceAccount:llm-assets-control",
         "jobs": settings.service_account,
         "builder": str(settings.builder_account),
         "vertex_ai": VERTEX_AI_AGENT,

@@ -1,21 +1,31 @@
 """What Terraform makes is what `check` asks for: neither more nor less."""
 
+import json
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
 from llm_assets.cloud.setup.check_rights import check_rights
 from llm_assets.cloud.setup.rights import APIS, GRANTS
-from tests.infrastructure import terraform
+from tests.images import test_images as image
+from tests.infrastructure import provider_schema, terraform
+from tests.needs import needs
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
 BUILD_METRIC = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
+ROOT = terraform.FOLDER.parent
 SEEN_BY_USE = {"secret", "dataset"}
-ASKED_FOR = sorted(grant for grant in terraform.grants() if grant[1] not in SEEN_BY_USE)
+ASKED_FOR = sorted(
+    grant for grant in terraform.grants() if grant[1] not in SEEN_BY_USE and grant[0] != "control"
+)
 
 
 def resource(kind: str, name: str) -> dict[str, Any]:
@@ -38,7 +48,8 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
 
 
 def test_rights_and_apis_that_are_made_are_those_that_are_checked() -> None:
-    assert terraform.grants() == {(g.holder, g.resource, g.role) for g in GRANTS}
+    asked = {(g.holder, g.resource, g.role) for g in GRANTS}
+    assert {grant for grant in terraform.grants() if grant[0] != "control"} == asked
     assert set(terraform.local("apis")) == set(APIS)
 
 
@@ -64,6 +75,113 @@ def test_check_names_each_right_that_is_taken_away(
 def test_a_container_that_the_world_asks_may_do_nothing() -> None:
     assert not [grant for grant in terraform.grants() if grant[0] == "serving"]
     assert "account_id" in resource("google_service_account", "serving")
+
+
+def test_dagsters_own_account_has_an_operators_rights_without_builds_and_looking_around() -> None:
+    of = {
+        who: {g[1:] for g in terraform.grants() if g[0] == who} for who in ("control", "operator")
+    }
+    assert of["control"] - of["operator"] == {("project", "roles/logging.logWriter")}
+    assert of["operator"] - of["control"] == {
+        ("project", "roles/cloudbuild.builds.editor"),
+        ("project", "roles/compute.networkViewer"),
+        ("project", "roles/iam.securityReviewer"),
+        ("project", "roles/logging.viewer"),
+        ("bucket", "roles/storage.legacyBucketReader"),
+        ("builder", "roles/iam.serviceAccountUser"),
+    }
+    accounts = {"jobs", "serving", "builder", "control"}
+    made = [resource("google_service_account", name)["account_id"] for name in accounts]
+    assert len(set(made)) == 4
+
+
+def test_every_attribute_is_one_of_the_providers_own_and_none_that_it_asks_for_is_missing() -> None:
+    schema = json.loads(provider_schema.PATH.read_text())
+    used = provider_schema.all_used()
+    assert set(used) == set(schema), "python -m tests.infrastructure.provider_schema WHEEL..."
+    for path, names in used.items():
+        known = schema[path]
+        assert set(known["required"]) <= names <= {*known["required"], *known["optional"]}, path
+
+
+def test_the_machine_of_dagster_is_reached_by_its_proxy_alone() -> None:
+    machine = resource("google_compute_instance", "control")
+    (interface,) = machine["network_interface"]
+    assert "access_config" not in interface and "ipv6_access_config" not in interface
+    firewall = resource("google_compute_firewall", "iap")
+    assert firewall["source_ranges"] == ["35.235.240.0/20"]
+    assert firewall["allow"][0]["ports"] == ["22"]
+    for kind in ("google_iap_tunnel_instance_iam_member", "google_compute_instance_iam_member"):
+        assert "var.operators" in resource(kind, "operators")["for_each"]
+
+
+def control_files() -> dict[str, str]:
+    """What cloud-init writes on the machine of Dagster, as Terraform fills it in."""
+    text = (terraform.FOLDER / "control.yaml").read_text()
+    (given,) = re.findall(r"control\.yaml\", \{(.*?)\n    \}", CONTROL, re.DOTALL)
+    names = re.findall(r"^ +(\w+) +=", given, re.MULTILINE)
+    assert set(re.findall(r"\$\{(\w+)\}", text)) == set(names)
+    for name in names:
+        text = text.replace(f"${{{name}}}", f"a-{name}")
+    content = yaml.safe_load(text)
+    assert content["runcmd"][-1].endswith("llm-assets-database llm-assets")
+    return {Path(file["path"]).name: file["content"] for file in content["write_files"]}
+
+
+CONTROL = (terraform.FOLDER / "control.tf").read_text()
+
+
+@needs("systemd")
+def test_units_of_dagsters_machine_are_as_systemd_wants_them(tmp_path: Path) -> None:
+    units = [name for name in control_files() if name.endswith(".service")]
+    for name in units:
+        # Only their programs are not here.
+        content = control_files()[name].replace("/usr/bin/docker", "/bin/true")
+        (tmp_path / name).write_text(content.replace(" docker.service", ""))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *(tmp_path / name for name in units)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_databases_and_uis_of_dagsters_machine_listen_on_loopback_and_keep_their_password() -> None:
+    files = control_files()
+    database, dagster = files["llm-assets-database.service"], files["llm-assets.service"]
+    assert "listen_addresses=127.0.0.1" in database
+    assert "--env-file=/mnt/disks/state/environment" in database
+    assert "--env-file=/mnt/disks/state/environment" in dagster
+    assert "umask 077" in files["prepare.sh"]
+    assert dict(image.instructions("control"))["CMD"] == '["llm-assets", "up", "--wait"]'
+
+
+def test_first_start_makes_a_password_once_and_keeps_the_disk(tmp_path: Path) -> None:
+    script = control_files()["prepare.sh"].replace("/mnt/disks/state", str(tmp_path / "state"))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("blkid", "mkfs.ext4", "mountpoint", "chown", "docker-credential-gcr"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/called\n')
+        (programs / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    seen = []
+    for _ in range(2):
+        subprocess.run(["bash", "-c", script], env=environment, check=True)
+        seen.append((tmp_path / "state" / "environment").read_text())
+    assert seen[0] == seen[1]
+    password = re.findall(r"POSTGRES_PASSWORD=([0-9a-f]{48})\n", seen[0])
+    assert len(password) == 1 and seen[0].count(password[0]) == 2
+    assert (tmp_path / "state" / "environment").stat().st_mode & 0o077 == 0
+    assert "mkfs" not in (tmp_path / "called").read_text()
+
+
+def test_dagsters_image_has_a_projects_dagster_yaml_with_what_its_comments_offer() -> None:
+    shipped = (ROOT / "dagster.yaml").read_text()
+    wanted = yaml.safe_load(shipped)
+    for name in ("storage", "compute_logs"):
+        (line,) = re.findall(rf"^#   ({name}: .*)$", shipped, re.MULTILINE)
+        wanted |= yaml.safe_load(line)
+    assert yaml.safe_load((ROOT / "images/control/dagster.yaml").read_text()) == wanted
 
 
 def test_only_budgets_are_asked_for_in_the_name_of_a_project_whose_apis_are_still_off() -> None:

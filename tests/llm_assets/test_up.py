@@ -4,7 +4,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +16,7 @@ from llm_assets.services import STATE_FOLDER, find_leftovers, read_states
 from tests.conftest import ROOT, Project
 from tests.listening import listening_addresses, outside_loopback
 from tests.stand_ins.processes import free_port
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -65,6 +68,23 @@ def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
     assert "Stopped." in down.stdout, down.stderr
     assert not find_leftovers(state) and read_states(ready.folder / STATE_FOLDER) is None
     assert "Nothing was running." in ready.run("llm-assets", "down").stdout
+
+
+@pytest.mark.soak
+def test_a_containers_program_stays_and_stops_its_services_at_a_signal(
+    ready: Project, ports: tuple[str, str]
+) -> None:
+    command = [str(Path(sys.executable).parent / "llm-assets"), "up", "--wait"]
+    options = ["--port", ports[0], "--board-port", ports[1]]
+    process = subprocess.Popen(
+        [*command, *options], cwd=ready.folder, env=ready.environment(), stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert any(b"end them with" in line for line in process.stdout)
+    assert httpx.get(f"http://127.0.0.1:{ports[1]}/").is_success and process.poll() is None
+    process.terminate()
+    assert process.wait(WAIT_SECONDS) == 0
+    assert not find_leftovers(ready.folder / STATE_FOLDER)
 
 
 def test_a_folder_that_is_no_project_is_told(project: Project) -> None:

@@ -56,6 +56,7 @@ APIS = {
     "compute.googleapis.com": "the network of the Spark stages",
     "dataproc.googleapis.com": "the Spark stages",
     "iam.googleapis.com": "service accounts",
+    "iap.googleapis.com": "the way to the machine that runs Dagster",
     "logging.googleapis.com": "the logs of jobs",
     "policytroubleshooter.googleapis.com": "`llm-assets check` of the jobs' account",
     "secretmanager.googleapis.com": "secrets",
