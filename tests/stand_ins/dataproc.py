@@ -16,10 +16,12 @@ from tests.stand_ins.faults import RpcFailed, not_found
 from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.job_rules import batch_cores, check_batch
-from tests.stand_ins.processes import LocalImage, RealProcess
+from tests.stand_ins.processes import REPOSITORY, LocalImage, RealProcess
 
 State = dataproc_v1.Batch.State
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+SPARK_HOME = "/usr/lib/spark"
+"""Where Dataproc has Spark."""
 
 
 def spark_environment() -> dict[str, str]:
@@ -182,9 +184,8 @@ class Dataproc:
         except FileNotFoundError as error:
             self._end(name, State.FAILED, f"File not found: {error}")
             return
-        process = RealProcess(
-            command, image.root, self._driver_environment(batch, image), folder / "driver.log"
-        )
+        environment = self._driver_environment(batch, image)
+        process = image.start(command, environment, folder / "driver.log", {folder: "/job"})
         self._processes[name] = process
         with self._lock:
             if batch.state == State.PENDING:
@@ -210,19 +211,22 @@ class Dataproc:
         import pyspark
 
         work = batch.pyspark_batch
-        command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
+        command = [f"{image.place(Path(pyspark.__file__).parent, SPARK_HOME)}/bin/spark-submit"]
         command += ["--master", "local[2]"]
         command += ["--conf", "spark.driver.memory=1g", "--conf", "spark.ui.enabled=false"]
-        # Java starts as on a laptop, with Spark's classes as `make setup` keeps them.
-        command += ["--driver-java-options", local_conf()["spark.driver.extraJavaOptions"]]
+        if image.root == REPOSITORY:
+            # Java starts as on a laptop, with Spark's classes as `make setup` keeps them.
+            command += ["--driver-java-options", local_conf()["spark.driver.extraJavaOptions"]]
         if work.python_file_uris:
-            files = [str(self._fetch(uri, image, folder)) for uri in work.python_file_uris]
+            files = [self._fetch(uri, image, folder) for uri in work.python_file_uris]
             command += ["--py-files", ",".join(files)]
-        command.append(str(self._fetch(work.main_python_file_uri, image, folder)))
+        command.append(self._fetch(work.main_python_file_uri, image, folder))
         return command + list(work.args)
 
-    def _fetch(self, uri: str, image: LocalImage, folder: Path) -> Path:
+    def _fetch(self, uri: str, image: LocalImage, folder: Path) -> str:
+        """Where a program of the image finds a file of a bucket, or one of its own."""
         parts = urllib.parse.urlparse(uri)
         if parts.scheme == "gs":
-            return self._download(uri, folder)
-        return image.root / parts.path.removeprefix("/opt/llm_assets/").lstrip("/")
+            return f"{image.place(folder, '/job')}/{self._download(uri, folder).name}"
+        own = image.root / parts.path.removeprefix("/opt/llm_assets/").lstrip("/")
+        return image.place(own, parts.path)

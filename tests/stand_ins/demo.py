@@ -3,8 +3,11 @@
 A tiny model learns a made-up manual from a BigQuery table: Spark batches through the Dataproc
 client, training and evaluation through the Vertex AI client, on two replicas whose machines are
 taken away once, a version in the Model Registry, a deployed endpoint, the rest in a bucket.
+
+With `--containers`, which the tests of images use, each job runs in the root of its own image.
 """
 
+import argparse
 import os
 import re
 import signal
@@ -24,7 +27,16 @@ from llm_assets.cli.pipeline.run import LOG_FOLDER
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
 from tests.conftest import Project, make_project
 from tests.stand_ins.bigquery import fill_table, running_bigquery
-from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle, running_local_google
+from tests.stand_ins.google import (
+    BUCKET,
+    CUDA_IMAGE,
+    PROJECT,
+    SERVE_IMAGE,
+    SPARK_IMAGE,
+    LocalGoogle,
+    running_local_google,
+)
+from tests.stand_ins.image_roots import image_root, spark_root
 from tests.stand_ins.processes import start_process
 from tests.stand_ins.project import TEXTS_TABLE, move_to_cloud
 from tests.tiny import tiny_base_model, tiny_texts
@@ -35,12 +47,25 @@ LOOK_SECONDS = 0.1
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--containers",
+        nargs=3,
+        metavar=("SPARK", "CUDA", "SERVE_TRANSFORMERS"),
+        help="containers of buildah in whose roots the jobs run; needs root",
+    )
+    containers = parser.parse_args().containers
     signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory(prefix="demo-") as root, running_local_google() as google:
         folder = Path(root)
         tiny_base_model(folder / "model")
         project = make_project(folder / "project", folder / "model")
         cloud = move_to_cloud(project.config, google)
+        if containers:
+            spark, cuda, serve = containers
+            google.images[SPARK_IMAGE] = spark_root(spark)
+            google.images[CUDA_IMAGE] = image_root(cuda)
+            google.images[SERVE_IMAGE] = image_root(serve, HOST="127.0.0.1")
         os.environ |= {CLOUD_CONFIG_VARIABLE: str(cloud), CACHE_VARIABLE: str(folder / "cache")}
         with running_bigquery(PROJECT, google.mount) as client:
             texts = {f"section-{number}": text for number, text in enumerate(tiny_texts(240))}

@@ -48,6 +48,29 @@ class LocalImage:
     entrypoint: Sequence[str] = (sys.executable,)
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def place(self, here: Path, there: str) -> str:
+        """Where a program of the image finds a folder of this machine.
+
+        Args:
+            there: where Google has it.
+        """
+        return str(here)
+
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        folders: Mapping[Path, str],
+    ) -> "RealProcess":
+        """Start a program of the image.
+
+        Args:
+            environment: the whole of it, the image's own included.
+            folders: of this machine, and the `place` of each.
+        """
+        return RealProcess(command, self.root, environment, log)
+
 
 class RealProcess:
     """A process started by a stand-in; ended by its own group id, never by name."""

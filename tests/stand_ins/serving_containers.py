@@ -84,7 +84,7 @@ class ServingContainers:
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{deployed.id}.log"
         whole = {**self._environment, **environment, **image.environment, **given}
-        return Replica(RealProcess(command, image.root, whole, log), port, spec.predict_route)
+        return Replica(image.start(command, whole, log, {}), port, spec.predict_route)
 
     def wait_healthy(
         self, replica: Replica, spec: aiplatform_v1.ModelContainerSpec, hold: threading.Event

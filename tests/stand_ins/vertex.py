@@ -18,7 +18,7 @@ from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.job_places import cluster_spec, output_folders
 from tests.stand_ins.job_rules import check_job
 from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import LocalImage, RealProcess, free_port
+from tests.stand_ins.processes import LocalImage, free_port
 from tests.stand_ins.running_job import RunningJob, now
 
 PROJECT_NUMBER = "123456789012"
@@ -236,6 +236,7 @@ class VertexJobs:
         container = job.job_spec.worker_pool_specs[number].container_spec
         image = self._images[container.image_uri]
         running.machines[key] = f"machine-{next(self._machine_numbers)}"
+        buckets = self._mount.view(running.machines[key])
         environment = {
             **rendezvous,
             "CLUSTER_SPEC": json.dumps(cluster_spec(job, number, index)),
@@ -243,13 +244,13 @@ class VertexJobs:
             **output_folders(job),
             **image.environment,
             **{variable.name: variable.value for variable in container.env},
-            "GCS_MOUNT": str(self._mount.view(running.machines[key])),
+            "GCS_MOUNT": image.place(buckets, "/gcs"),
         }
         folder = self._folder / job.name.rsplit("/", 1)[1]
         folder.mkdir(parents=True, exist_ok=True)
         command = [*(container.command or image.entrypoint), *container.args]
         log = folder / f"{key}.log"
-        running.replicas[key] = RealProcess(command, image.root, environment, log)
+        running.replicas[key] = image.start(command, environment, log, {buckets: "/gcs"})
 
     def _watch(self, running: RunningJob) -> bool:
         """Wait for the end; True where the replicas are to be started again."""
