@@ -18,17 +18,36 @@ from spark_jobs.clean.job import CleanSpec
 from tests.images import building
 from tests.listening import descendants
 from tests.needs import FUSE, needs
+from tests.postgres import running_postgres
 from tests.recipes.conftest import settings_of, spec_in
 from tests.spark_jobs.test_decide import first_texts, write_raw
 from tests.spark_jobs.test_executors import BY_SPARK, CLEANING
+from tests.stand_ins.processes import free_port
 from tests.stand_ins.test_demo import check_whole_graph, running_demo
 from tests.tiny import tiny_base_model, tiny_shards
 
-MOST_MEGABYTES = {"spark": 1_600, "cuda": 2_800, "serve_transformers": 2_000}
-"""What an image may take of the disk; `cuda` is built with torch for processors."""
+MOST_MEGABYTES = {"spark": 1_600, "cuda": 2_800, "serve_transformers": 2_000, "control": 3_000}
+"""What an image may take of the disk; all but `spark` are built with torch for processors."""
 ENTERING = {"chroot", "setpriv"}
 """Programs that are still root's: they make way for the image's."""
-PROCESSORS = {"CUDA": "cpu", "INDEX": "file:///tmp"}
+ARGUMENTS = {
+    "cuda": {"CUDA": "cpu", "INDEX": "file:///tmp"},
+    "control": {"INDEX": "file:///tmp"},
+}
+"""Torch for processors comes from where this machine's pip finds it."""
+OF_THE_DEMO = ("spark", "cuda", "serve_transformers")
+CONTROL = """
+import subprocess, urllib.request
+command = ["llm-assets", "up", "--wait", "--port", "{port}", "--board-port", "{board}"]
+services = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+for line in services.stdout:
+    print(line, flush=True)
+    if "end them with" in line:
+        break
+print(urllib.request.urlopen("http://127.0.0.1:{port}/server_info").read().decode())
+services.terminate()
+print("exit code", services.wait())
+"""
 SERVE = """
 import json, os, subprocess, sys, time, urllib.request
 container = [sys.executable, "-m", "serving.vertex.container"]
@@ -124,10 +143,26 @@ def run_serve_transformers(container: str, folder: Path) -> None:
     assert '"predictions"' in said
 
 
+def run_control(container: str, folder: Path) -> None:
+    """The program that the machine of Dagster starts, its history in a real PostgreSQL."""
+    with running_postgres() as postgres:
+        said = building.run(
+            container,
+            *("python", "-c", CONTROL.format(port=free_port(), board=free_port())),
+            environment={
+                "DAGSTER_POSTGRES_URL": postgres.url,
+                "DAGSTER_LOGS_BUCKET": "logs",
+                "LLM_ASSETS_CONFIG": "config/llama_bigquery.yaml",
+            },
+        )
+    assert "dagster_version" in said and "exit code 0" in said
+
+
 RUNS: dict[str, Callable[[str, Path], None]] = {
     "spark": run_spark,
     "cuda": run_cuda,
     "serve_transformers": run_serve_transformers,
+    "control": run_control,
 }
 
 
@@ -144,7 +179,7 @@ def container_of() -> Iterator[Callable[[str], str]]:
 
     def build(image: str) -> str:
         if image not in built:
-            built[image] = building.build(image, **(PROCESSORS if image == "cuda" else {}))
+            built[image] = building.build(image, **ARGUMENTS.get(image, {}))
         return built[image]
 
     yield build
@@ -169,7 +204,7 @@ def test_image_is_built_and_does_its_work_as_its_own_user(
 def test_every_job_of_the_demo_runs_in_the_root_of_its_image_as_its_user(
     container_of: Callable[[str], str], tmp_path: Path
 ) -> None:
-    containers = [container_of(image) for image in RUNS]
+    containers = [container_of(image) for image in OF_THE_DEMO]
     roots = [building.buildah("mount", container) for container in containers]
     with running_demo(tmp_path, "--containers", *containers) as demo:
         users = users_of_roots(demo)

@@ -136,7 +136,9 @@ def test_arguments_that_vllm_refuses_are_told_in_its_words(
 
 
 def test_image_with_another_engine_is_told_where_vllm_is_expected(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    content = cloud_settings(google)
+    content["endpoint"] |= L4
+    settings = GoogleCloudSettings.model_validate(content)
     found = {"python": "3.12.1", "engine": "python"}
     _, other = describe("images.serve", found, settings)
     assert other.ok is False and "instead of vLLM" in other.text
