@@ -244,7 +244,7 @@ def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: S
 
 def weights_and_biases_records(path: Path) -> list[Any]:
     """What a run in offline mode has kept, as `wandb sync` reads it: a log in LevelDB's format."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     content, place, kept, records = path.read_bytes(), WANDB_HEADER, b"", []
     while place < len(content):
