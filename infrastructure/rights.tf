@@ -68,6 +68,7 @@ locals {
     control = {
       project = [
         "roles/aiplatform.user",
+        "roles/batch.jobsEditor",
         "roles/bigquery.jobUser",
         "roles/dataproc.editor",
         "roles/logging.logWriter",
