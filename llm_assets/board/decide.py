@@ -157,6 +157,8 @@ def routes(board: Board) -> list[Route]:
         decision = DecisionForm.read(fields)
         if decision.action == "forget":
             return begin(decision, is_meant=False)
+        if decision.action == "approve":
+            read_list(board.store, board.settings.name).refuse_withdrawn(int(decision.version))
         state = board.registry.state()
         then = state.model_copy(deep=True)
         decision.try_on(then)

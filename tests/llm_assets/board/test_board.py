@@ -1,5 +1,6 @@
 """The board in a real browser: its pages, what attacks them, and what is decided there."""
 
+import dataclasses
 import html
 import json
 import os
@@ -316,6 +317,10 @@ def test_a_version_that_cannot_be_asked_says_why(
         add_to_list(apart.store, "manual", withdrawn=[withdrawn])
         assert "was withdrawn on" in client.get("/ask").text
         assert "was withdrawn on" in client.post("/ask/versions/1/v1/completions", json=body).text
+        fields = {"action": "approve", "version": "1", "name": "Ada", "reason": "better"}
+        bearer = {"authorization": "Bearer the key"}
+        preview = client.post("/decide/confirm", data=fields, headers=bearer)
+        assert preview.status_code == 400 and "was withdrawn on" in preview.text
         shutil.rmtree(Path(apart.store.root, "base_model"))
         assert "no longer in the store" in client.get("/ask").text
         apart.settings.endpoint = EndpointSettings(
@@ -572,6 +577,15 @@ def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path)
         fields["generation"] = str(registry.state().generation)
         assert client.post("/decide/do", data=fields, headers=bearer).status_code == 303
         assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
+
+
+def test_a_service_that_does_not_run_is_said_with_its_log(apart: Board) -> None:
+    states = {"daemon": "fatal", "webserver": "running"}
+    ill = dataclasses.replace(apart, status=lambda: NOTHING | {"services": states})
+    with client_of(ill) as client:
+        shown = client.get("/").text
+    assert "daemon does not run (fatal)" in shown and "services/daemon.log" in shown
+    assert "webserver" not in shown
 
 
 def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
