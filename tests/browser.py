@@ -17,9 +17,10 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 from tests.needs import chromium
+from tests.waiting import WAIT_SECONDS
 
 LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
-SECONDS = 60.0
+SECONDS = WAIT_SECONDS
 
 
 class Browser:

@@ -114,7 +114,9 @@ def fragment(name: str, **values: Any) -> HTMLResponse:
 
 def page(board: Board, request: Request, name: str, status: int = 200, **values: Any) -> Response:
     """A whole page."""
-    common = {"board": board, "path": request.url.path, "signed": board.knows(request)}
+    path, query = request.url.path, request.url.query
+    here = f"{path}?{query}" if query else path
+    common = {"board": board, "path": path, "here": here, "signed": board.knows(request)}
     return HTMLResponse(_TEMPLATES.get_template(name).render(common | values), status)
 
 

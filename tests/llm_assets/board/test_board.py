@@ -368,6 +368,10 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
             answer = client.post(path, data=fields)
             assert answer.status_code == 303 and "/sign-in" in answer.headers["location"]
         assert client.post("/sign-in", data={"key": "another"}).status_code == 403
+        shown = client.get("/decide?action=forget&documents=manual%2F0").text
+        (link,) = {html.unescape(path) for path in LINK.findall(shown) if "sign-in" in path}
+        (there,) = re.findall(r'name="next" value="([^"]*)"', client.get(link).text)
+        assert html.unescape(there) == "/decide?action=forget&documents=manual%2F0"
         taken = client.post("/sign-in", data={"key": "the key", "next": "//evil.example"})
         assert taken.headers["location"] == "/"
         cookie = taken.headers["set-cookie"].lower()
