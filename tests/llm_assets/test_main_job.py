@@ -112,7 +112,8 @@ def test_on_an_empty_store_it_fails_naming_the_command(project: Project) -> None
 
 def test_a_run_from_the_launchpad_may_override_steps_learning_rate_and_seed(made: Project) -> None:
     before = made.record.current("checkpoint", needed_by="test")
-    config = {"ops": {"checkpoint": {"config": {"steps": 3, "learning_rate": 0.002, "seed": 5}}}}
+    settings = {"budget": {"steps": 3}, "optimizer": {"learning_rate": 0.002}, "seed": 5}
+    config = {"ops": {"checkpoint": {"config": settings}}}
     ended = made.run(
         *("dagster", "asset", "materialize", "--select", "checkpoint"),
         *("--config-json", json.dumps(config)),

@@ -30,11 +30,15 @@ def bill_ends(google: LocalGoogle) -> Iterator[None]:
     wait_until(lambda: not google.batch.billing())
 
 
-def once_running(google: LocalGoogle, action: Callable[[str], object]) -> None:
-    """Do something to the first job once it runs."""
+def once_running(
+    google: LocalGoogle, action: Callable[[str], object], counted: Path | None = None
+) -> None:
+    """Do something to the first job once it runs, and once its program has counted its start."""
 
     def wait_and_act() -> None:
         wait_until(lambda: [job.status.state.name for job in google.batch.jobs()] == ["RUNNING"])
+        if counted:
+            wait_until(counted.exists)
         time.sleep(5 * QUICK.poll_seconds)
         action(google.batch.jobs()[0].name)
 
@@ -125,9 +129,10 @@ def test_job_that_crashes_always_is_given_up(
 def test_job_whose_machine_is_lost_goes_on_on_another(
     batch_runner: Runner, google: LocalGoogle, tmp_path: Path, why: str, code: int
 ) -> None:
-    once_running(google, lambda name: google.batch.preempt(name, code))
+    starts = tmp_path / "starts"
+    once_running(google, lambda name: google.batch.preempt(name, code), starts)
     instance = DagsterInstance.ephemeral()
-    steps = ["--count", str(tmp_path / "starts"), "hang-until:2", "materialize"]
+    steps = ["--count", str(starts), "hang-until:2", "materialize"]
     result = batch_runner.run(steps, instance)
     assert result.success
     log = log_text(instance, result)

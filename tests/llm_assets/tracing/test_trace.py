@@ -245,6 +245,7 @@ def test_text_that_retention_removed_is_told_as_such(
     lab = Lab(tmp_path, tiny_model_folder)
     lab.train(steps=1)  # Of the newest two the one serves, and to the other one can go back.
     shutil.copytree(lab.store.root, tmp_path / "as it was")
+    shards = lab.spec(lab.first).shards_folder.rpartition("/")[2]
 
     def clean(**keep: tuple[int, ...]) -> None:
         """Remove all but what the newest version needs, as `llm-assets clean --yes` does."""
@@ -256,7 +257,6 @@ def test_text_that_retention_removed_is_told_as_such(
     clean()
 
     # The oldest version's shards went, and its corpus stays, since the newer ones have the same.
-    shards = lab.spec(lab.first).shards_folder.rpartition("/")[2]
     when = rf"tokenized_shards {shards} was removed on 20..-..-.. by `llm-assets clean` \(made "
     found, passages = told_of(lab, lab.said, 1)
     assert found.verdict == "verbatim" and passages.documents[0].is_trained
