@@ -19,7 +19,7 @@ from typing import Any
 from artifacts.errors import UserError
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import QUESTIONS_NAME
-from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms
+from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms
 from spark_jobs.runtime.parquet import find_parts
 
 CODE_VERSION = "2"
@@ -120,18 +120,14 @@ def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
 
 def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
     """The shortest passage that names subject and value, which says it most plainly."""
-    found = [one for one in passages if fact.subject in one.text and _holds(one.text, fact.value)]
+    found = [one for one in passages if fact.subject in one.text and holds(one.text, fact.value)]
     return min(found, key=lambda one: (len(one.text), one.document), default=None)
-
-
-def _holds(text: str, value: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:
     """Whether a question about the fact holds its answer: it would be right without knowing."""
     asked = (form.format(subject=fact.subject) for form in forms[fact.relation].asked)
-    return any(_holds(question.casefold(), fact.value.casefold()) for question in asked)
+    return any(holds(question.casefold(), fact.value.casefold()) for question in asked)
 
 
 def _ask(facts: Sequence[Fact], forms: dict[str, Forms], choices: int) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from artifacts.errors import UserError
 from llm_assets.study.settings import StudySettings
-from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, tell
+from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms, tell
 
 GENERAL_FORMS = (
     "The {relation} of {subject} is {value}.",
@@ -99,11 +99,6 @@ class KnownFacts:
         name = relation.lower().replace("{", "{{").replace("}", "}}")
         forms = own.told if own else [form.replace("{relation}", name) for form in GENERAL_FORMS]
         return forms[: self.settings.forms_per_fact]
-
-
-def holds(text: str, value: str) -> bool:
-    """Whether a text has a value as whole words."""
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 def regular_facts(text: str) -> Iterator[Fact]:

@@ -153,6 +153,11 @@ def tell(
                 yield f"{name}/{number + 1}.{part + 1}", text
 
 
+def holds(text: str, value: str) -> bool:
+    """Whether a text has a value as whole words."""
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
 def _shuffled(forms: Sequence[str], fact: Fact) -> list[str]:
     def place(form: str) -> bytes:
         return hashlib.sha256(f"{fact.subject}\0{fact.relation}\0{form}".encode()).digest()
