@@ -76,40 +76,10 @@ class ActiveJob:
 
 def active_jobs(settings: GoogleCloudSettings) -> Iterator[ActiveJob]:
     """All jobs of this project's runs that have not ended, of every service."""
-    services = (
-        BatchJobs(batch_client(settings), settings.parent),
-        VertexCustomJobs(vertex_client(settings), settings.parent),
-        DataprocBatches(dataproc_client(settings), settings.parent),
-    )
-    for service in services:
+    for kind in (BatchJobs, VertexCustomJobs, DataprocBatches):
+        client = kind.connect(settings.region, settings.api_endpoint)
+        service = kind(client, settings.parent)
         for job in service.find():
             if not job.phase.ended:
                 price = machine_price(settings, job.machine_type, job.is_cheaper)
                 yield ActiveJob(service, job, price)
-
-
-def batch_client(settings: GoogleCloudSettings) -> Any:
-    """A client of Google Batch, which has one address for all regions."""
-    from google.cloud.batch_v1 import BatchServiceClient
-
-    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
-    return BatchServiceClient(client_options=options)
-
-
-def dataproc_client(settings: GoogleCloudSettings) -> Any:
-    """A client of Dataproc Serverless in the project's region."""
-    from google.cloud.dataproc_v1 import BatchControllerClient
-
-    options = _options(settings, "dataproc.googleapis.com:443")
-    return BatchControllerClient(client_options=options)
-
-
-def vertex_client(settings: GoogleCloudSettings) -> Any:
-    """A client of Vertex AI's jobs in the project's region."""
-    from google.cloud.aiplatform_v1 import JobServiceClient
-
-    return JobServiceClient(client_options=_options(settings, "aiplatform.googleapis.com"))
-
-
-def _options(settings: GoogleCloudSettings, host: str) -> dict[str, str]:
-    return {"api_endpoint": settings.api_endpoint or f"{settings.region}-{host}"}

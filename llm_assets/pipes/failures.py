@@ -41,8 +41,8 @@ class JobService:
     """`dataproc.googleapis.com`."""
     role: str
     """The role that lets the caller start jobs, `roles/dataproc.editor`."""
-    project: str
-    region: str
+    project: str = ""
+    region: str = ""
     pulls_images: str = "the job's service account"
     """Who fetches the job's container image, and so needs the right to."""
 

@@ -1,7 +1,6 @@
 """Reads the messages of a remote Pipes process from Cloud Storage, while they are written."""
 
 import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -217,9 +216,3 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
             "identity that runs Dagster and for the job's service account.",
             allow_retries=False,
         )
-
-
-def new_location(key: str) -> tuple[str, str]:
-    """`(location, mark)`: a fresh place for one attempt's messages; the mark goes on its labels."""
-    mark = f"m{uuid.uuid4().hex[:16]}"
-    return f"{key}/{mark}", mark

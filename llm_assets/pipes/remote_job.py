@@ -1,11 +1,11 @@
 """What the clients of this package share: submit or adopt a job, follow it, end it, judge it."""
 
 import time
-from abc import abstractmethod
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from dagster import (
     MetadataValue,
@@ -28,7 +28,7 @@ from llm_assets.pipes.failures import (
     failure_of_job,
     reported_on_closing,
 )
-from llm_assets.pipes.messages import PipesGCSLiveMessageReader, new_location
+from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.service import (
     KEY_LABEL,
     MESSAGES_LABEL,
@@ -40,6 +40,7 @@ from llm_assets.pipes.service import (
     RemoteService,
     as_labels,
     key_of,
+    parse_parent,
 )
 
 FIRST_POLL_SECONDS = 0.5
@@ -111,11 +112,12 @@ class RemoteRun:
             return call_with_retries(function, self.limits.retries, self.context.log.warning)
         except (GoogleAPIError, GoogleAuthError) as error:
             job = self.job
-            page = self.service.console_url(job.name) if job and not job.phase.ended else None
-            raise failure_of(error, doing, self.service.place, page) from error
+            links = self.service.links(job.name) if job and not job.phase.ended else {}
+            raise failure_of(error, doing, self.service.place, links.get("console")) from error
 
     def _adopt_or_submit(self) -> None:
-        _, self._mark = new_location(self.key)
+        # A fresh place for the messages of each attempt; its label tells our own from another's.
+        self._mark = f"m{uuid.uuid4().hex[:16]}"
         job = self._guard("looking for or submitting the job", self._find_or_create)
         self.adopted = job.labels.get(MESSAGES_LABEL) != self._mark
         self._take(job, "Adopted" if self.adopted else "Submitted")
@@ -193,7 +195,7 @@ class RemoteRun:
         self._point_session_at(job.labels.get(MESSAGES_LABEL, ""))
         self.context.log.info(
             f"{how} {self.service.place.service} job {job.name} ({job.in_words}): "
-            f"{self.service.console_url(job.name)}"
+            f"{self.service.links(job.name)['console']}"
         )
 
     def _follow_to_end(self) -> bool:
@@ -324,6 +326,8 @@ ServiceClient = TypeVar("ServiceClient")
 class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
     """A Pipes client whose work is one job of a remote service.
 
+    Every container receives the Pipes parameters; one process of the job has to open the session.
+
     Args:
         message_reader: reads the job's messages from Cloud Storage.
         client: the service's generated client for the jobs' region; made when first needed if
@@ -332,6 +336,8 @@ class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
         forward_termination: cancel the job when the run is cancelled.
         limits: polling, waiting, restarting and retrying.
     """
+
+    jobs: ClassVar[type[RemoteService]]
 
     def __init__(
         self,
@@ -346,10 +352,6 @@ class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
         self._context_injector = context_injector or PipesEnvContextInjector()
         self._forward_termination = forward_termination
         self._limits = limits or Limits()
-
-    @abstractmethod
-    def _service(self, parent: str, job: Any) -> RemoteService:
-        """The jobs of a project and region; raises ValueError where `parent` names none."""
 
     def run(  # type: ignore[override]
         self,
@@ -382,9 +384,11 @@ class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
         Raises:
             RemoteJobFailed: with what to do about it.
         """
+        if self._client is None:
+            self._client = self.jobs.connect(parse_parent(parent)[1])
         run = RemoteRun(
             context=context,
-            service=self._service(parent, job),
+            service=self.jobs(self._client, parent, job),
             reader=self._message_reader.for_run(context.log.warning),
             key=key_of(context, name, fingerprint),
             limits=self._limits,

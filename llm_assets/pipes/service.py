@@ -3,15 +3,17 @@
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from dagster import AssetExecutionContext, OpExecutionContext, PipesSession
 
 from llm_assets.pipes.failures import JobService, RetryPolicy
 
+CALL_SECONDS = 60.0
 LONGEST_LABEL = 63
 LONGEST_KEY = 56
 """Leaves room for `-` and an attempt's number within Google's 63 characters."""
@@ -164,13 +166,48 @@ class AlreadyThere(Exception):
 
 
 class RemoteService(ABC):
-    """One kind of job of one Google service; every method is one call or a few."""
+    """The jobs of one Google service in one project and region; every method is one call or a few.
 
-    place: JobService
+    Args:
+        client: what `connect` gives.
+        parent: `projects/<project>/locations/<region>`; another raises ValueError.
+        job: what `create` submits, as the generated client describes it, or its dict.
+    """
+
+    kind: ClassVar[JobService]
+    key_filter: ClassVar[str]
+    """Of its list, by label and key; each service has its own grammar."""
+    page: ClassVar[str]
+    """Of the console, for a job's short name and its region."""
+    log_filter: ClassVar[str]
+    """Of Cloud Logging, for a job's short name: what the job's programs printed."""
+
+    def __init__(self, client: Any, parent: str, job: Any = None) -> None:
+        project, region = parse_parent(parent)
+        self.place = replace(self.kind, project=project, region=region)
+        self._client = client
+        self._parent = parent
+        self._job = job
+
+    @classmethod
+    @abstractmethod
+    def connect(cls, region: str, endpoint: str | None = None) -> Any:
+        """The service's generated client; `endpoint` takes the place of Google's own address."""
 
     @abstractmethod
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
+        """The service's answer to a `parent` and, where there is one, a `filter`."""
+
+    @abstractmethod
+    def describe(self, job: Any) -> RemoteJob:
+        """A job of the service's own kind."""
+
     def find(self, key: str | None = None) -> list[RemoteJob]:
         """All jobs with the key as a label; without one, those of any client of this package."""
+        request = {"parent": self._parent}
+        if key:
+            request["filter"] = self.key_filter.format(label=KEY_LABEL, key=key)
+        return [self.describe(job) for job in self.list_all(request) if KEY_LABEL in job.labels]
 
     @abstractmethod
     def create(
@@ -186,22 +223,16 @@ class RemoteService(ABC):
     def cancel(self, job: RemoteJob) -> None:
         """Ask the service to end the job."""
 
-    @abstractmethod
-    def console_url(self, name: str) -> str:
-        """Where a person sees the job."""
-
-    @abstractmethod
-    def log_query(self, name: str) -> str:
-        """The query by which Cloud Logging finds what the job's programs printed."""
-
     def links(self, name: str) -> dict[str, str]:
         """`console` and `logs`: where a person sees the job, and its programs' lines."""
-        query = quote(self.log_query(name), safe="")
-        logs = f"https://console.cloud.google.com/logs/query;query={query}"
-        return {
-            "console": self.console_url(name),
-            "logs": f"{logs}?project={self.place.project}",
+        job = name.rsplit("/", 1)[-1]
+        query = quote(self.log_filter.format(job=job), safe="")
+        pages = {
+            "console": self.page.format(region=self.place.region, job=job),
+            "logs": f"logs/query;query={query}",
         }
+        root, project = "https://console.cloud.google.com", self.place.project
+        return {name: f"{root}/{page}?project={project}" for name, page in pages.items()}
 
 
 @dataclass(frozen=True)

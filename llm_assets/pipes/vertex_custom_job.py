@@ -1,26 +1,24 @@
 """Runs containers on Vertex AI as custom jobs, with Dagster Pipes."""
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from dagster import PipesSession
 
 from llm_assets.pipes.failures import NO_MACHINES, JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
 from llm_assets.pipes.service import (
-    KEY_LABEL,
+    CALL_SECONDS,
     Phase,
     RemoteJob,
     RemoteService,
     attempt_name,
-    parse_parent,
 )
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient
 
-CALL_SECONDS = 60.0
 EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
 PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
 QUEUED = "Vertex AI keeps a job queued while the project's quota for its machines is used up"
@@ -40,6 +38,83 @@ PHASES = {
 }
 
 
+class VertexCustomJobs(RemoteService):
+    """The custom jobs of one project and region."""
+
+    kind = JobService(
+        "Vertex AI (Gemini Enterprise Agent Platform)",
+        "aiplatform.googleapis.com",
+        "roles/aiplatform.user",
+        pulls_images="Vertex AI's service agent "
+        "(service-PROJECT_NUMBER@gcp-sa-aiplatform.iam.gserviceaccount.com)",
+    )
+    key_filter = 'labels.{label}="{key}"'
+    page = "vertex-ai/locations/{region}/training/{job}"
+    log_filter = 'resource.type="ml_job" resource.labels.job_id="{job}"'
+
+    @classmethod
+    def connect(cls, region: str, endpoint: str | None = None) -> "JobServiceClient":
+        from google.cloud.aiplatform_v1 import JobServiceClient
+
+        endpoint = endpoint or f"{region}-aiplatform.googleapis.com"
+        return JobServiceClient(client_options={"api_endpoint": endpoint})
+
+    def list_all(self, request: Mapping[str, str]) -> Iterable["CustomJob"]:
+        return self._client.list_custom_jobs(request, timeout=CALL_SECONDS)
+
+    def create(
+        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    ) -> RemoteJob:
+        job = self._enrich(key, attempt, labels, session)
+        request = {"parent": self._parent, "custom_job": job}
+        return self.describe(self._client.create_custom_job(request, timeout=CALL_SECONDS))
+
+    def get(self, name: str) -> RemoteJob:
+        return self.describe(self._client.get_custom_job(name=name, timeout=CALL_SECONDS))
+
+    def cancel(self, job: RemoteJob) -> None:
+        self._client.cancel_custom_job(name=job.name, timeout=CALL_SECONDS)
+
+    def _enrich(
+        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    ) -> "CustomJob":
+        from google.cloud.aiplatform_v1 import CustomJob
+
+        job = CustomJob(self._job)
+        job.display_name = attempt_name(key, attempt)
+        job.labels = {**job.labels, **labels}
+        variables = [
+            {"name": name, "value": value}
+            for name, value in session.get_bootstrap_env_vars().items()
+        ]
+        for pool in job.job_spec.worker_pool_specs:
+            for spec in (pool.container_spec, pool.python_package_spec):
+                if spec:
+                    spec.env = [*spec.env, *variables]
+        return job
+
+    def describe(self, job: "CustomJob") -> RemoteJob:
+        phase = PHASES.get(job.state.name, Phase.WAITING)
+        detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
+        pools = job.job_spec.worker_pool_specs
+        status = EXIT_STATUS.search(detail) if phase is Phase.FAILED else None
+        lost = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
+        return RemoteJob(
+            name=job.name,
+            phase=phase,
+            detail=detail,
+            labels=dict(job.labels),
+            created=job.create_time.timestamp() if job.create_time else 0.0,
+            exit_status=int(status[1]) if status else None,
+            lost_machines=phase is Phase.FAILED and lost,
+            started=job.start_time.timestamp() if job.start_time else 0.0,
+            ended=job.end_time.timestamp() if job.end_time else 0.0,
+            machines=sum(pool.replica_count for pool in pools),
+            machine_type=pools[0].machine_spec.machine_type if pools else "",
+            is_cheaper=job.job_spec.scheduling.strategy.name in ("SPOT", "FLEX_START"),
+        )
+
+
 class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
     """A Pipes client for Vertex AI custom jobs.
 
@@ -56,14 +131,6 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
         with open_dagster_pipes(
             message_writer=PipesGCSMessageWriter(storage.Client(), interval=1)
         ) as pipes: ...
-
-    Args:
-        message_reader: reads the job's messages from Cloud Storage.
-        client: a `google.cloud.aiplatform_v1.JobServiceClient` for the jobs' region; made when
-            first needed if absent.
-        context_injector: defaults to the parameters themselves, which travel in the environment.
-        forward_termination: cancel the job when the run is cancelled.
-        limits: polling, waiting, restarting and retrying.
 
     Example:
         >>> @asset
@@ -102,107 +169,4 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
         ... )
     """
 
-    def _service(self, parent: str, job: Any) -> RemoteService:
-        return VertexCustomJobs(self._client_for(parse_parent(parent)[1]), parent, job)
-
-    def _client_for(self, region: str) -> "JobServiceClient":
-        if self._client is None:
-            from google.cloud.aiplatform_v1 import JobServiceClient
-
-            endpoint = f"{region}-aiplatform.googleapis.com"
-            self._client = JobServiceClient(client_options={"api_endpoint": endpoint})
-        return self._client
-
-
-class VertexCustomJobs(RemoteService):
-    """The custom jobs of one project and region."""
-
-    def __init__(
-        self,
-        client: "JobServiceClient",
-        parent: str,
-        job: "CustomJob | Mapping[str, Any] | None" = None,
-    ) -> None:
-        project, region = parse_parent(parent)
-        self.place = JobService(
-            service="Vertex AI (Gemini Enterprise Agent Platform)",
-            api="aiplatform.googleapis.com",
-            role="roles/aiplatform.user",
-            project=project,
-            region=region,
-            pulls_images="Vertex AI's service agent "
-            "(service-PROJECT_NUMBER@gcp-sa-aiplatform.iam.gserviceaccount.com)",
-        )
-        self._client = client
-        self._parent = parent
-        self._job = job
-
-    def find(self, key: str | None = None) -> list[RemoteJob]:
-        request = {"parent": self._parent}
-        if key:
-            request["filter"] = f'labels.{KEY_LABEL}="{key}"'
-        jobs = self._client.list_custom_jobs(request, timeout=CALL_SECONDS)
-        return [_describe(job) for job in jobs if KEY_LABEL in job.labels]
-
-    def create(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> RemoteJob:
-        job = self._enrich(key, attempt, labels, session)
-        request = {"parent": self._parent, "custom_job": job}
-        return _describe(self._client.create_custom_job(request, timeout=CALL_SECONDS))
-
-    def get(self, name: str) -> RemoteJob:
-        return _describe(self._client.get_custom_job(name=name, timeout=CALL_SECONDS))
-
-    def cancel(self, job: RemoteJob) -> None:
-        self._client.cancel_custom_job(name=job.name, timeout=CALL_SECONDS)
-
-    def console_url(self, name: str) -> str:
-        job_id = name.rsplit("/", 1)[-1]
-        return (
-            f"https://console.cloud.google.com/vertex-ai/locations/{self.place.region}/training/"
-            f"{job_id}?project={self.place.project}"
-        )
-
-    def log_query(self, name: str) -> str:
-        return f'resource.type="ml_job" resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-
-    def _enrich(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> "CustomJob":
-        from google.cloud.aiplatform_v1 import CustomJob
-
-        job = CustomJob(self._job)
-        job.display_name = attempt_name(key, attempt)
-        job.labels = {**job.labels, **labels}
-        variables = [
-            {"name": name, "value": value}
-            for name, value in session.get_bootstrap_env_vars().items()
-        ]
-        for pool in job.job_spec.worker_pool_specs:
-            for spec in (pool.container_spec, pool.python_package_spec):
-                if spec:
-                    spec.env = [*spec.env, *variables]
-        return job
-
-
-def _describe(job: "CustomJob") -> RemoteJob:
-    phase = PHASES.get(job.state.name, Phase.WAITING)
-    detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
-    pools = job.job_spec.worker_pool_specs
-    status = EXIT_STATUS.search(detail) if phase is Phase.FAILED else None
-    lost = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
-    return RemoteJob(
-        name=job.name,
-        phase=phase,
-        detail=detail,
-        labels=dict(job.labels),
-        created=job.create_time.timestamp() if job.create_time else 0.0,
-        exit_status=int(status[1]) if status else None,
-        lost_machines=phase is Phase.FAILED and lost,
-        started=job.start_time.timestamp() if job.start_time else 0.0,
-        ended=job.end_time.timestamp() if job.end_time else 0.0,
-        machines=sum(pool.replica_count for pool in pools),
-        machine_type=pools[0].machine_spec.machine_type if pools else "",
-        is_cheaper=job.job_spec.scheduling.strategy.name in ("SPOT", "FLEX_START"),
-    )
+    jobs = VertexCustomJobs

@@ -2,13 +2,13 @@
 
 import json
 import time
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from dagster import AssetExecutionContext, PipesClientCompletedInvocation
 from pydantic import BaseModel
@@ -17,7 +17,6 @@ from artifacts.errors import UserError
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from llm_assets.cloud.active import batch_client, dataproc_client, vertex_client
 from llm_assets.cloud.jobs import (
     batch_job,
     custom_job,
@@ -81,22 +80,27 @@ class DataprocSparkRunner(SparkRunner):
         main = f"{folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
         spending = Spending(settings, DCU, dcu_hourly(settings), SPARK_DCUS, context.run_id)
-        client = PipesDataprocServerlessClient(
-            message_reader=_reader(settings),
-            client=dataproc_client(settings),
-            limits=replace(job_limits(settings), objection=spending.objection),
-        )
-        invocation = client.run(
-            context=context,
-            parent=settings.parent,
-            job=spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
-            fingerprint=fingerprint,
-            accept_succeeded=partial(files.exists, output),
-            before_submit=partial(_prepare, spending, output),
+        invocation = _follow(
+            PipesDataprocServerlessClient,
+            context,
+            spending,
+            spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
+            fingerprint,
+            output,
+            partial(files.exists, output),
+            replace(job_limits(settings), objection=spending.objection),
         )
         stats = _stats(invocation)
-        context.add_output_metadata(spending.metadata() | stats.pop(USAGE, {}))
+        context.add_output_metadata(stats.pop(USAGE, {}))
         return stats
+
+
+class ContainerService(NamedTuple):
+    """One of Google's services that run containers."""
+
+    client: type[RemoteJobPipesClient[Any]]
+    describe: Callable[[GoogleCloudSettings, MachineSettings, Sequence[str], str], Any]
+    """The service's job that runs the launcher with these arguments on every machine."""
 
 
 class CloudTrainingRunner(TrainingRunner, ABC):
@@ -105,19 +109,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
     cloud_config_path: str
     """The cloud project's file."""
 
-    @abstractmethod
-    def job(
-        self,
-        settings: GoogleCloudSettings,
-        machines: MachineSettings,
-        arguments: Sequence[str],
-        output: str,
-    ) -> Any:
-        """The service's job that runs the launcher with these arguments on every machine."""
-
-    @abstractmethod
-    def client(self, settings: GoogleCloudSettings, limits: Limits) -> RemoteJobPipesClient[Any]:
-        """The service's Pipes client."""
+    service: ClassVar[ContainerService]
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         result = f"{spec.run_folder}/{RESULT_NAME}"
@@ -227,7 +219,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             launcher += ["--launcher", "torchrun", "--", "-m", module]
         else:
             launcher += ["--launcher", "command", "--", "python", "-m", module]
-        job = self.job(settings, machines, launcher, f"{folder}/output")
+        job = self.service.describe(settings, machines, launcher, f"{folder}/output")
         lease = lease_of(f"{folder}/output")
         self._submit(
             context, settings, machines, job, fingerprint, output, lambda: not missing(), lease
@@ -249,7 +241,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         accept_succeeded: Callable[[], bool] = lambda: True,
         lease: str | None = None,
     ) -> PipesClientCompletedInvocation:
-        """Follow a job to its end, renewing its lease; what it cost is the asset's metadata."""
+        """Follow a job to its end, renewing its lease."""
         price = hourly(settings, machines)
         spending = Spending(
             settings, machines.machine_type, price, machines.replicas, context.run_id
@@ -264,46 +256,38 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             return spending.objection(job)
 
         limits = replace(job_limits(settings, machines), objection=look)
-        invocation = self.client(settings, limits).run(
-            context=context,
-            parent=settings.parent,
-            job=job,
-            fingerprint=fingerprint,
-            accept_succeeded=accept_succeeded,
-            before_submit=partial(_prepare, spending, output),
+        return _follow(
+            self.service.client,
+            context,
+            spending,
+            job,
+            fingerprint,
+            output,
+            accept_succeeded,
+            limits,
         )
-        context.add_output_metadata(spending.metadata())
-        return invocation
 
 
 class VertexTrainingRunner(CloudTrainingRunner):
     """Runs them as Vertex AI custom jobs."""
 
-    def job(
-        self,
-        settings: GoogleCloudSettings,
-        machines: MachineSettings,
-        arguments: Sequence[str],
-        output: str,
-    ) -> Any:
-        return custom_job(settings, machines, arguments, output)
-
-    def client(self, settings: GoogleCloudSettings, limits: Limits) -> RemoteJobPipesClient[Any]:
-        return PipesVertexCustomJobClient(_reader(settings), vertex_client(settings), limits=limits)
+    service = ContainerService(PipesVertexCustomJobClient, custom_job)
 
     def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Have the serve image parse its engine's arguments and answer; returns what was found."""
         settings = self._settings()
         fingerprint, folder = _stage_spec(settings, "serving", spec)
         job = serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
-        invocation = self._submit(
-            context, settings, serving_check_machine(settings), job, fingerprint, f"{folder}/output"
+        machines = serving_check_machine(settings)
+        return _stats(
+            self._submit(context, settings, machines, job, fingerprint, f"{folder}/output")
         )
-        return _stats(invocation)
 
 
 class BatchTrainingRunner(CloudTrainingRunner):
     """Runs them on machines that Google Batch makes for each job, and deletes."""
+
+    service = ContainerService(PipesGoogleBatchClient, batch_job)
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         super().check_hardware(placement)
@@ -312,18 +296,6 @@ class BatchTrainingRunner(CloudTrainingRunner):
                 "`training.runner: google_batch` has no TPUs. Set `training.machine_type` in "
                 f"{self.cloud_config_path} to a machine with GPUs, or leave `runner` out."
             )
-
-    def job(
-        self,
-        settings: GoogleCloudSettings,
-        machines: MachineSettings,
-        arguments: Sequence[str],
-        output: str,
-    ) -> Any:
-        return batch_job(settings, machines, arguments, output)
-
-    def client(self, settings: GoogleCloudSettings, limits: Limits) -> RemoteJobPipesClient[Any]:
-        return PipesGoogleBatchClient(_reader(settings), batch_client(settings), limits=limits)
 
 
 # A job that says it succeeded counts only with all that its artifact needs.
@@ -351,6 +323,42 @@ def _read_result(folder: str) -> dict[str, Any]:
     return content
 
 
+def _follow(
+    kind: type[RemoteJobPipesClient[Any]],
+    context: AssetExecutionContext,
+    spending: Spending,
+    job: Any,
+    fingerprint: str,
+    output: str,
+    accept_succeeded: Callable[[], bool],
+    limits: Limits,
+) -> PipesClientCompletedInvocation:
+    """Run a job to its end; what it cost is the asset's metadata."""
+    from dagster_gcp import GCSResource
+
+    def prepare() -> None:
+        """Before each submission: is there money left, and nothing left of a failed job?"""
+        spending.check_before()
+        files.remove(output)
+
+    settings = spending.settings
+    storage = GCSResource(project=settings.project).get_client()
+    reader = PipesGCSLiveMessageReader(
+        bucket=settings.bucket, prefix=MESSAGES_FOLDER, client=storage
+    )
+    client = kind.jobs.connect(settings.region, settings.api_endpoint)
+    invocation = kind(reader, client, limits=limits).run(
+        context=context,
+        parent=settings.parent,
+        job=job,
+        fingerprint=fingerprint,
+        accept_succeeded=accept_succeeded,
+        before_submit=prepare,
+    )
+    context.add_output_metadata(spending.metadata())
+    return invocation
+
+
 def _stats(invocation: PipesClientCompletedInvocation) -> dict[str, Any]:
     """What a program has returned."""
     (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
@@ -365,13 +373,6 @@ def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tup
     return fingerprint, folder
 
 
-def _reader(settings: GoogleCloudSettings) -> PipesGCSLiveMessageReader:
-    from dagster_gcp import GCSResource
-
-    client = GCSResource(project=settings.project).get_client()
-    return PipesGCSLiveMessageReader(bucket=settings.bucket, prefix=MESSAGES_FOLDER, client=client)
-
-
 def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None = None) -> Limits:
     """How long a job may wait, and how often it starts again.
 
@@ -382,9 +383,3 @@ def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None =
     return Limits(
         pending_seconds=(settings.pending_hours + queue) * HOUR, restarts=settings.restarts
     )
-
-
-def _prepare(spending: Spending, output: str) -> None:
-    """Before each submission: is there money left, and nothing left of a failed job?"""
-    spending.check_before()
-    files.remove(output)
