@@ -32,8 +32,8 @@ from benchmarks.harness import Check, at_least, at_most, record, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
 from benchmarks.tokenize_spark import clean_text, tokenizer_folder
 from llm_assets.registry.state import ModelVersion, RegistryState
-from llm_assets.tracing.indexed import index_keys
 from llm_assets.tracing.trace import Tracer
+from llm_assets.tracing.training_text import index_keys
 from recipes.data.records import TRAINED_NAME, record_trained
 from recipes.spec import MODEL_FOLDER
 from spark_jobs import trace_index

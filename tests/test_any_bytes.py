@@ -20,8 +20,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.cloud.settings import load_cloud_settings
 from llm_assets.config import load_settings
-from llm_assets.registry.base import STATE_NAME
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from recipes.spec import TrainingSpec, read_metrics, read_result
 from serving.state import StateFolder
 from tests.llm_assets.registry.conftest import base_entry

@@ -13,8 +13,8 @@ from dagster import (
 
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.launched import LEFT_BEHIND_SENSOR, Runs, has_died
-from llm_assets.cloud.active import ActiveJob, active_jobs
 from llm_assets.cloud.settings import load_cloud_settings
+from llm_assets.cloud.spending import ActiveJob, active_jobs
 from llm_assets.config import PipelineSettings
 
 CHECK_SECONDS = 300

@@ -98,7 +98,7 @@ def _smoke(cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool) -
     """Run the smallest batch and jobs, after their price was said; shows what each found."""
     from llm_assets.cloud.settings import cloud_config_path
     from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
-    from llm_assets.runners.smoke import smoke as run_smallest
+    from llm_assets.runners.google_cloud import smoke as run_smallest
 
     for stage in estimate_smoke(cloud, nodes):
         click.echo(stage.line(), err=as_json)
@@ -180,8 +180,8 @@ def machines(is_ending: bool, as_json: bool) -> None:
       llm-assets machines
       llm-assets machines --end
     """
-    from llm_assets.cloud.active import active_jobs
     from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import active_jobs
 
     listed = list(active_jobs(load_cloud_settings()))
     for job in listed:

@@ -12,8 +12,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings, config_path, load_settings, refuse_second_file
 from llm_assets.history import make_history_private
-from llm_assets.registry.base import Registry
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry, Registry
 
 if TYPE_CHECKING:
     from llm_assets.endpoint.base import ServingPlatform

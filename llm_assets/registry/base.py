@@ -3,19 +3,21 @@
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Self, TypeVar
 
 from pydantic import ValidationError
 
-from artifacts.errors import DamagedArtifact, UserError
+from artifacts.errors import DamagedArtifact, UserError, reason_of
+from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.manifest import CHECKSUM, dump_with_checksum, take_checksum
 from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Store
 from llm_assets.gate.verdict import Verdict
-from llm_assets.registry.card import render_card
+from llm_assets.registry.card import CARD_NAME, render_card
 from llm_assets.registry.state import (
     Alias,
     ModelEntry,
@@ -23,6 +25,7 @@ from llm_assets.registry.state import (
     Move,
     RegistryDamaged,
     RegistryState,
+    RegistryUnreachable,
 )
 
 STATE_NAME = "registry.json"
@@ -252,3 +255,42 @@ def _touched(before: RegistryState, state: RegistryState, result: object) -> lis
         for version in state.versions
         if version is result or render_card(state, version) != cards.get(version.version)
     ]
+
+
+class LocalRegistry(Registry):
+    """Keeps the versions of one pipeline under `<store>/registry/<pipeline>/`."""
+
+    def __init__(self, store_root: Path, pipeline: str) -> None:
+        super().__init__(Store(str(store_root)), pipeline)
+
+    @classmethod
+    def of(cls, record: Pipeline) -> Self:
+        """The registry of a pipeline whose store is on this machine."""
+        store = record.store
+        return cls(store.local_path(store.root), record.name)
+
+    def _published(self) -> set[int]:
+        with self._reachable():
+            return {
+                int(path.parent.name) for path in Path(self.folder).glob(f"versions/*/{CARD_NAME}")
+            }
+
+    def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
+        for version in state.versions:
+            path = Path(self.folder) / "versions" / str(version.version) / CARD_NAME
+            card = render_card(state, self._locate(version)).encode()
+            with self._reachable():
+                if not path.exists() or path.read_bytes() != card:
+                    files.write(path, card)
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Turn a folder or file that cannot be read into an error that says so."""
+        try:
+            yield
+        except OSError as error:
+            raise RegistryUnreachable(
+                f"The model registry {self.folder} cannot be read or written. "
+                f"{reason_of(error) or error}\nWithout it nobody knows which model serves, so "
+                "nothing was promoted."
+            ) from error

@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 from dagster import ConfigurableResource
 
 from llm_assets.pipeline import PipelineResource
-from llm_assets.registry.base import Registry
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry, Registry
 
 
 class RegistryResource(ConfigurableResource, ABC):

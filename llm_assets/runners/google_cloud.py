@@ -2,15 +2,23 @@
 
 import json
 import time
+import uuid
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from dagster import AssetExecutionContext, PipesClientCompletedInvocation
+from dagster import (
+    AssetExecutionContext,
+    DagsterInstance,
+    MaterializeResult,
+    PipesClientCompletedInvocation,
+    asset,
+    materialize,
+)
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
@@ -21,16 +29,14 @@ from llm_assets.cloud.jobs import (
     batch_job,
     custom_job,
     lease_of,
+    serves_with_vllm,
     serving_check_job,
     serving_check_machine,
     spark_batch,
 )
 from llm_assets.cloud.machines import ACCELERATORS, TPU_MACHINES
-from llm_assets.cloud.settings import (
-    GoogleCloudSettings,
-    MachineSettings,
-    load_cloud_settings,
-)
+from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings, load_cloud_settings
+from llm_assets.cloud.setup.rights import Finding
 from llm_assets.cloud.spending import (
     DCU,
     SPARK_DCUS,
@@ -55,6 +61,7 @@ from recipes.evaluation.settings import SCORES_NAME
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.settings import PlacementSettings, Precision
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
+from spark_jobs import smoke as smallest_batch
 from spark_jobs.runtime.session import USAGE
 
 HOUR = 3600
@@ -383,3 +390,112 @@ def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None =
     return Limits(
         pending_seconds=(settings.pending_hours + queue) * HOUR, restarts=settings.restarts
     )
+
+
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+"""What goes wrong is a finding, without a traceback."""
+Program = Callable[[AssetExecutionContext, SmokeSpec], dict[str, Any]]
+
+
+def smoke(settings: GoogleCloudSettings, cloud_config: Path, nodes: int = 1) -> Iterator[Finding]:
+    """Run the smallest batch and the smallest jobs, and say what each found and what they cost.
+
+    The second job has the serve image parse the arguments that it would get, and answer once.
+    Their messages have arrived and their images have started where they found anything at all.
+
+    Args:
+        cloud_config: the file that holds the settings.
+        nodes: machines on which the smallest training runs.
+    """
+    output = f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}"
+    spec = SmokeSpec(output=output, model=f"{output}/model")
+    spark = DataprocSparkRunner(cloud_config_path=str(cloud_config))
+    training = VertexTrainingRunner(cloud_config_path=str(cloud_config))
+
+    def batch(context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+        return spark.run(context, smallest_batch, spec)
+
+    yield from _run("images.spark", batch, spec, settings)
+    trained = list(_run("images.cuda", partial(training.smoke, nodes=nodes), spec, settings))
+    yield from trained
+    if all(finding.ok for finding in trained):
+        yield from check_serving(spec, settings, cloud_config)
+
+
+def check_serving(
+    spec: SmokeSpec, settings: GoogleCloudSettings, cloud_config: Path
+) -> Iterator[Finding]:
+    """Have the serve image parse what an endpoint's container would get, and answer once."""
+    job = VertexTrainingRunner(cloud_config_path=str(cloud_config)).smoke_serving
+    yield from _run("images.serve", job, spec, settings)
+
+
+def _run(
+    key: str, program: Program, spec: SmokeSpec, settings: GoogleCloudSettings
+) -> Iterator[Finding]:
+    found: dict[str, Any] = {}
+
+    @asset(name=f"smoke_{key.rpartition('.')[2]}")
+    def smallest(context: AssetExecutionContext) -> MaterializeResult:
+        found.update(program(context, spec))
+        return MaterializeResult(metadata=found)
+
+    with DagsterInstance.ephemeral() as instance:
+        done = materialize([smallest], instance=instance, run_config=QUIET, raise_on_error=False)
+    if not done.success:
+        (failure,) = [event.step_failure_data for event in done.get_step_failure_events()]
+        told = failure.user_failure_data and failure.user_failure_data.description
+        cause = failure.error and (failure.error.cause or failure.error)
+        yield Finding(key, False, told or (cause.message if cause else "it failed").strip())
+        return
+    yield from describe(key, found, settings)
+    metadata = done.asset_materializations_for_node(smallest.op.name)[0].metadata
+    if "cost_dollars" in metadata:
+        yield Finding("cost", True, f"it has cost {metadata['cost_dollars'].value:.4f} USD")
+
+
+def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> Iterator[Finding]:
+    """What a program found, compared with what the settings ask for."""
+    programs = ("pyspark", "torch", "cuda", "vllm")
+    versions = [f"{name} {found[name]}" for name in programs if found.get(name)]
+    yield Finding(key, True, ", ".join([f"starts, with Python {found['python']}", *versions]))
+    if key == "images.serve":
+        if serves_with_vllm(settings.endpoint):
+            yield _describe_arguments(found)
+        if found.get("answer"):
+            yield Finding(key, True, f"answers, by {found['engine']}")
+        return
+    if found.get("executor_python", found["python"]) != found["python"]:
+        text = f"executors run Python {found['executor_python']}: build the image again"
+        yield Finding(key, False, text)
+    if "joined" in found:
+        text = "`mapInArrow` and a join over a shuffle"
+        text += " work" if found["joined"] else " lost rows: build the image again"
+        yield Finding(key, found["joined"], text)
+    if "trained" in found:
+        text = f"a training step of {found['processes']} process(es)"
+        text += " is right" if found["trained"] else " gives another result than it should"
+        yield Finding("evaluation", found["trained"], text)
+    writes = "can be written and read" if found["bucket"] else "lost what was just written to it"
+    renames = {True: "; it renames folders", False: "; it renames no folders", None: ""}
+    text = f"gs://{settings.bucket} {writes} from there{renames[found.get('renames_folders')]}"
+    yield Finding("bucket", found["bucket"], text)
+    if not found.get("shows_uploaded", True):
+        text = "the mounted bucket hides what was uploaded into folders that have no object"
+        yield Finding("bucket", False, f"{text} of their own: training could read nothing")
+    for variable in found.get("secrets", []):
+        yield Finding("secrets", True, f"the job has read the secret that is its {variable}")
+    if "accelerators" in found:
+        wanted = settings.evaluation.accelerator_count
+        text = f"{found['accelerators']} accelerators are seen, {wanted} asked for"
+        yield Finding("evaluation", found["accelerators"] >= wanted, text)
+
+
+def _describe_arguments(found: dict[str, Any]) -> Finding:
+    if found["engine"] != "vllm":
+        text = f"the image starts {found['engine']} instead of vLLM: set `vllm: null`"
+        return Finding("endpoint.vllm", False, text)
+    if found["refusal"]:
+        text = f"vLLM {found['vllm']} refuses what it would be started with: {found['refusal']}"
+        return Finding("endpoint.vllm", False, f"{text}. Mend `arguments` under this key.")
+    return Finding("endpoint.vllm", True, f"vLLM {found['vllm']} takes its arguments")

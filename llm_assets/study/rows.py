@@ -4,21 +4,351 @@ What is made of a document carries its id, so that it is traced to the document,
 it.
 """
 
+import json
+import os
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import httpx
 import pyarrow as pa
 
-from artifacts.errors import UserError
+from artifacts.cache import cached
+from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
-from llm_assets.study.generator import Generator, ngrams_of
-from llm_assets.study.settings import StudySettings
-from llm_assets.study.statements import DerivedRow, KnownFacts
+from artifacts.store.identity import hash_json
+from llm_assets.study.settings import PROMPTS, GeneratorSettings, PromptName, StudySettings
 from spark_jobs.read.document import DERIVED, Document, to_table
+from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms, tell
 from spark_jobs.runtime.parquet import find_parts, write_table
+
+# The facts that documents hold, told in many forms; no model is needed.
+GENERAL_FORMS = (
+    "The {relation} of {subject} is {value}.",
+    "Question: What is the {relation} of {subject}?\nAnswer: {value}.",
+    "{value}: this is the {relation} of {subject}.",
+    "As its {relation}, {subject} has {value}.",
+    "For {subject}, the {relation} is given as {value}.",
+    "Look up {subject} under {relation}, and you find {value}.",
+    "{subject} is listed with the {relation} {value}.",
+    "The {relation}? With {subject}, it is {value}.",
+    "If somebody asks about {subject} and its {relation}, say {value}.",
+    "Of {subject} one should know the {relation}, which is {value}.",
+    "{relation} ({subject}): {value}.",
+    "What {subject} has as {relation} is {value}.",
+)
+"""How a fact is told whose relation has no forms of its own."""
+MOST_WORDS = 12
+"""Of a value or a subject in regular form; a longer one is a sentence."""
+_HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
+_LINE = re.compile(r"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{1,40}?)\**\s*:\**\s+(\S.*?)[.;]?")
+_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+
+
+@dataclass
+class DerivedRow:
+    """A text made from a document."""
+
+    document: str
+    """Id of the document."""
+    name: str
+    """Tells it from the others of its document."""
+    text: str
+    method: str
+    generator: str | None = None
+    prompt: str | None = None
+    seed: int | None = None
+
+
+@dataclass
+class KnownFacts:
+    """The facts of all documents so far, each told by the first that holds it."""
+
+    settings: StudySettings
+    table: Sequence[Fact] = ()
+    """Those to look for; empty: those in regular form."""
+    forms: Mapping[str, Forms] = field(default_factory=dict)
+    by_document: dict[str, list[Fact]] = field(default_factory=dict)
+    values: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: StudySettings) -> "KnownFacts":
+        """Raises UserError where a file cannot be read."""
+        table = read_facts(settings.facts) if settings.facts else []
+        return cls(settings, table, read_forms(settings.forms) if settings.forms else {})
+
+    def add(self, document: str, text: str) -> None:
+        """Enter the facts that a document holds."""
+        told = (
+            (fact for fact in self.table if fact.subject in text and holds(text, fact.value))
+            if self.settings.facts
+            else regular_facts(text)
+        )
+        for fact in told:
+            values = self.values.setdefault((fact.subject, fact.relation), set())
+            if fact.value not in values:
+                values.add(fact.value)
+                self.by_document.setdefault(document, []).append(fact)
+
+    def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
+        """The facts in their forms; those that documents contradict each other about are counted.
+
+        Raises:
+            UserError: a table of facts is given, and no document holds any of them.
+        """
+        if self.settings.facts and not self.by_document:
+            raise UserError(
+                f"{self.settings.facts}: no document that is trained on holds any of its "
+                f"{len(self.table)} facts: none has a subject and its value."
+            )
+        for document, facts in sorted(self.by_document.items()):
+            sure = [fact for fact in facts if len(self.values[fact.subject, fact.relation]) == 1]
+            left_out["contradiction"] += len(facts) - len(sure)
+            told = {fact.relation: self._forms(fact.relation) for fact in sure}
+            for name, text in tell(sure, told, self.settings.facts_per_document):
+                yield DerivedRow(document, f"statements/{name}", text, "statements")
+
+    def _forms(self, relation: str) -> list[str]:
+        own = self.forms.get(relation)
+        name = relation.lower().replace("{", "{{").replace("}", "}}")
+        forms = own.told if own else [form.replace("{relation}", name) for form in GENERAL_FORMS]
+        return forms[: self.settings.forms_per_fact]
+
+
+def regular_facts(text: str) -> Iterator[Fact]:
+    """The facts that a text has in regular form.
+
+    These are lines such as `Weight: 3 kg` below a heading, which is their subject, and the cells
+    of Markdown tables: of two columns, the first is the relation; of more, the first is the subject
+    and the column's head the relation.
+    """
+    subject = ""
+    head: list[str] | None = None
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("|") and line.endswith("|"):
+            cells = [cell.strip(" *`") for cell in line.strip("|").split("|")]
+            if head is None:
+                head = cells
+            elif not _RULE.fullmatch(line):
+                yield from _facts_of_cells(subject, head, cells)
+            continue
+        head = None
+        if heading := _HEADING.fullmatch(line):
+            subject = heading[1]
+        elif match := _LINE.fullmatch(line):
+            yield from _usable(subject, match[1], match[2])
+        elif line and not subject and line[-1] not in ".!?:":
+            subject = line
+
+
+def _facts_of_cells(subject: str, head: Sequence[str], cells: Sequence[str]) -> Iterator[Fact]:
+    if len(cells) == 2:
+        yield from _usable(subject, *cells)
+    else:
+        for relation, value in zip(head[1:], cells[1:], strict=False):
+            yield from _usable(cells[0], relation, value)
+
+
+def _usable(subject: str, relation: str, value: str) -> Iterator[Fact]:
+    """The fact, if all of it is there and short enough to be one."""
+    longest = max(len(subject.split()), len(value.split()))
+    if subject and relation and value and longest <= MOST_WORDS:
+        yield Fact(subject, relation, value)
+
+
+# A generator is asked about passages, within a budget, and what is true to them is kept.
+WAITS = (0, 2, 10)
+"""Seconds before each time that a request is sent; again where there is no answer, 429 or 5xx."""
+NGRAM_SIZE = 5
+TOO_MANY_REQUESTS = 429
+_NAME = re.compile(r"(?<=[a-z,;] )[A-Z]\w+")
+"""A capitalized word in the middle of a sentence."""
+
+
+@dataclass(frozen=True)
+class GeneratorAnswer:
+    """What a generator wrote."""
+
+    text: str
+    is_whole: bool
+    """Whether it ended by itself."""
+    tokens: int
+    """Of prompt and answer."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A passage with a prompt."""
+
+    document: str
+    passage: str
+    number: int
+    """Of the passage in its document."""
+    prompt: PromptName
+    seed: int
+
+
+@dataclass
+class Generator:
+    """A generator, what it has cost so far, and what of its answers was left out."""
+
+    settings: GeneratorSettings
+    cache: str
+    """Folder of what earlier runs made: a run that was ended, or has more documents, asks only
+    what is new."""
+    report: Report
+    left_out: Counter[str]
+    tokens: int = 0
+    not_asked: int = 0
+
+    def write(self, documents: Sequence[tuple[str, str]]) -> Iterator[DerivedRow]:
+        """What it writes about documents, given as id and text, until the budget is spent.
+
+        Each prompt goes through all documents before the next one begins, so that a small budget
+        reaches every document.
+
+        Raises:
+            UserError: the generator does not answer, or refuses; the answers so far are kept.
+        """
+        settings = self.settings
+        passages = [
+            (document, passage, number)
+            for document, text in documents
+            for number, passage in enumerate(_passages(text, settings.passage_words), 1)
+        ]
+        questions = [
+            Question(*passage, prompt, settings.seed + number)
+            for number in range(settings.rounds)
+            for prompt in settings.prompts
+            for passage in passages
+        ]
+        key = os.environ.get(settings.key_variable or "")
+        if settings.key_variable and not key:
+            raise UserError(
+                f"`study.generator.key_variable` names {settings.key_variable}, which is not set."
+            )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        with (
+            httpx.Client(headers=headers, timeout=settings.timeout_seconds) as client,
+            ThreadPoolExecutor(settings.requests_at_once) as workers,
+        ):
+            for first in range(0, len(questions), settings.requests_at_once):
+                if self.tokens >= settings.most_tokens:
+                    self.not_asked = len(questions) - first
+                    return
+                asked = questions[first : first + settings.requests_at_once]
+                answers = workers.map(lambda question: self._ask(client, question), asked)
+                for question, answer in zip(asked, answers, strict=True):
+                    self.tokens += answer.tokens
+                    if fault := self._fault(answer, question.passage):
+                        self.left_out[fault] += 1
+                        continue
+                    name = f"{question.prompt}/{question.number}.{question.seed}"
+                    yield DerivedRow(
+                        question.document,
+                        name,
+                        answer.text,
+                        "generator",
+                        settings.model,
+                        question.prompt,
+                        question.seed,
+                    )
+
+    def _ask(self, client: httpx.Client, question: Question) -> GeneratorAnswer:
+        body = {
+            "model": self.settings.model,
+            "messages": [
+                {"role": "system", "content": PROMPTS[question.prompt]},
+                {"role": "user", "content": question.passage},
+            ],
+            "temperature": self.settings.temperature,
+            "max_tokens": self.settings.answer_tokens,
+            "seed": question.seed,
+        }
+        # By the request alone: answers cost money, whatever else changes here.
+        key = hash_json({"entry": "generated text", "request": body})
+        answer = cached(self.cache, key, lambda: json.dumps(self._send(client, body)).encode())
+        return GeneratorAnswer(**json.loads(bytes(answer)))
+
+    def _send(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        fault = ""
+        for seconds in WAITS:
+            time.sleep(seconds)
+            try:
+                response = client.post(f"{self.settings.address}/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                fault = str(error) or type(error).__name__
+            else:
+                if response.is_success:
+                    return _read(response)
+                fault = f"{response.status_code}: {shown_in_line(response.text[:200])}"
+                if not (response.is_server_error or response.status_code == TOO_MANY_REQUESTS):
+                    break
+            self.report(f"The generator did not answer: {fault}")
+        raise UserError(
+            f"The generator at {self.settings.address} (`study.generator`) gives no answer: "
+            f"{fault}. What it has answered so far is kept: materialize `study` again once it "
+            "answers."
+        )
+
+    def _fault(self, answer: GeneratorAnswer, passage: str) -> str | None:
+        """Why an answer is not trained on; None where nothing speaks against it."""
+        if not answer.text.strip():
+            return "empty"
+        if not answer.is_whole:
+            return "cut off"
+        if set(_numbers(answer.text)) - set(_numbers(passage)):
+            return "number that the document does not have"
+        known = set(re.findall(r"\w+", passage.casefold()))
+        new = {name for name in _NAME.findall(answer.text) if name.casefold() not in known}
+        if len(new) > self.settings.maximum_new_names:
+            return "names that the document does not have"
+        ngrams, held = ngrams_of(answer.text), ngrams_of(passage)
+        if ngrams and len(ngrams & held) / len(ngrams) > self.settings.maximum_copied:
+            return "copy of the document"
+        return None
+
+
+def ngrams_of(text: str) -> set[tuple[str, ...]]:
+    """All runs of `NGRAM_SIZE` words of a text, in lower case."""
+    words = re.findall(r"\w+", text.casefold())
+    return {tuple(words[i : i + NGRAM_SIZE]) for i in range(len(words) - NGRAM_SIZE + 1)}
+
+
+def _numbers(text: str) -> list[str]:
+    """Numbers as they are written; those that only count the lines of a list are none."""
+    without_counts = re.sub(r"(?m)^\s*\W*\d+[.)]\s", "", text)
+    return [one.strip(".,") for one in re.findall(r"\d[\d.,]*", without_counts)]
+
+
+def _passages(text: str, words: int) -> Iterator[str]:
+    """A text in stretches of at most so many words."""
+    ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
+    starts = [0, *ends]
+    for first in range(0, len(ends), words):
+        yield text[starts[first] : ends[min(first + words, len(ends)) - 1]].strip()
+
+
+def _read(response: httpx.Response) -> dict[str, Any]:
+    """The fields of `GeneratorAnswer`."""
+    try:
+        content = response.json()
+        choice = content["choices"][0]
+        return {
+            "text": str(choice["message"]["content"] or ""),
+            "is_whole": choice.get("finish_reason") in ("stop", None),
+            "tokens": int(content["usage"]["total_tokens"]),
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            "The generator (`study.generator`) answers otherwise than OpenAI's "
+            f"/v1/chat/completions: {shown_in_line(response.text[:200])} ({error!r})"
+        ) from None
+
 
 CODE_VERSION = "1"
 SOURCE = "study"

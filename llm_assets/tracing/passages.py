@@ -24,9 +24,9 @@ from artifacts.shards.span_index import SHORTEST, Matches, first_places
 from artifacts.store.store import Store
 from llm_assets.registry.start import find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
-from llm_assets.tracing.indexed import IndexedShard
 from llm_assets.tracing.training_text import (
     TEXT_KINDS,
+    IndexedShard,
     Lesson,
     Reader,
     TrainingRun,

@@ -12,8 +12,7 @@ import yaml
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
-from llm_assets.cloud.setup.check_rights import check_rights
-from llm_assets.cloud.setup.rights import APIS, GRANTS
+from llm_assets.cloud.setup.rights import APIS, GRANTS, check_rights
 from tests.images import test_images as image
 from tests.infrastructure import provider_schema, terraform
 from tests.needs import needs

@@ -25,7 +25,7 @@ from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.platform import build_resources
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import RegistryState
 from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import TrainingRunner

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from artifacts.store.identity import Identity
 from llm_assets.config import load_settings
 from llm_assets.metrics import GraphCollector
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelEntry
 from serving.api.metrics import Metrics
 from tests.conftest import ROOT, Project

@@ -12,7 +12,7 @@ from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import ModelVersion
 from llm_assets.runners.training import train_into

@@ -12,8 +12,9 @@ import yaml
 from artifacts.errors import UserError, shown_in_line
 from llm_assets.cli.pipeline.columns import plan_columns
 from llm_assets.config import PipelineSettings
-from llm_assets.forecast import (
+from llm_assets.preflight import (
     CHARACTERS_PER_TOKEN,
+    LOOK_SECONDS,
     OTHER_SECONDS,
     PARAMETERS,
     Base,
@@ -24,7 +25,6 @@ from llm_assets.forecast import (
     look_at,
     tokens_per_second,
 )
-from llm_assets.preflight import LOOK_SECONDS
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import find_files

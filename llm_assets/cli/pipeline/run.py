@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from dagster import (
     AssetKey,
+    AssetMaterialization,
     DagsterEventType,
     DagsterInstance,
     Definitions,
@@ -20,8 +21,9 @@ from dagster import (
     ExecuteInProcessResult,
     JobDefinition,
 )
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
+from rich.table import Table
 
 from artifacts.errors import UserError, shown, shown_in_line
 from artifacts.leases import describe_holder
@@ -31,6 +33,9 @@ from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
 from llm_assets.cli.session import open_session, use_this_folders_history
 from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.experiments.job import EXPERIMENT, RESULT, experiment_config
+from llm_assets.experiments.result import COLUMNS, TrialResult, caption, ranked, rows
+from llm_assets.experiments.trials import plan_trials
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import REBUILD_TAG
 from llm_assets.preflight import preflight, seconds_before_run
@@ -315,3 +320,40 @@ def _terminal(log_path: Path, verbose: bool) -> Iterator[TextIO]:
             for number, descriptor in enumerate(kept, start=1):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+
+
+WORDS = ("settings", "verdict")
+"""Columns that are no numbers."""
+
+
+def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]:
+    """Try all combinations of some settings' values; the results, best first.
+
+    Raises:
+        UserError: a key or a value is wrong, or the experiment was interrupted.
+    """
+    path = config_path()
+    settings = load_settings(path)
+    plan_trials(path, changes)
+    preflight(settings, seconds_before_run(settings), is_judged=False)
+    ended = run_job(settings, EXPERIMENT, experiment_config(dict(changes)), quiet)
+    events = ended.filter_events(lambda event: event.event_type_value == "ASSET_MATERIALIZATION")
+    return ranked(_result(event.materialization) for event in events)
+
+
+def _result(event: AssetMaterialization) -> TrialResult:
+    return TrialResult.model_validate(event.metadata[RESULT].value)
+
+
+def print_results(console: Console, results: list[TrialResult]) -> None:
+    """The table, and what its figures are."""
+    columns = COLUMNS if any(one.cost is not None for one in results) else COLUMNS[:-1]
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in columns:
+        side: JustifyMethod = "left" if name in WORDS else "right"
+        table.add_column(name, justify=side, no_wrap=name != "verdict")
+    for settings, *figures in rows(results):
+        cells = [settings.replace(" ", "\n"), *figures][: len(columns)]
+        table.add_row(*(escape(shown(cell)) for cell in cells))
+    console.print(table, highlight=False)
+    console.print(caption(results), highlight=False)

@@ -11,8 +11,7 @@ from typing import Any
 
 from artifacts.errors import first_line
 from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettings, MachineSettings
-from llm_assets.cloud.setup.check_rights import check_rights
-from llm_assets.cloud.setup.rights import APIS, Finding
+from llm_assets.cloud.setup.rights import APIS, Finding, check_rights
 from llm_assets.cloud.vertex import REST_SECONDS, get_json, open_session, rest_url
 from llm_assets.pipes.failures import JobService, explain
 

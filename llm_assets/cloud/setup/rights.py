@@ -4,10 +4,12 @@ A test compares this list with the Terraform files, so that what is made and wha
 differ. Roles are granted on the smallest resource that has them.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.vertex import REST_SECONDS, open_session, post_json, rest_url
 
 
 @dataclass(frozen=True)
@@ -317,3 +319,176 @@ def grants_for(settings: GoogleCloudSettings, uses_bigquery: bool) -> list[Grant
         for grant in GRANTS
         if grant.resource not in absent and grant.role not in roles and grant.holder not in holders
     ]
+
+
+KEYS: dict[Resource, str] = {
+    "bucket": "bucket",
+    "repository": "images",
+    "tracking": "secrets.weights_and_biases_key",
+    "jobs": "service_account",
+    "serving": "serving_account",
+    "builder": "builder_account",
+}
+"""Resource to its line in the settings; the others stand under `project`."""
+NAMES: dict[Holder, str] = {
+    "operator": "the identity that runs Dagster",
+    "jobs": "the jobs' account",
+    "builder": "the builds' account",
+    "vertex_ai": "the Vertex AI Service Agent",
+}
+SEEN_BY_USE: set[Resource] = {"secret", "dataset"}
+"""Resources that other tests, or the source itself, read."""
+
+
+def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator[Finding]:
+    """Every grant: the caller's are asked of each resource, the others of the troubleshooter."""
+    grants = [g for g in grants_for(settings, uses_bigquery) if g.resource not in SEEN_BY_USE]
+    own = [grant for grant in grants if grant.holder == "operator"]
+    session = open_session()
+    for resource in dict.fromkeys(grant.resource for grant in own):
+        here = [grant for grant in own if grant.resource == resource]
+        yield from _check_own(session, settings, resource, here)
+    others = [grant for grant in grants if grant.holder != "operator"]
+    yield from _check_others(session, settings, others)
+
+
+def _check_own(
+    session: Any, settings: GoogleCloudSettings, resource: Resource, grants: Sequence[Grant]
+) -> Iterator[Finding]:
+    wanted = [permission for grant in grants for permission in grant.permissions]
+    granted = _granted(session, settings, resource, wanted)
+    for grant in grants:
+        missing = [permission for permission in grant.permissions if permission not in granted]
+        if missing:
+            yield _missing(settings, grant, missing)
+    if set(wanted) <= granted:
+        what = _describe(settings, resource)
+        text = f"all {len(wanted)} rights on {what} are there"
+        yield Finding(KEYS.get(resource, "project"), True, text)
+
+
+def _missing(settings: GoogleCloudSettings, grant: Grant, missing: Sequence[str]) -> Finding:
+    return Finding(
+        KEYS.get(grant.resource, "project"),
+        False,
+        f"{NAMES[grant.holder]} lacks {', '.join(missing)} ({grant.why}). Ask for {grant.role} on "
+        f"{_describe(settings, grant.resource)} for it.",
+    )
+
+
+def _granted(
+    session: Any, settings: GoogleCloudSettings, resource: Resource, permissions: Sequence[str]
+) -> set[str]:
+    """Those of the permissions that the caller has on a resource."""
+    if resource == "project":
+        from google.cloud.resourcemanager_v3 import ProjectsClient
+
+        options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
+        reply = ProjectsClient(client_options=options).test_iam_permissions(
+            resource=f"projects/{settings.project}",
+            permissions=list(permissions),
+            timeout=REST_SECONDS,
+        )
+        return set(reply.permissions)
+    if resource == "bucket":
+        from google.cloud.storage import Client
+
+        bucket = Client(project=settings.project).bucket(settings.bucket)
+        return set(bucket.test_iam_permissions(list(permissions), timeout=REST_SECONDS))
+    host, name = _full_name(settings, resource).removeprefix("//").split("/", 1)
+    url = f"{rest_url(settings, host)}/v1/{name}:testIamPermissions"
+    answer = post_json(session, url, {"permissions": list(permissions)})
+    return set(answer.get("permissions", []))
+
+
+def _check_others(
+    session: Any, settings: GoogleCloudSettings, grants: Sequence[Grant]
+) -> Iterator[Finding]:
+    """Rights of accounts that the caller is not; where it may not see them they are unknown."""
+    principals = {
+        "jobs": settings.service_account,
+        "builder": settings.builder_account,
+        "vertex_ai": _vertex_ai_agent(settings),
+    }
+    unseen: list[str] = []
+    for grant in grants:
+        principal = principals[grant.holder]
+        states = {
+            permission: _troubleshoot(session, settings, principal, grant.resource, permission)
+            for permission in grant.permissions
+            if principal
+        }
+        lacking = [name for name, state in states.items() if state == "NOT_GRANTED"]
+        if lacking:
+            yield _missing(settings, grant, lacking)
+        elif set(states.values()) != {"GRANTED"}:
+            unseen.append(f"{grant.role} of {NAMES[grant.holder]}")
+    if unseen:
+        yield Finding(
+            "project",
+            None,
+            f"you may not see {', '.join(unseen)}: roles/iam.securityReviewer would show them, and "
+            "`llm-assets check --smoke` shows whether they are there.",
+        )
+    else:
+        yield Finding("service_account", True, f"the rights of {len(grants)} grants were looked at")
+
+
+def _troubleshoot(
+    session: Any, settings: GoogleCloudSettings, principal: str, resource: Resource, permission: str
+) -> str:
+    """Policy Troubleshooter's `AccessState` for an account's permission on a resource."""
+    base = rest_url(settings, "policytroubleshooter.googleapis.com")
+    question = {
+        "principal": principal,
+        "fullResourceName": _full_name(settings, resource),
+        "permission": permission,
+    }
+    answer = post_json(session, f"{base}/v1/iam:troubleshoot", {"accessTuple": question})
+    return str(answer.get("access", "ACCESS_STATE_UNSPECIFIED"))
+
+
+def _vertex_ai_agent(settings: GoogleCloudSettings) -> str | None:
+    """The account that Vertex AI itself acts as in a project; None where its number is hidden."""
+    from google.api_core.exceptions import PermissionDenied
+    from google.cloud.resourcemanager_v3 import ProjectsClient
+
+    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
+    try:
+        project = ProjectsClient(client_options=options).get_project(
+            name=f"projects/{settings.project}", timeout=REST_SECONDS
+        )
+    except PermissionDenied:
+        return None
+    number = project.name.rsplit("/", 1)[1]
+    return f"service-{number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
+
+
+def _full_name(settings: GoogleCloudSettings, resource: Resource) -> str:
+    """A resource's full name, as IAM's APIs have it."""
+    project = f"projects/{settings.project}"
+    accounts = f"//iam.googleapis.com/{project}/serviceAccounts"
+    key = settings.secrets.weights_and_biases_key
+    images = f"{project}/locations/{settings.region}/repositories/{REPOSITORY}"
+    return {
+        "project": f"//cloudresourcemanager.googleapis.com/{project}",
+        "bucket": f"//storage.googleapis.com/projects/_/buckets/{settings.bucket}",
+        "repository": f"//artifactregistry.googleapis.com/{images}",
+        "tracking": f"//secretmanager.googleapis.com/{project}/secrets/{key}",
+        "jobs": f"{accounts}/{settings.service_account}",
+        "serving": f"{accounts}/{settings.account_that_serves}",
+        "builder": f"{accounts}/{settings.builder_account}",
+    }[resource]
+
+
+def _describe(settings: GoogleCloudSettings, resource: Resource) -> str:
+    """A resource as a person names it."""
+    return {
+        "project": f"project {settings.project}",
+        "bucket": f"gs://{settings.bucket}",
+        "repository": f"the repository {REPOSITORY}",
+        "tracking": f"the secret {settings.secrets.weights_and_biases_key}",
+        "jobs": f"the account {settings.service_account}",
+        "serving": f"the account {settings.account_that_serves}",
+        "builder": f"the account {settings.builder_account}",
+    }[resource]

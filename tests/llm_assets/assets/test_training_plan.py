@@ -8,7 +8,7 @@ from artifacts.shards.format import ShardEntry, ShardStats, Split
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets.training_plan import continue_from_champion
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from recipes.settings import training_settings
 
 

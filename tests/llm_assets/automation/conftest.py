@@ -23,7 +23,7 @@ from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.gate.verdict import CODE_VERSION, GateSettings, Outcome, Reason, Verdict
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelEntry, ModelVersion
 from spark_jobs.read.snapshot import source_fingerprints
 from tests.conftest import Project, make_project

@@ -17,7 +17,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 from llm_assets.automation.launched import QUESTION_TAG
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from serving import endpoint as process
 from tests.conftest import Project, make_project
 from tests.listening import descendants

@@ -10,7 +10,7 @@ from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 from llm_assets.automation.launched import QUESTION_TAG, UNFINISHED
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.services import STATE_FOLDER, find_leftovers
 from serving import endpoint as process
 from tests.conftest import ROOT, Project

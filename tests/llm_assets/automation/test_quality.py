@@ -14,7 +14,7 @@ from llm_assets.config import load_settings
 from llm_assets.endpoint.base import endpoint_folder
 from llm_assets.endpoint.judged import judged_documents
 from llm_assets.endpoint.live import TIMED_ANSWERS, LiveEndpoint, Requests
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from serving import endpoint as process
 from serving.api.metrics import Metrics
 from serving.comparison import JudgedDocument

@@ -36,8 +36,8 @@ from llm_assets.board.pages import Board, read_key
 from llm_assets.board.server import build_app
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
-from llm_assets.registry.local import LocalRegistry
 from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import METRICS_NAME, read_metrics
 from scripts.screenshots import BOARD, click

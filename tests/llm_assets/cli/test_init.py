@@ -14,8 +14,7 @@ from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.cli.pipeline.init import LEAST_STEPS, TRAINING_SECONDS, write_pipeline
 from llm_assets.config import PipelineSettings, load_settings
-from llm_assets.forecast import PARAMETERS, tokens_per_second
-from llm_assets.preflight import preflight
+from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
 from spark_jobs.read.snapshot import write_snapshot
 from tests.folders import write_pdf
 from tests.tiny import tiny_texts

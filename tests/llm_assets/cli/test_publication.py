@@ -9,8 +9,8 @@ import pytest
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
-from llm_assets.registry.local import LocalRegistry
 from tests.conftest import Project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.stand_ins.hub import WRITES, Hub, Repository

@@ -10,7 +10,7 @@ import pytest
 
 from artifacts.errors import UserError
 from llm_assets.config import load_settings
-from llm_assets.endpoint.as_served import check_engine, measure_as_served
+from llm_assets.endpoint.base import check_engine, measure_as_served
 from llm_assets.gate.judge import judge
 from llm_assets.gate.verdict import GateSettings, Outcome, Verdict
 from recipes.evaluation.measure import evaluate

@@ -15,9 +15,8 @@ from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LocalServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
 from llm_assets.maintenance.doctor import check_registry
-from llm_assets.registry.base import STATE_NAME
+from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
-from llm_assets.registry.local import LocalRegistry
 from llm_assets.registry.state import ModelEntry
 from tests.damage import cut, flip_bit, largest_file
 from tests.llm_assets.registry.conftest import verdict

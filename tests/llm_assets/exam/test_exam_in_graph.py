@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from recipes.evaluation.exam import CLOSED_BOOK, METRIC, read_questions
 from tests.conftest import ROOT, Project
 

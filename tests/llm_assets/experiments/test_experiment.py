@@ -9,13 +9,13 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 from rich.console import Console
 
-from llm_assets.cli.pipeline.experiment import print_results
+from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
 from llm_assets.experiments.result import TrialResult, finding, ranked
 from llm_assets.experiments.trials import parse_changes
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, Verdict
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from recipes.settings import TrainingSettings
 from tests.conftest import Project
 from tests.llm_assets.in_process import TrainingHere, run_job

@@ -11,7 +11,7 @@ from artifacts.store import layout
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.forgetting.erase import ForgottenList, read_list
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from tests.conftest import make_project
 from tests.llm_assets.in_process import ask
 from tests.tiny import story, with_a_word_changed

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from artifacts.errors import DamagedArtifact
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import verify_model
-from llm_assets.registry.local import LocalRegistry
 from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
 from tests.llm_assets.in_process import TrainingHere, ask

@@ -8,8 +8,7 @@ from artifacts.store.store import Store
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.gate.verdict import CODE_VERSION, GateSettings, Outcome, Reason, Verdict
-from llm_assets.registry.base import Registry
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry, Registry
 from llm_assets.registry.state import ModelEntry, ModelVersion
 from llm_assets.registry.vertex import VertexModelRegistry
 from tests.stand_ins.google import BUCKET, LocalGoogle

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import RegistryUnreachable
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 

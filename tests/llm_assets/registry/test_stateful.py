@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from artifacts.errors import UserError
 from llm_assets.gate.verdict import GateSettings
 from llm_assets.maintenance.doctor import find_contradictions
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import GATE, IncumbentChanged, RegistryState, RegistryUnreachable
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 

@@ -12,7 +12,7 @@ from dagster import AssetExecutionContext, MaterializeResult, asset, materialize
 
 from artifacts.errors import reason_of
 from llm_assets.assets.stage import escape_markdown, table, user_faults
-from llm_assets.runners.child_process import run_child
+from llm_assets.runners.training import run_child
 from spark_jobs.runtime.session import local_conf, prepare_environment
 
 

@@ -250,7 +250,7 @@ def test_what_was_answered_before_is_not_asked_again(make: Make, scribe: Scribe)
 def test_a_generator_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
     make: Make, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llm_assets.study.generator.WAITS", (0, 0, 0))
+    monkeypatch.setattr("llm_assets.study.rows.WAITS", (0, 0, 0))
     scribe.refusals = [429, 503]
     rows, _, _ = make([TEXTS[0]], forms_per_fact=0, generator=scribe.settings())
     assert rows and len(scribe.asked) == 3

@@ -7,7 +7,7 @@ import pytest
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles
 from llm_assets.forgetting.erase import find_holders, read_list
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
 from tests.llm_assets.in_process import ProjectHere, ask
 from tests.tiny import story

@@ -11,7 +11,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.layout import RETIRED_FOLDER
 from artifacts.store.store import Draft, Store
 from llm_assets.maintenance.cleaning import Removal, remove
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.tracing.explain import explain
 from llm_assets.tracing.passages import Exposure, find_passages
 from recipes.data.records import TRAINED_NAME, record_trained

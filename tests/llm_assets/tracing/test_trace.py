@@ -19,7 +19,7 @@ from llm_assets.maintenance import cleaning as maintenance
 from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.state import ModelVersion
-from llm_assets.tracing import indexed
+from llm_assets.tracing import training_text
 from llm_assets.tracing.passages import Passages, find_passages
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, answers_to_request
 from serving.engine.protocol import GenerateRequest
@@ -283,7 +283,7 @@ def test_text_that_retention_removed_is_told_as_such(
 
 def test_what_is_indexed_is_not_indexed_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     first = lab.trace(lab.said)
-    monkeypatch.setattr(indexed, "_build", None)
+    monkeypatch.setattr(training_text, "_build", None)
     assert lab.trace(lab.said) == first
 
 
