@@ -20,8 +20,7 @@ from transformers import (
 from artifacts.examples import Form
 from artifacts.shards.format import ShardStats, Split
 from spark_jobs.settings import ExampleSettings, TokenizedShardsSettings
-from spark_jobs.tokenize.examples import TokenizedExample
-from spark_jobs.tokenize.tokenizer import load_tokenizer
+from spark_jobs.tokenize.tokenizer import TokenizedExample, load_tokenizer
 from tests.example_shards import NumberedExample, write_shards
 
 VOCABULARY, END, MASK = 8192, 0, 1

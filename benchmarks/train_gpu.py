@@ -30,7 +30,7 @@ from recipes.data.batch import IGNORED, Batch
 from recipes.device import device_of, local_device
 from recipes.model.decoder.loss import summed_cross_entropy
 from recipes.model.decoder.network import Decoder
-from recipes.training.metrics import training_flops
+from recipes.training.trainer import training_flops
 
 DOCUMENT_TOKENS = 512
 WARM_UP_STEPS, STEPS = 8, 24

@@ -14,11 +14,15 @@ from artifacts.shards.format import SPLITS, ShardEntry, ShardStats, Split, token
 from spark_jobs.read.document import take_example
 from spark_jobs.read.settings import ExampleColumns
 from spark_jobs.settings import TokenizedShardsSettings
-from spark_jobs.tokenize.examples import ExampleTokenizer, TokenizedExample
 from spark_jobs.tokenize.job import PACKING_OF
 from spark_jobs.tokenize.shards import SENT_SCHEMA, ShardPlan, write_documents
 from spark_jobs.tokenize.survey import Mixing
-from spark_jobs.tokenize.tokenizer import TokenizerFiles, load_tokenizer
+from spark_jobs.tokenize.tokenizer import (
+    ExampleTokenizer,
+    TokenizedExample,
+    TokenizerFiles,
+    load_tokenizer,
+)
 from tests.tiny import tiny_shards
 from tests.tiny_tasks import Task
 

@@ -2,7 +2,7 @@
 
 with small_disk(folder, megabytes=2) as disk: ...      then disk.grow(50), disk.read_only()
 with stopped(process): ...
-environment |= killed_at("artifacts.store.draft:commit")
+environment |= killed_at("artifacts.store.store:commit")
 """
 
 import os

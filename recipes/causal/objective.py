@@ -18,9 +18,14 @@ from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
 from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import TrainableModel, create_model, load_model
+from recipes.model.causal_model import (
+    FLEX,
+    TrainableModel,
+    TransformersNetwork,
+    create_model,
+    load_model,
+)
 from recipes.model.probe import check_trainable
-from recipes.model.transformers_network import FLEX, TransformersNetwork
 from recipes.objective import Objective
 from recipes.settings import TrainingSettings
 from recipes.spec import TrainingSpec

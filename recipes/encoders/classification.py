@@ -22,9 +22,9 @@ from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import TrainableModel
-from recipes.model.transformers_network import (
+from recipes.model.causal_model import (
     ExampleNetwork,
+    TrainableModel,
     config_without_dropout,
     read_inner,
 )

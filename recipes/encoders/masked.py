@@ -24,9 +24,8 @@ from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import ExampleScores
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.attention import document_blocks
-from recipes.model.transformers_network import FLEX, ExampleNetwork, read_inner
+from recipes.model.causal_model import FLEX, ExampleNetwork, TrainableModel, read_inner
+from recipes.model.decoder.network import document_blocks
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
 

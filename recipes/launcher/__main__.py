@@ -2,15 +2,18 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.program.entry import CONTEXT_VARIABLE, MESSAGES_VARIABLE, BucketChannel
 from artifacts.program.lifetime import (
     Child,
     Interruption,
@@ -19,19 +22,68 @@ from artifacts.program.lifetime import (
     wait_for_all,
 )
 from recipes.launcher import ssh
-from recipes.launcher.cluster import (
-    LOOPBACK,
-    Cluster,
-    find_interface,
-    opened_store,
-    read_cluster,
-)
+from recipes.launcher.cluster import LOOPBACK, Cluster, find_interface, opened_store, read_cluster
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
 from recipes.launcher.lease import watch_lease
 from recipes.launcher.local import run_workers
-from recipes.launcher.relay import relayed_messages, without_session
 from recipes.launcher.secrets import with_secrets
 from recipes.spec import SECONDS_TO_SAVE
+
+POLL_SECONDS = 0.2
+
+
+@contextmanager
+def relayed_messages(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment for the program while the block runs; on leaving, all has been delivered.
+
+    Raises:
+        UserError: the last messages could not be delivered.
+    """
+    from dagster_pipes import decode_param, encode_param
+
+    encoded = environment.get(MESSAGES_VARIABLE)
+    parameters = decode_param(encoded) if encoded else {}
+    if "bucket" not in parameters:
+        yield dict(environment)
+        return
+    channel = BucketChannel(parameters["bucket"], parameters["key_prefix"])
+    with tempfile.TemporaryDirectory(prefix="pipes-") as folder:
+        path = Path(folder) / "messages.jsonl"
+        path.touch()
+        ended = threading.Event()
+        thread = threading.Thread(target=_forward, args=(path, channel, ended), daemon=True)
+        thread.start()
+        try:
+            yield {**environment, MESSAGES_VARIABLE: encode_param({"path": os.fspath(path)})}
+        finally:
+            ended.set()
+            thread.join()
+            channel.close()
+
+
+def without_session(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for all nodes but the first: one process of a job speaks to Dagster."""
+    return {
+        key: value
+        for key, value in environment.items()
+        if key not in (CONTEXT_VARIABLE, MESSAGES_VARIABLE)
+    }
+
+
+def _forward(path: Path, channel: BucketChannel, ended: threading.Event) -> None:
+    rest = ""
+    with path.open() as file:
+        while True:
+            last_look = ended.wait(POLL_SECONDS)
+            rest += file.read()
+            lines = rest.split("\n")
+            rest = lines.pop()
+            for line in lines:
+                if line:
+                    channel.write_message(json.loads(line))
+            if last_look:
+                return
+
 
 USAGE_ERROR = 2
 IDLE_SECONDS = 30.0

@@ -154,10 +154,9 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
         silence_libraries()
         from tokenizers import Tokenizer
 
-        from recipes.model.causal_model import load_model
+        from recipes.model.causal_model import TransformersNetwork, load_model
         from recipes.model.decoder.network import DECODER_MODEL_TYPES
         from recipes.model.probe import check_trainable
-        from recipes.model.transformers_network import TransformersNetwork
 
     check_family(folder, family)
     config = json.loads((folder / CONFIG_NAME).read_text())

@@ -14,7 +14,7 @@ from torch import nn
 
 from artifacts.errors import UserError, first_line
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
-from recipes.model.transformers_network import TransformersNetwork
+from recipes.model.causal_model import TransformersNetwork
 
 SHORT = 18
 """Tokens of both documents together where no row length is known yet."""

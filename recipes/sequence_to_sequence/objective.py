@@ -20,8 +20,7 @@ from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import TrainableModel
-from recipes.model.transformers_network import ExampleNetwork, read_inner
+from recipes.model.causal_model import ExampleNetwork, TrainableModel, read_inner
 from recipes.objective import Objective
 from recipes.sequence_to_sequence.settings import SequenceToSequenceSettings
 from recipes.spec import TrainingSpec

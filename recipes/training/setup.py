@@ -4,27 +4,339 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
 from recipes.device import device_of
-from recipes.distributed.sharding import shard
 from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.network import Decoder
-from recipes.model.float8 import multiply_in_float8
+from recipes.model.decoder.loss import TOKENS_IN_FLIGHT, summed_cross_entropy
+from recipes.model.decoder.network import DECODER_MODEL_TYPES, Decoder, DecoderShape
 from recipes.model.lora import add_adapters
-from recipes.model.memory import USABLE, TrainingMemory, check_memory, training_memory
 from recipes.objective import Objective
 from recipes.optimization import build_optimizers
-from recipes.settings import Precision, chosen
+from recipes.settings import PlacementSettings, Precision, TrainingSettings, chosen
 from recipes.spec import TrainingSpec
+
+USABLE = 0.85
+"""Of a GPU's memory; CUDA itself, buffers of messages and gaps between tensors take the rest."""
+EAGER = 2
+"""Times what a compiled decoder keeps that a model of transformers does."""
+MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes on each GPU."""
+
+    state: float
+    """Weights, gradients and the optimizer's moments, in float32, divided over the workers."""
+    copies: float
+    """Weights in the type that they are multiplied in; of several workers, those of two layers and
+    of the embeddings."""
+    logits: float
+    """Those that exist at once, and the gradient of the output matrix."""
+    activations: float
+    """What the backward pass needs of the forward pass."""
+    recomputed: float
+    """The same where only the inputs of layers are kept."""
+
+    def total(self, keeps: bool) -> float:
+        """The sum, with activations kept or computed twice."""
+        kept = self.activations if keeps else self.recomputed
+        return self.state + self.copies + self.logits + kept
+
+    def described(self, keeps: bool) -> str:
+        """The parts in words, the largest first."""
+        parts = {
+            "weights, gradients and optimizer state": self.state,
+            "weights as they are multiplied": self.copies,
+            "logits": self.logits,
+            "activations": self.activations if keeps else self.recomputed,
+        }
+        ordered = sorted(parts, key=lambda name: -parts[name])
+        return ", ".join(f"{name} {parts[name] / 1e9:,.1f} GB" for name in ordered)
+
+
+def training_memory(
+    config: Any,
+    training: TrainingSettings,
+    parameters: int,
+    trained: int,
+    tokens: int,
+    workers: int,
+) -> TrainingMemory:
+    """What one of `workers` holds.
+
+    Args:
+        config: a transformers config of the model.
+        parameters: all of them.
+        trained: those that are not frozen.
+        tokens: of one forward pass.
+    """
+    text = config.get_text_config()
+    layers, hidden, vocabulary = text.num_hidden_layers, text.hidden_size, text.vocab_size
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    keys, times = hidden, EAGER
+    if text.model_type in DECODER_MODEL_TYPES:
+        head_dim = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
+        keys, times = text.num_key_value_heads * head_dim, 1
+    width = 4 if training.precision == "float32" else 2
+    moments = 2 if training.optimizer.name == "adamw" else 1
+    in_flight, degree = min(tokens, TOKENS_IN_FLIGHT["cuda"]), training.placement.tensor_parallel
+    divided = max(workers // training.placement.replicas, 1)
+    embeddings = vocabulary * hidden * (1 if text.tie_word_embeddings else 2)
+    copied = parameters if width == 2 else 0
+    if divided > degree:
+        copied = embeddings + 2 * max(parameters - embeddings, 0) // layers
+    # Of each token and layer in float32 the residual stream, twice; in the type of the products
+    # what both norms, the queries and the attention give, keys and values, and three times the
+    # inner feed-forward.
+    products = width * (4 * hidden + 2 * keys + 3 * inner) / degree
+    of_a_layer = tokens * times * (8 * hidden + products)
+    # Where the tokens take several turns, a product is added to the sum in float32.
+    product = width + (8 if tokens > in_flight else 4 * (width < 4))
+    logits = vocabulary * (width * in_flight / degree + product * hidden)
+    return TrainingMemory(
+        state=((8 + 4 * moments) * trained + 4 * (parameters - trained)) / divided,
+        copies=width * copied / degree,
+        logits=logits,
+        activations=layers * of_a_layer,
+        # Logits are gone when the last layer is computed again.
+        recomputed=layers * tokens * 4 * hidden + max(of_a_layer - logits, 0),
+    )
+
+
+def check_memory(
+    reckon: Callable[[int, int], TrainingMemory],
+    placement: PlacementSettings,
+    row_tokens: int,
+    workers: int,
+    memory: float,
+) -> None:
+    """Refuse a training that fits GPUs of so many bytes in no way of computing it.
+
+    Args:
+        reckon: `training_memory` of tokens and workers.
+        row_tokens: of one row.
+
+    Raises:
+        UserError: naming what takes the memory, and what helps, the cheapest first.
+    """
+    rows = placement.device_batch_size
+    needed = reckon(rows * row_tokens, workers)
+    if needed.total(keeps=False) <= memory:
+        return
+
+    def fits(rows: int, workers: int) -> bool:
+        return reckon(rows * row_tokens, workers).total(keeps=False) <= USABLE * memory
+
+    fewer = next((n for n in range(rows - 1, 0, -1) if fits(n, workers)), None)
+    doubled = (workers << n for n in range(1, MOST_WORKERS.bit_length()))
+    more = next((n for n in doubled if fits(1, n)), None)
+    remedy = "Shorten `tokenized_shards.sequence_length`, or choose a smaller `base_model`."
+    if fewer:
+        remedy = f"Set `checkpoint.placement.device_batch_size` to {fewer}."
+    elif more:
+        remedy = (
+            f"It fits {more} workers with `checkpoint.placement.device_batch_size` at 1; fewer do "
+            "with `checkpoint.lora`, which trains adapters alone."
+        )
+    raise UserError(
+        f"This training does not fit a GPU of {memory / 1e9:,.0f} GB: on each of {workers} "
+        f"worker(s), with `checkpoint.placement.device_batch_size` at {rows}, it takes "
+        f"{needed.total(keeps=False) / 1e9:,.0f} GB even where activations are computed twice "
+        f"({needed.described(keeps=False)}). {remedy}"
+    )
+
+
+OLDEST_CAPABILITY = (8, 9)
+"""Of a GPU that multiplies it: L4, H100, H200 and later."""
+MULTIPLE = 16
+"""Which the sizes of a matrix have to be for it."""
+
+
+def multiply_in_float8(model: TrainableModel, device: torch.device) -> None:
+    """Change the layers of a model in place; each row of a matrix has a scale of its own.
+
+    On a processor the same numbers are multiplied in another type, for trials.
+
+    Raises:
+        UserError: the GPU has no such units.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        raise UserError(
+            f"`checkpoint.precision` is float8, which {torch.cuda.get_device_name(device)} does "
+            "not multiply; L4, H100, H200 and later do. Set it to bfloat16."
+        )
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    convert_to_float8_training(
+        model.network.layers,
+        config=replace(config, emulate=device.type == "cpu"),
+        module_filter_fn=lambda module, name: _fits(module),
+    )
+
+
+def _fits(module: nn.Module) -> bool:
+    assert isinstance(module, nn.Linear)
+    return module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0
+
+
+def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
+    """Turn every parameter into a DTensor on a one-dimensional mesh; the model is changed in place.
+
+    Raises:
+        UserError: the model is not of this project's decoder, or its sizes are not divisible.
+    """
+    network = model.network
+    if not isinstance(network, Decoder):
+        raise UserError(
+            "`checkpoint.placement.tensor_parallel` splits Llama-shaped models only (Llama, "
+            "Mistral, Qwen2, Qwen3); this one runs through transformers. Set it to 1."
+        )
+    _check_divisible(network.shape, mesh.size())
+    for layer in network.layers:
+        parallelize_module(layer, mesh, _layer_plan(), src_data_rank=None)
+    parallelize_module(
+        network.model,
+        mesh,
+        {"embed_tokens": RowwiseParallel(input_layouts=Replicate())},
+        src_data_rank=None,
+    )
+    if not network.shape.tied_embeddings:
+        _distribute(network.lm_head, mesh, Shard(0))
+    for module in network.modules():
+        _distribute(module, mesh, Replicate())
+    model.loss = split_cross_entropy
+
+
+def split_cross_entropy(hidden: Tensor, head_weight: DTensor, targets: Tensor) -> Tensor:
+    """`summed_cross_entropy` of hidden states that every worker of the mesh has alike.
+
+    Args:
+        hidden: shape (rows, sequence_length, hidden_size).
+        head_weight: shape (vocabulary, hidden_size), split by vocabulary.
+        targets: shape (rows, sequence_length).
+    """
+    mesh = head_weight.device_mesh
+    # Every worker's positions add to the gradient of the whole matrix.
+    weight = head_weight.full_tensor(grad_placements=[Partial()])
+    loss = summed_cross_entropy(
+        _my_part(hidden.flatten(0, 1), mesh)[None], weight, _my_part(targets.flatten(), mesh)[None]
+    )
+    return DTensor.from_local(loss, mesh, [Partial()], run_check=False).full_tensor()
+
+
+def _my_part(rows: Tensor, mesh: DeviceMesh) -> Tensor:
+    whole = DTensor.from_local(rows, mesh, [Replicate()], run_check=False)
+    return whole.redistribute(placements=[Shard(0)]).to_local()
+
+
+def _layer_plan() -> dict[str, ParallelStyle]:
+    alike = Replicate()
+    return {
+        "self_attn": PrepareModuleInput(
+            input_layouts=(alike, None, None), desired_input_layouts=(alike, None, None)
+        ),
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(),
+        "mlp": PrepareModuleInput(input_layouts=(alike,), desired_input_layouts=(alike,)),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Replicate | Shard) -> None:
+    """Make DTensors of a module's own parameters that are none yet."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if not isinstance(parameter, DTensor):
+            split = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(split))
+
+
+def _check_divisible(shape: DecoderShape, degree: int) -> None:
+    sizes = {
+        "attention heads": shape.heads,
+        "key and value heads": shape.key_value_heads,
+        "inner feed-forward units": shape.intermediate_size,
+    }
+    for what, size in sizes.items():
+        if size % degree:
+            raise UserError(
+                f"`checkpoint.placement.tensor_parallel` is {degree}, which does not divide the "
+                f"model's {size} {what}. Choose a divisor of {size}, or 1."
+            )
+
+
+def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Precision) -> None:
+    """Split parameters, gradients and optimizer state over the workers, layer by layer.
+
+    Args:
+        model: changed in place; with one worker it stays as it is.
+        workers: all workers of the run.
+        replicas: groups that each hold the whole model (hybrid sharding); 1 shards over all.
+        precision: on a GPU, bfloat16 also travels between workers as such.
+
+    Raises:
+        UserError: the model's matrices cannot be split as `workers.tensor_parallel` asks.
+    """
+    if workers.count == 1:
+        return
+    mesh = _mesh(workers, replicas)
+    if workers.tensor_parallel > 1:
+        split_matrices(model, mesh["tensor"])
+    shares = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
+    narrow = precision != "float32" and device_of(workers.device).sends_bfloat16
+    # What flows between layers stays in float32, as on one GPU; they narrow it where they multiply.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if narrow else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for module in model.modules() if narrow else ():
+        if isinstance(module, nn.Embedding):
+            # The residual stream begins with it.
+            module.register_forward_hook(lambda *call: call[-1].float())
+    for layer in model.network.layers:
+        fully_shard(layer, mesh=shares, mp_policy=policy)
+    fully_shard(model, mesh=shares, mp_policy=policy)
+
+
+def _mesh(workers: Workers, replicas: int) -> DeviceMesh:
+    sizes = {
+        "replicate": replicas,
+        "shard": workers.dp_size // replicas,
+        "tensor": workers.tensor_parallel,
+    }
+    names = tuple(name for name in sizes if name == "shard" or sizes[name] > 1)
+    return init_device_mesh(
+        workers.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
+    )
 
 
 def check_inputs(spec: TrainingSpec, workers: Workers) -> None:

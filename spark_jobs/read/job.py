@@ -31,9 +31,15 @@ from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
 from spark_jobs.read import snapshot
-from spark_jobs.read.chunk_files import ChunkRecord, UniqueIds, change_ids
 from spark_jobs.read.files.streams import SourceChanged
-from spark_jobs.read.opened import ListedFile, OpenedSource, SkippedFiles
+from spark_jobs.read.opened import (
+    ChunkRecord,
+    ListedFile,
+    OpenedSource,
+    SkippedFiles,
+    UniqueIds,
+    change_ids,
+)
 from spark_jobs.read.settings import RawCorpusSettings, Source
 from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.session import measured, session
@@ -183,7 +189,7 @@ _ENDINGS = "(#[0-9]+)+$"
 def number_repeated_ids(work: Work, parts: list[str], report: Report) -> int:
     """Number ids that come again, over any number of documents; returns how many were.
 
-    It gives what `chunk_files.number_repeated_ids` gives in the memory of one process. An id that
+    It gives what `opened.number_repeated_ids` gives in the memory of one process. An id that
     comes again becomes `a#2`, and if that is taken `a#2#2`: so only ids that are the same without
     such endings have to do with each other. They are a family, and one task goes through it in the
     snapshot's order.

@@ -4,16 +4,32 @@ A chunk is what is read together, cached, and found again when other chunks have
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import groupby, islice
+from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field
 
+from artifacts.cache import read_cached, write_cached
 from artifacts.errors import shown_in_line
+from artifacts.settings import with_whole_characters
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from spark_jobs.read.document import Document, Fault
+from spark_jobs.read.document import (
+    EMPTY,
+    EXAMPLES,
+    SCHEMA,
+    Document,
+    Fault,
+    find_id_fault,
+    to_table,
+)
 
 _LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
 
@@ -105,8 +121,6 @@ def hash64(text: str) -> int:
 
 Texts = dict[str, str | None]
 """Id to text; None of a file that cannot be read."""
-EXAMPLES = 5
-"""First names that are kept of each kind."""
 
 
 @dataclass
@@ -164,3 +178,228 @@ class OpenedSource:
     def chunks(self) -> Chunks:
         """What is read, cut into chunks."""
         return self.cut()
+
+
+PART_BYTES = (2 * 1024 * 1024, 16 * 1024 * 1024)
+"""Least and most text in one row group, which is what one Spark task reads."""
+FILE_BYTES = 64 * 1024 * 1024
+"""Text in one Parquet file."""
+_READERS = 4
+"""Threads that read what is cached, each of which holds a file."""
+
+
+class ChunkRecord(BaseModel):
+    """What is known of a chunk."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    files: list[str] = Field(default_factory=list)
+    """Names of its Parquet files, in order, in a folder as in the cache."""
+    documents: int = 0
+    bytes: int = 0
+    """Text in UTF-8."""
+    faults: dict[str, int] = Field(default_factory=dict)
+    """Reason to documents that cannot be used."""
+    examples: list[str] = Field(default_factory=list)
+    """Messages of the first faults."""
+    licenses: dict[str, int] = Field(default_factory=dict)
+    """License to documents."""
+
+
+def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkRecord]:
+    """Write the Parquet files of all chunks into a folder, reading only what is not cached.
+
+    Returns:
+        The records of all chunks, in order.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fetch = partial(_fetch, folder=folder, cache=cache)
+    with ThreadPoolExecutor(_READERS) as readers:
+        records = list(readers.map(fetch, chunks.keys))
+    missing = [number for number, record in enumerate(records) if record is None]
+    read = {number: _ChunkWriter(folder, chunks.keys[number]) for number in missing}
+    for number, batches in groupby(chunks.read(missing), key=lambda batch: batch[0]):
+        for _, batch in batches:
+            read[number].add(batch)
+        records[number] = _keep(read.pop(number), cache)
+    for number, without_documents in read.items():
+        records[number] = _keep(without_documents, cache)
+    return [record for record in records if record is not None]
+
+
+def _fetch(key: str, folder: Path, cache: str | None) -> ChunkRecord | None:
+    """Write a cached chunk's files; None where anything of it is absent or damaged."""
+    content = read_cached(cache, key) if cache else None
+    if cache is None or content is None:
+        return None
+    record = ChunkRecord.model_validate_json(bytes(content))
+    for name in record.files:
+        file = read_cached(cache, name)
+        if file is None:
+            return None
+        (folder / name).write_bytes(file)
+    return record
+
+
+def _keep(writer: "_ChunkWriter", cache: str | None) -> ChunkRecord:
+    """Finish a chunk that was read, and cache it: the record last, since it names the files."""
+    record = writer.close()
+    if cache:
+        for name in record.files:
+            write_cached(cache, name, (writer.folder / name).read_bytes())
+        write_cached(cache, writer.key, record.model_dump_json().encode())
+    return record
+
+
+class _ChunkWriter:
+    """Cuts a chunk's documents into row groups and files by their bytes."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
+        self.key = key
+        self._record = ChunkRecord()
+        self._faults: Counter[str] = Counter()
+        self._licenses: Counter[str] = Counter()
+        self._cutter = Cutter(*PART_BYTES, mean=PART_BYTES[0])
+        self._pending: list[Document] = []
+        self._pending_bytes = self._file_bytes = 0
+        self._parquet: pq.ParquetWriter | None = None
+
+    def add(self, batch: Batch) -> None:
+        for one in batch:
+            if isinstance(one, Fault):
+                self._add_fault(one)
+            else:
+                self._add_document(one)
+
+    def close(self) -> ChunkRecord:
+        """Finish the files, and say what is in them."""
+        if self._pending:
+            self._flush()
+        self._close_file()
+        self._record.faults, self._record.licenses = dict(self._faults), dict(self._licenses)
+        return self._record
+
+    def _add_fault(self, fault: Fault) -> None:
+        self._faults[fault.reason] += 1
+        if self._faults[fault.reason] <= EXAMPLES:
+            self._record.examples.append(fault.message)
+
+    def _add_document(self, document: Document) -> None:
+        document.text = with_whole_characters(document.text)
+        if document.example:
+            document.example = with_whole_characters(document.example)
+        size = len(document.text.encode("utf-8", "surrogatepass"))
+        self._record.documents += 1
+        self._record.bytes += size
+        if document.license:
+            self._licenses[document.license] += 1
+        self._pending.append(document)
+        self._pending_bytes += size
+        if self._cutter.ends(document.id, size):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._parquet is None:
+            name = f"{self.key}-{len(self._record.files):05d}"
+            self._parquet = open_parquet(self.folder / name)
+            self._record.files.append(name)
+        self._parquet.write_table(to_table(self._pending))
+        self._file_bytes += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
+        if self._file_bytes >= FILE_BYTES:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._parquet is not None:
+            self._parquet.close()
+        self._parquet, self._file_bytes = None, 0
+
+
+def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
+    """A writer of a snapshot's Parquet files."""
+    return pq.ParquetWriter(target, SCHEMA, compression="zstd", write_page_checksum=True)
+
+
+def set_unusable_aside(chunks: Chunks) -> Chunks:
+    """The same chunks, with a fault in place of every document without text, or whose id later
+    stages, terminals or pages could not bear."""
+
+    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+        for number, batch in chunks.read(numbers):
+            yield number, [one if isinstance(one, Fault) else check_document(one) for one in batch]
+
+    return replace(chunks, read=read)
+
+
+def check_document(document: Document) -> Document | Fault:
+    place = document.place or shown_in_line(document.path or document.source)
+    named = f"{place}: the id '{shown_in_line(document.id[:80])}'"
+    if fault := find_id_fault(document.id):
+        return Fault("bad_id", f"{named} {fault}.")
+    return document if document.text.strip() else Fault(EMPTY, f"{named} has no text.")
+
+
+def number_repeated_ids(parts: list[Path]) -> int:
+    """Number ids that come again, in the order of the parts: `a`, `a#2`, `a#3`.
+
+    A part that needs it is written again. Returns how many ids were given a number. Past one
+    machine's memory Spark does the same (`job.number_repeated_ids`).
+    """
+    ids = [_read_ids(part) for part in parts]
+    together = pa.chunked_array(ids, pa.string())
+    if len(together.unique()) == len(together):
+        return 0
+    unique = UniqueIds()
+    repeated = 0
+    for part, of_part in zip(parts, ids, strict=True):
+        changed = dict(unique.changes(of_part.to_pylist()))
+        repeated += len(changed)
+        if changed:
+            change_ids(str(part), changed)
+    return repeated
+
+
+def _read_ids(file: Path) -> pa.Array:
+    ids = pq.read_table(file, columns=["id"])["id"].combine_chunks()
+    return ids if isinstance(ids, pa.Array) else pa.concat_arrays(ids.chunks)
+
+
+def change_ids(url: str, changed: Mapping[int, str]) -> None:
+    """Write a snapshot's file again with other ids in some rows; its row groups stay as they are.
+
+    Doing so twice is doing so once.
+    """
+    sink = pa.BufferOutputStream()
+    parquet = pq.ParquetFile(pa.BufferReader(files.read(url)), page_checksum_verification=True)
+    first = 0
+    with open_parquet(sink) as writer:
+        for number in range(parquet.num_row_groups):
+            table = parquet.read_row_group(number)
+            ids = table["id"].to_pylist()
+            for row in changed.keys() & range(first, first + len(ids)):
+                ids[row - first] = changed[row]
+            column = pa.array(ids, pa.string())
+            writer.write_table(table.set_column(0, table.schema.field("id"), column))
+            first += len(ids)
+    files.write(url, sink.getvalue().to_pybytes(), sync=False)
+
+
+class UniqueIds:
+    """Keeps 8 bytes an id, not the ids."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def changes(self, ids: Iterable[str]) -> Iterator[tuple[int, str]]:
+        """Of ids after those before, the places of those that come again, and their new ids."""
+        for place, identifier in enumerate(ids):
+            unique = self._make_unique(identifier)
+            if unique != identifier:
+                yield place, unique
+
+    def _make_unique(self, identifier: str) -> str:
+        key = hash64(identifier)
+        count = self._seen.get(key, 0) + 1
+        self._seen[key] = count
+        return identifier if count == 1 else self._make_unique(f"{identifier}#{count}")

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.storage.files import link, scratch_folder
-from spark_jobs.read import chunk_files
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.docstrings import open_packages
 from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_faults
@@ -21,12 +20,16 @@ from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_
 from spark_jobs.read.hugging_face import open_dataset
 from spark_jobs.read.opened import (
     Batch,
+    ChunkRecord,
     Chunks,
     ListedFile,
     OpenedSource,
     SkippedFiles,
     listed_key,
+    number_repeated_ids,
+    set_unusable_aside,
     single_chunk,
+    write_chunks,
 )
 from spark_jobs.read.settings import (
     BigQuery,
@@ -40,13 +43,13 @@ from spark_jobs.read.settings import (
 )
 from spark_jobs.runtime.parquet import find_rows
 
-Records = dict[str, list[chunk_files.ChunkRecord]]
+Records = dict[str, list[ChunkRecord]]
 """Of each source, by name, what was read of it."""
 MOST_EXAMPLES = 50
 """Faults of a source that are kept with their messages."""
 
 
-def judge_source(source: Source, records: list[chunk_files.ChunkRecord]) -> None:
+def judge_source(source: Source, records: list[ChunkRecord]) -> None:
     """Raise UserError where more of a source's documents cannot be used than it allows.
 
     Where it sets aside what it cannot read, that is any number of them.
@@ -118,11 +121,11 @@ def _by_kind(beginning: str, records: Records) -> tuple[Counter[str], dict[str, 
     return counts, examples
 
 
-def _sum(field: str, records: list[chunk_files.ChunkRecord]) -> Counter[str]:
+def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
     return sum((Counter(getattr(record, field)) for record in records), Counter[str]())
 
 
-def _examples(records: list[chunk_files.ChunkRecord]) -> list[str]:
+def _examples(records: list[ChunkRecord]) -> list[str]:
     examples = (example for record in records for example in record.examples)
     return [one for one in examples if not one.startswith((UNREAD, DECODED))][:MOST_EXAMPLES]
 
@@ -220,7 +223,7 @@ def write_snapshot(
             judge_source(source, records[source.name])
         files = _lay_out([Path(scratch) / name for name in file_names(records)], folder)
     stats = snapshot_stats(records, [one.unread for one in opened.values()])
-    return stats | {"repeated_ids": chunk_files.number_repeated_ids(files)}
+    return stats | {"repeated_ids": number_repeated_ids(files)}
 
 
 def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
@@ -239,7 +242,7 @@ def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
 
 def copy_source(
     chunks: Chunks, source: Source, folder: Path, cache: str | None
-) -> list[chunk_files.ChunkRecord]:
+) -> list[ChunkRecord]:
     """Write the Parquet files of chunks of a source into a folder, and cache them.
 
     Returns:
@@ -251,9 +254,7 @@ def copy_source(
         cache_key("chunk", write_snapshot.__module__, [*LIBRARIES], settings=settings, content=key)
         for key in chunks.keys
     ]
-    return chunk_files.write_chunks(
-        replace(chunk_files.set_unusable_aside(chunks), keys=keys), folder, cache
-    )
+    return write_chunks(replace(set_unusable_aside(chunks), keys=keys), folder, cache)
 
 
 def _lay_out(kept: list[Path], folder: Path) -> list[Path]:

@@ -8,11 +8,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from spark_jobs.read.chunk_files import check_document
 from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.streams import BadFile, StoredFile
-from spark_jobs.read.opened import SkippedFiles, hash64
+from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
 
 ROWS = ("json", "csv", "parquet", "archive", "mail", "xml")

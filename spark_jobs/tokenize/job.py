@@ -38,14 +38,16 @@ from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.settings import HELD_OUT_IN_MEMORY, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import CUT, tokenize_part, tokens_key
-from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels
 from spark_jobs.tokenize.shards import ShardPlan, count_receivers, receive, shuffle
 from spark_jobs.tokenize.survey import CorpusSurvey, count_shards, plan_mixing, survey_parts
 from spark_jobs.tokenize.tokenizer import (
     DocumentTokenizer,
     Engine,
+    ExampleTokenizer,
     TokenizerFiles,
+    check_template,
     choose_engine,
+    find_labels,
     load_tokenizer,
     measure_bytes_per_token,
 )

@@ -30,9 +30,8 @@ from spark_jobs.decontaminate.references import References
 from spark_jobs.runtime.parquet import Part, to_stream
 from spark_jobs.runtime.tasks import progress, spread, user_errors
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
-from spark_jobs.tokenize.examples import ExampleTokenizer
 from spark_jobs.tokenize.survey import Mixing
-from spark_jobs.tokenize.tokenizer import TokenizerFiles
+from spark_jobs.tokenize.tokenizer import ExampleTokenizer, TokenizerFiles
 
 
 @dataclass(frozen=True)

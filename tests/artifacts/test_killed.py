@@ -17,10 +17,10 @@ make(sys.argv[1])
 """
 IDENTITY = Identity(kind="corpus", code_version="1")
 POINTS = {
-    "artifacts.store.draft:open_draft": "before anything is written",
-    "artifacts.store.draft:list_files": "before sums are taken",
+    "artifacts.store.store:open_draft": "before anything is written",
+    "artifacts.store.store:list_files": "before sums are taken",
     "artifacts.storage.files:flush_folder": "before files reach the disk",
-    "artifacts.store.draft:_commit_local": "before the manifest",
+    "artifacts.store.store:_commit_local": "before the manifest",
     "artifacts.leases:LocalLease.check": "where the lease is asked",
     "artifacts.store.pipelines:Pipeline.advance": "before the record",
 }

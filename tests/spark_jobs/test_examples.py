@@ -16,8 +16,12 @@ from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED, read_batch, read_examples
 from spark_jobs.runtime.parquet import find_parts
 from spark_jobs.settings import ExampleSettings
-from spark_jobs.tokenize.examples import ExampleTokenizer, check_template, find_labels
-from spark_jobs.tokenize.tokenizer import load_tokenizer
+from spark_jobs.tokenize.tokenizer import (
+    ExampleTokenizer,
+    check_template,
+    find_labels,
+    load_tokenizer,
+)
 from tests.example_shards import example_shards
 from tests.tiny_models import chat_model, encoder_decoder
 from tests.tiny_tasks import TASKS

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from artifacts.numbers import run_starts
 from spark_jobs.clean.decide import decider
-from spark_jobs.clean.decide.near_duplicates import (
+from spark_jobs.clean.decide.decider import (
     Edges,
     NearDuplicates,
     PreparedParts,

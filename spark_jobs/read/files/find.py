@@ -15,8 +15,9 @@ from fsspec.utils import glob_translate
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
+from spark_jobs.read.document import EXAMPLES
 from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
-from spark_jobs.read.opened import EXAMPLES, ListedFile, SkippedFiles
+from spark_jobs.read.opened import ListedFile, SkippedFiles
 from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
 
 _SPECIAL = {

@@ -83,7 +83,7 @@ def test_job_whose_result_never_reached_the_bucket_is_not_taken_as_done(
 ) -> None:
     content = cloud_settings(google)
     content["images"]["spark"] += "-missing"
-    writes_nothing = "import artifacts.program.pipes as p\nwith p.open_session(): pass"
+    writes_nothing = "import artifacts.program.entry as p\nwith p.open_session(): pass"
     google.images[CUDA_IMAGE] = LocalImage(entrypoint=(sys.executable, "-c", writes_nothing))
     path = tmp_path / "google_cloud.yaml"
     path.write_text(yaml.safe_dump(content))

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from artifacts.store.draft import Draft
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
+from artifacts.store.store import Draft, Store
 from tests.conftest import ROOT, Project
 from tests.needs import needs
 

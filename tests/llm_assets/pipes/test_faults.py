@@ -11,7 +11,7 @@ import grpc
 import pytest
 from dagster import DagsterInstance
 
-from artifacts.program.pipes import FLUSH_SECONDS
+from artifacts.program.entry import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
 from llm_assets.pipes.service import Phase, RemoteJob
 from tests.forked import ForkedProcess

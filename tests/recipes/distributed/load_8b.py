@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig
 
-from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import load_model
 from recipes.model.decoder.network import Decoder, DecoderShape
+from recipes.training.setup import shard
 
 PROCESSES = 64
 LOOK_SECONDS = 0.01

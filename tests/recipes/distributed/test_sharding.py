@@ -16,10 +16,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipes.data.batch import Batch
 from recipes.device import Device, mixed_precision
-from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
-from recipes.model.causal_model import TrainableModel, load_model
-from recipes.model.transformers_network import TransformersNetwork
+from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
+from recipes.training.setup import shard
 from tests.recipes.conftest import REPOSITORY
 from tests.recipes.model.architectures import tiny_config
 

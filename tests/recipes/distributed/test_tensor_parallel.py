@@ -14,11 +14,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, Qwen3Config
 
 from artifacts.errors import UserError
-from recipes.distributed.sharding import split_matrices
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.settings import PlacementSettings
 from recipes.spec import TrainingSpec, read_metrics
+from recipes.training.setup import split_matrices
 from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run, settings_of
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
-from recipes.model.float8 import multiply_in_float8
+from recipes.training.setup import multiply_in_float8
 from tests.recipes.conftest import SpecMaker, course, settings_of, train_here
 
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from recipes.data.batch import PADDING_SEGMENT, Batch
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder
-from recipes.training.metrics import training_flops
+from recipes.training.trainer import training_flops
 from tests.recipes.model.test_compile import SHAPE
 
 LENGTHS = (3, 5)

@@ -17,14 +17,12 @@ from artifacts.program.lifetime import Interruption
 from llm_assets.cloud.machines import ACCELERATORS
 from recipes.data.batch import Batch
 from recipes.device import Device
-from recipes.distributed.sharding import shard
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder import loss, network
-from recipes.model.decoder.attention import SegmentMask, allowed_positions
-from recipes.model.decoder.network import Decoder, DecoderShape
-from recipes.model.memory import USABLE, TrainingMemory, check_memory, training_memory
+from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, allowed_positions
 from recipes.optimization import build_optimizers
+from recipes.training.setup import USABLE, TrainingMemory, check_memory, shard, training_memory
 from recipes.training.trainer import Trainer, train
 from tests.recipes.conftest import REPOSITORY, SpecMaker, settings_of
 

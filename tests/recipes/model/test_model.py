@@ -28,9 +28,14 @@ from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
 from recipes.model.decoder import loss
-from recipes.model.decoder.attention import SegmentMask, allowed_positions, attend, block_mask
 from recipes.model.decoder.loss import summed_cross_entropy, to_gradient_by_mask
-from recipes.model.decoder.network import Decoder
+from recipes.model.decoder.network import (
+    Decoder,
+    SegmentMask,
+    allowed_positions,
+    attend,
+    block_mask,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,

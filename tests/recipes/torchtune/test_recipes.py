@@ -19,9 +19,8 @@ from recipes.data.batch import read_batch
 from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec, read_result
-from recipes.torchtune.network import TuneModel
 from recipes.torchtune.settings import TorchtuneSettings
-from recipes.torchtune.trainer import runnable
+from recipes.torchtune.trainer import TuneModel, runnable
 from tests.recipes.conftest import (
     SpecMaker,
     course,

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.storage import files
-from spark_jobs.read import chunk_files, job, opened
-from spark_jobs.read.chunk_files import open_parquet
+from spark_jobs.read import job, opened
 from spark_jobs.read.document import Document, to_table
 from spark_jobs.read.job import bytes_in_buckets, plan_tasks
+from spark_jobs.read.opened import open_parquet
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import open_sources, write_snapshot
 from spark_jobs.runtime.session import end_local_session, local_session
@@ -209,7 +209,7 @@ def test_ids_are_numbered_alike_in_memory_and_by_spark(spark: SparkSession, tmp_
 
     for turn, drawn in enumerate((names[:8], names)):
         parts = [generator.choices(drawn, k=generator.randint(1, 90)) for _ in range(5)]
-        expected = chunk_files.number_repeated_ids(write(tmp_path / f"memory-{turn}"))
+        expected = opened.number_repeated_ids(write(tmp_path / f"memory-{turn}"))
         by_spark = list(map(str, write(tmp_path / f"spark-{turn}")))
         work = Work(spark, 400, str(tmp_path / f"scratch-{turn}"), print)
 

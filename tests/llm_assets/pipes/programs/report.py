@@ -24,7 +24,7 @@ from dagster_pipes import (
 from google.cloud import storage
 
 from artifacts.errors import LOST_WORKER, UserError
-from artifacts.program.pipes import FLUSH_SECONDS, open_session
+from artifacts.program.entry import FLUSH_SECONDS, open_session
 
 HOURS = 3600.0
 LOOK_SECONDS = 0.1
