@@ -38,6 +38,8 @@ from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Facts, Files, HuggingFaceDataset, PackageDocs, Source
 from spark_jobs.read.survey import survey
 
+# What a run will do, reckoned before it: documents held out, the gain that can be seen, minutes,
+# gigabytes. `init` chooses by it, and `check` and `run` refuse by it.
 CHARACTERS_PER_TOKEN = 4
 """About, for English and the usual vocabularies."""
 MOST_HELD_OUT = 0.5

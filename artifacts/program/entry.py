@@ -18,6 +18,9 @@ from artifacts.program.lifetime import end_with_parent, use_own_temporary_folder
 from artifacts.progress import Report
 from artifacts.storage import files
 
+# The program's side of Dagster Pipes, wherever it runs: beside Dagster or in Google Cloud.
+# The session's parameters come from the environment or, on Dataproc, from the arguments; its
+# messages go to a local file or, where the parameters name a bucket, to Cloud Storage.
 if TYPE_CHECKING:
     from dagster_pipes import PipesContext
 

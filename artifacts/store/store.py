@@ -40,6 +40,14 @@ from artifacts.store.manifest import (
     verify_manifest,
 )
 
+# An artifact in the making: where its files are written, and how they become an artifact.
+# On a local disk every maker writes into a folder of its own,
+# `drafts/<kind>-<fingerprint>-<epoch>`, which one rename makes the artifact, manifest inside. Who
+# takes over from a maker that seems dead first renames its folder away. So a maker that lost its
+# lease, or a program that outlived its maker, has nothing left to commit and no path into what
+# others committed.
+# Cloud Storage has no rename. There files go to the artifact's own folder, and the manifest is
+# written in one step that storage refuses unless the lease is still the maker's.
 UPLOADING_NAME = "uploading.json"
 """In the folder of an artifact whose files are just going up: their names."""
 REVISION_VARIABLE = "LLM_ASSETS_REVISION"

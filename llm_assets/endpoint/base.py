@@ -143,6 +143,10 @@ class LiveEndpoint:
             ) from error
 
 
+# Held-out text measured again by engines, where what serves is not what the evaluation measured.
+# Quantized weights are other weights. So the gate is given how candidate and incumbent score with
+# them, both in the format of `endpoint.weights`: the one that the incumbent serves in, too, as
+# soon as the settings hold.
 FINGERPRINT_KEY = "evaluation_fingerprint"
 
 

@@ -62,6 +62,9 @@ from recipes.evaluation.settings import (
 from recipes.settings import package_of
 
 
+# Runs an experiment's trials one after another; what is equal among them is made once.
+# A trial is the graph up to the checkpoint, and a measurement, with a record of its own. Neither
+# the registry nor the endpoint is among what it makes, so it moves neither.
 @stage(code_version=CODE_VERSION, group="model", kinds={"pytorch"}, pool="training")
 def trial_metrics(
     context: AssetExecutionContext,

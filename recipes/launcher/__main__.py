@@ -29,6 +29,9 @@ from recipes.launcher.local import run_workers
 from recipes.launcher.secrets import with_secrets
 from recipes.spec import SECONDS_TO_SAVE
 
+# Carries a program's Dagster Pipes messages from a local file to Cloud Storage.
+# So a program opens its session as it does beside Dagster, knows nothing of buckets, and even when
+# it is killed, what it had said arrives.
 POLL_SECONDS = 0.2
 
 

@@ -27,6 +27,7 @@ from recipes.model.decoder.network import (
     document_blocks,
 )
 
+# Any causal model of transformers that can be trained on packed rows exactly as by itself.
 FLEX = "flex_attention"
 """transformers' name of the attention that skips pairs of positions of different documents."""
 

@@ -38,6 +38,9 @@ from recipes.optimization import build_optimizers
 from recipes.settings import PlacementSettings, Precision, TrainingSettings, chosen
 from recipes.spec import TrainingSpec
 
+# What a training takes of the memory of each of its GPUs, by a reckoning.
+# It decides whether activations are kept, refuses what cannot fit before anything is read, and
+# says what took the memory where it ran out.
 USABLE = 0.85
 """Of a GPU's memory; CUDA itself, buffers of messages and gaps between tensors take the rest."""
 EAGER = 2
@@ -204,6 +207,12 @@ def _fits(module: nn.Module) -> bool:
     return module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0
 
 
+# How one model is spread over workers: FSDP2, hybrid sharding, tensor parallelism.
+# Tensor parallelism splits every matrix of a decoder over neighboring workers (Shoeybi et al.,
+# "Megatron-LM", 2019). Queries, keys, values and the feed-forward's inner part are split by rows,
+# what follows them by columns, so that a layer communicates twice each way. Embedding and output
+# matrix are split by vocabulary; the loss is divided by positions, for which the output matrix is
+# gathered.
 def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
     """Turn every parameter into a DTensor on a one-dimensional mesh; the model is changed in place.
 

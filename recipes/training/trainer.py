@@ -58,6 +58,9 @@ from recipes.spec import (
 from recipes.training.setup import build_strategy, check_inputs, check_tokens, memory_of
 
 
+# What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events, profiles.
+# In a mounted bucket a file is there for others, and outlives its machine, once it is closed. So
+# both files are closed, and go on, every few minutes and before each checkpoint.
 def training_flops(
     parameters: int, attention_width: int, tokens: int, pairs: int
 ) -> dict[str, float]:

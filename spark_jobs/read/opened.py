@@ -180,6 +180,8 @@ class OpenedSource:
         return self.cut()
 
 
+# Writes a source's chunks as Parquet files, each with a record of what is in it.
+# A snapshot's documents have text, and ids that later stages can bear, no document's twice.
 PART_BYTES = (2 * 1024 * 1024, 16 * 1024 * 1024)
 """Least and most text in one row group, which is what one Spark task reads."""
 FILE_BYTES = 64 * 1024 * 1024

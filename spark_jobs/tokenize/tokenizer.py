@@ -279,6 +279,13 @@ def _compare(files: TokenizerFiles, sample: list[str]) -> int:
     return differing
 
 
+# Examples of a task as tokens, with a mark on those that are learnt to be written.
+# - A conversation is rendered by the model's chat template, or plainly, turn by turn, each part
+#   tokenized by itself as the endpoint does it: what is learnt are the assistant's turns.
+# - A pair is its input, as the model's tokenizer encodes a text, and then its target.
+# - A prompt with two answers is the conversation that ends with the chosen one, and then the one
+#   that ends with the rejected one. These answers are marked, so each ends where its marks do.
+# - A labeled text is the text encoded alike, and then the number of its class in place of a token.
 TOO_LONG, SPECIAL = "too_long", "holds_special_token"
 """Reasons why an example is left out."""
 

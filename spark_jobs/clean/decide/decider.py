@@ -311,6 +311,12 @@ def find_duplicates(clean_corpus: str, column: str, values: pa.Array) -> pa.Tabl
     return pa.concat_tables(found)
 
 
+# Finds near-copies among signed documents, in the memory of one machine.
+# Candidates share a band of their MinHash signatures; a candidate pair is accepted only where the
+# true Jaccard similarity of the shingle sets reaches the threshold; the accepted pairs' connected
+# components are the duplicate clusters. Nothing depends on the order in which documents come.
+# All of it is whole-array work: 168 bytes a document for the bands, 16 bytes an edge for the
+# components, and some 150 bytes a document for the other small columns, mostly ids.
 class PreparedParts:
     """The prepared parts, addressed by document number over all of them."""
 
