@@ -1,20 +1,41 @@
-"""The `llm-assets` command."""
+"""The `llm-assets` command: every one of its commands, in the order of their use.
 
+What a command needs is imported when it runs: Dagster alone takes longer than most commands.
+"""
+
+import getpass
 import importlib.metadata
 import json
 import os
+import signal
 import sys
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from artifacts.errors import reason_of, shown
+from artifacts.errors import UserError, reason_of, shown
 from artifacts.program.lifetime import importing
-from llm_assets.cli.cloud import CLOUD
-from llm_assets.cli.options import json_option, name_option, reason_option, version_argument
-from llm_assets.cli.text.provenance import PROVENANCE
-from llm_assets.cli.upkeep import MAINTENANCE, SERVICES
-from llm_assets.config import CONFIG_VARIABLE
+from llm_assets import services
+from llm_assets.cli.session import Session, open_session
+from llm_assets.config import CONFIG_VARIABLE, config_path, load_settings
+
+if TYPE_CHECKING:
+    from llm_assets.cloud.settings import GoogleCloudSettings
+    from llm_assets.cloud.setup.rights import Finding
+
+COMPLETE = "Everything a run needs is there."
+POSITIVE = click.FloatRange(min=0, min_open=True)
+ENDING = {signal.SIGTERM, signal.SIGINT}
+version_argument = click.argument("version", type=int)
+name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
+reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+port_option = click.option(
+    "--port", default=services.PORT, show_default=True, help=f"Port of the UI on {services.HOST}."
+)
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -98,7 +119,6 @@ def status(as_json: bool) -> None:
       llm-assets status
       llm-assets status --json | jq .served
     """
-    from llm_assets.cli.session import open_session
     from llm_assets.cli.versions import screen, status_of
 
     found = status_of(open_session())
@@ -163,8 +183,6 @@ def stop() -> None:
     Example:
       llm-assets stop
     """
-    from llm_assets.cli.session import open_session
-
     session = open_session()
     ended = session.serving.stop(session.settings)
     click.echo("The endpoint has ended." if ended else "No endpoint was running.")
@@ -180,7 +198,6 @@ def versions(as_json: bool) -> None:
       llm-assets versions
       llm-assets versions --json | jq '.[-1].verdicts'
     """
-    from llm_assets.cli.session import open_session
     from llm_assets.cli.versions import list_versions, versions_as_json
 
     session = open_session()
@@ -206,7 +223,6 @@ def publish(version: int, repository: str, public: bool) -> None:
       llm-assets publish 2 my-team/manuals
     """
     from llm_assets.cli.publication import publish_version
-    from llm_assets.cli.session import open_session
 
     click.echo(shown(publish_version(open_session(), version, repository, public, click.echo)))
 
@@ -224,10 +240,13 @@ def approve(version: int, name: str, reason: str) -> None:
     Example:
       llm-assets approve 2 --reason "reads better"
     """
-    from llm_assets.cli import promotion
-    from llm_assets.cli.session import open_session
+    from llm_assets.forgetting.erase import read_list
 
-    promotion.approve(open_session(), version, name, reason, click.echo)
+    session = open_session()
+    # One that was trained on what was forgotten is never served again.
+    read_list(session.record.store, session.settings.name).refuse_withdrawn(version)
+    session.registry.approve(version, name, reason)
+    _serve_wanted(session)
 
 
 @commands.command()
@@ -243,10 +262,9 @@ def reject(version: int, name: str, reason: str) -> None:
     Example:
       llm-assets reject 4 --reason "wrong dosages"
     """
-    from llm_assets.cli import promotion
-    from llm_assets.cli.session import open_session
-
-    promotion.reject(open_session(), version, name, reason, click.echo)
+    session = open_session()
+    session.registry.reject(version, name, reason)
+    _serve_wanted(session)
 
 
 @commands.command()
@@ -309,14 +327,483 @@ def rollback(name: str, reason: str) -> None:
     Example:
       llm-assets rollback --reason "users complain"
     """
-    from llm_assets.cli import promotion
-    from llm_assets.cli.session import open_session
+    session = open_session()
+    session.registry.roll_back(name, reason)
+    _serve_wanted(session)
 
-    promotion.roll_back(open_session(), name, reason, click.echo)
+
+def _serve_wanted(session: Session) -> None:
+    """Have the wanted version served, by a person's word."""
+    from llm_assets.endpoint.follow import serve_wanted
+
+    version, served = serve_wanted(
+        session.registry,
+        session.serving,
+        session.settings,
+        session.record,
+        click.echo,
+        by_person=True,
+    )
+    click.echo(f"Version {version.version} serves at {served.url}.")
 
 
-for command in (*CLOUD, *MAINTENANCE, *PROVENANCE, *SERVICES):
-    commands.add_command(command)
+@commands.command()
+@version_argument
+@click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
+@json_option
+def explain(version: int, text: str | None, as_json: bool) -> None:
+    """Show a version's text, code and checkpoint.
+
+    \b
+    Examples:
+      llm-assets explain 1
+      llm-assets explain 1 --text "Return the eigenvalues"
+    """
+    from llm_assets.cli.text.trace import tell_version
+
+    tell_version(open_session(), version, text, as_json, click.echo)
+
+
+@commands.command()
+@click.argument("identifier")
+@json_option
+def document(identifier: str, as_json: bool) -> None:
+    """Show what became of a document.
+
+    What it was merged with and why, and which versions were trained on it.
+
+    \b
+    Example:
+      llm-assets document manuals/pumps/p-101.md
+    """
+    from llm_assets.forgetting.document import find_document
+
+    session = open_session()
+    found = find_document(session.record, session.registry.state(), identifier)
+    click.echo(json.dumps(found.as_json(), indent=2) if as_json else shown(str(found)))
+
+
+@commands.command()
+@click.argument("identifiers", nargs=-1, metavar="[ID]...")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="A file, an id on each line.")
+@click.option("--source", help="All documents of a source.")
+@name_option
+@reason_option
+@click.option(
+    "--similar",
+    type=click.Choice(["drop", "keep"]),
+    help="What becomes of documents that hold the text of a short or a common one.",
+)
+@click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
+@click.option("--yes", is_flag=True, help="Do it with what is listed.")
+def forget(
+    identifiers: tuple[str, ...],
+    path: Path | None,
+    source: str | None,
+    name: str,
+    reason: str,
+    similar: Literal["drop", "keep"] | None,
+    is_undone: bool,
+    yes: bool,
+) -> None:
+    """Forget documents, and what was trained on them.
+
+    Lists the documents, what holds their text and what was trained on it; --yes forgets them.
+    They are in no later corpus, nor is what holds their text: with words changed, something added,
+    or inside another document. What serves is trained once more without them from where it first
+    met one, and every version that was trained on them is withdrawn.
+
+    \b
+    Examples:
+      llm-assets forget manuals/pumps/p-101.md --reason "its author asked"
+      llm-assets forget --source tickets --reason "the contract ended" --yes
+      llm-assets forget LICENSE --similar keep --reason "asked to" --yes   exact copies alone
+      llm-assets forget manuals/pumps/p-101.md --undo --reason "the author agreed" --yes
+    """
+    from llm_assets.cli.text import forget as forgetting
+
+    session, decision = open_session(), forgetting.ForgetDecision(by=name, reason=reason)
+    documents = forgetting.find_documents(session, identifiers, path, source)
+    if is_undone:
+        forgetting.undo(session, documents, decision, yes, click.echo)
+    else:
+        forgetting.forget(session, documents, decision, similar, yes, click.echo)
+
+
+@commands.command()
+@click.option("--request", help="The request's id, the X-Request-Id of the answer.")
+@click.option("--text", help="The answer.")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
+@click.option("--version", type=int, help="Which version answered; the serving one by default.")
+@json_option
+def trace(
+    request: str | None,
+    text: str | None,
+    path: Path | None,
+    version: int | None,
+    as_json: bool,
+) -> None:
+    """Find the training text behind an answer.
+
+    Text that the version was trained on and that stands in the answer, or is near it. The board
+    (`llm-assets board`) shows the same in the browser.
+
+    \b
+    Examples:
+      llm-assets trace --request 5f0c2b       an answer that the endpoint gave
+      llm-assets trace --text "The valve ..." any text, as if the serving version had said it
+    """
+    from llm_assets.cli.text.trace import read_answer, trace_answers
+    from llm_assets.endpoint.folder import endpoint_folder
+    from llm_assets.tracing.trace import find_answers
+
+    if request is None and text is None and path is None:
+        raise UserError("Name what to trace: --request ID, --text TEXT or --file PATH.")
+    answer = read_answer(path) if path else text
+    session = open_session()
+    folder, kept = endpoint_folder(session.settings), session.settings.endpoint.journal
+    asked = find_answers(session.registry.state(), folder, kept, request, answer, version)
+    trace_answers(session, asked, as_json, click.echo)
+
+
+@commands.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE")
+@click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
+@click.option("--retrain", is_flag=True, help="Train the runs once more and compare the weights.")
+def verify(path: Path, key: Path | None, retrain: bool) -> None:
+    """Check a certificate that `forget` wrote.
+
+    Its signature, and what it states against the store.
+
+    \b
+    Examples:
+      llm-assets verify forgotten-0f3a.json --key issuer.pub
+      llm-assets verify forgotten-0f3a.json --retrain   on another machine, with the store
+    """
+    from llm_assets.cli.text import forget as forgetting
+
+    if not forgetting.verify(open_session, path, key, retrain, click.echo):
+        sys.exit(1)
+
+
+@commands.command()
+@click.option("--yes", is_flag=True, help="Delete what is listed.")
+@json_option
+def clean(yes: bool, as_json: bool) -> None:
+    """Delete what `retention` no longer keeps.
+
+    Lists it first. --yes deletes it.
+
+    \b
+    Examples:
+      llm-assets clean          lists what would be deleted, and why
+      llm-assets clean --yes
+    """
+    from llm_assets.maintenance.cleaning import clean as clean_store
+
+    session = open_session()
+    settings = session.settings
+    cleaning = clean_store(
+        session.pipeline.record,
+        session.registry,
+        settings.retention,
+        settings.forgetting,
+        yes,
+        (lambda line: None) if as_json else click.echo,
+    )
+    if as_json:
+        click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
+    elif cleaning.removals and not yes:
+        click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
+
+
+@commands.command()
+@click.argument("artifacts", nargs=-1)
+@click.option("--repair", is_flag=True, help="Repair what can be repaired.")
+@json_option
+def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
+    """Verify the store byte by byte.
+
+    Checks the whole store, or only ARTIFACTS given as kind/fingerprint.
+
+    \b
+    Examples:
+      llm-assets doctor
+      llm-assets doctor --repair
+      llm-assets doctor checkpoint/0123456789abcdef0123
+    """
+    from llm_assets.endpoint.folder import endpoint_folder
+    from llm_assets.maintenance.doctor import examine
+
+    session = open_session()
+    endpoint = endpoint_folder(session.settings)
+    examination = examine(session.record, session.registry, endpoint, artifacts)
+    if not as_json:
+        for line in examination.lines(repair):
+            click.echo(shown(line))
+    faults = examination.faults
+    left = examination.repair(partial(click.echo, err=True)) if repair else faults
+    if as_json:
+        click.echo(json.dumps(examination.as_json(left), indent=2))
+    elif repair:
+        click.echo(f"{len(faults) - len(left)} of {len(faults)} faults mended.")
+    if left:
+        sys.exit(1)
+
+
+@commands.command()
+@port_option
+@click.option(
+    "--board-port", default=services.BOARD_PORT, show_default=True, help="Port of the board."
+)
+@click.option("--wait", is_flag=True, help="Stay until a signal, then stop them; for containers.")
+def up(port: int, board_port: int, wait: bool) -> None:
+    """Start the board, the UI and the daemon.
+
+    Any of them that dies is restarted.
+
+    \b
+    Examples:
+      llm-assets --config config/manuals.yaml up --port 3100
+      llm-assets up --wait      the main program of a container
+    """
+    load_settings(config_path())
+    services.bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
+    click.echo(f"board: http://{services.HOST}:{board_port}   UI: http://{services.HOST}:{port}")
+    click.echo(
+        shown(f"logs: {Path.cwd() / services.STATE_FOLDER}   end them with: llm-assets down")
+    )
+    if wait:
+        # Not before: those that were started would never hear a signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        signal.sigwait(ENDING)
+        services.stop(Path.cwd() / services.STATE_FOLDER)
+
+
+@commands.command()
+def down() -> None:
+    """Stop what `up` started, and its runs.
+
+    The endpoint keeps serving. Stopped runs count as failed; the next `up` launches them again, and
+    they resume where they stopped.
+
+    \b
+    Example:
+      llm-assets down
+    """
+    click.echo(
+        "Stopped." if services.stop(Path.cwd() / services.STATE_FOLDER) else "Nothing was running."
+    )
+
+
+@commands.command()
+@click.option(
+    "--port",
+    default=services.BOARD_PORT,
+    show_default=True,
+    help=f"Port on {services.HOST}; 0 for any free port.",
+)
+def board(port: int) -> None:
+    """Ask, compare, trace and decide in the browser.
+
+    Shows what the model has learned, its versions, the text behind an answer, and decisions.
+    Prometheus can scrape the graph's metrics at /metrics. `up` starts it, too.
+
+    \b
+    Example:
+      llm-assets board --port 8013
+    """
+    from llm_assets.board.server import open_board, serve_board
+    from llm_assets.cli.versions import status_of
+
+    session = open_session()
+    command = [sys.argv[0], "--config", str(session.path.absolute())]
+    opened = open_board(
+        session.settings,
+        session.record,
+        session.registry,
+        lambda: status_of(session),
+        command,
+    )
+    serve_board(opened, port, click.echo)
+
+
+@commands.command()
+@click.option(
+    "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
+)
+@click.option(
+    "--nodes", type=click.IntRange(1), default=1, help="Machines of the job that trains a step."
+)
+@click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
+@click.option(
+    "--all", "is_whole", is_flag=True, help="Read all text and list everything that is left out."
+)
+@json_option
+def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
+    """Check everything that a run needs.
+
+    Locally: the text (read for up to a minute), the base model, the port and the disk. On Google
+    Cloud: permissions, APIs, quotas, images and the bucket.
+
+    \b
+    Examples:
+      llm-assets check
+      llm-assets check --all        lists every file or row that is left out, and why
+      llm-assets check --json | jq .ok
+      llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
+      llm-assets check --smoke --nodes 2      and the network between two machines
+    """
+    settings = load_settings(config_path())
+    if settings.platform != "local":
+        uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
+        _check_project(uses_bigquery, nodes if smoke else 0, yes, as_json)
+        return
+    from llm_assets.preflight import LOOK_SECONDS, preflight
+
+    if is_whole:
+        found = preflight(settings, None, messages=sys.maxsize)
+    else:
+        found = preflight(settings, LOOK_SECONDS)
+    if as_json:
+        told = {"ok": True, "notes": found.notes, "text": found.text.lines()}
+        click.echo(json.dumps(told, indent=2))
+        return
+    unread = found.text.unread.examples.items() if is_whole else ()
+    named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+    left_out = [*found.text.messages, *named] if is_whole else found.text.lines()
+    for line in [*left_out, *found.notes]:
+        click.echo(shown(line))
+    click.echo(COMPLETE)
+
+
+def _check_project(uses_bigquery: bool, nodes: int, yes: bool, as_json: bool) -> None:
+    """Test the cloud project; with `as_json`, what people watch goes to standard error.
+
+    Args:
+        nodes: machines of the smallest training; 0 starts nothing.
+    """
+    from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
+    from llm_assets.cloud.setup.check import check as check_project
+
+    cloud = load_cloud_settings()
+    findings = check_project(cloud, uses_bigquery)
+    for finding in findings:
+        click.echo(shown(finding.line()), err=as_json)
+    if nodes and all(finding.ok is not False for finding in findings):
+        findings += _smoke(cloud, nodes, yes, as_json)
+    problems = sum(finding.ok is False for finding in findings)
+    if as_json:
+        told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
+        click.echo(json.dumps(told, indent=2))
+    if problems:
+        raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
+    click.echo(COMPLETE, err=as_json)
+
+
+def _smoke(cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool) -> "list[Finding]":
+    """Run the smallest batch and jobs, after their price was said; shows what each found."""
+    from llm_assets.cloud.settings import cloud_config_path
+    from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
+    from llm_assets.runners.google_cloud import smoke as run_smallest
+
+    for stage in estimate_smoke(cloud, nodes):
+        click.echo(stage.line(), err=as_json)
+    click.echo(f"Prices: {PRICES_AS_OF}", err=as_json)
+    if not yes:
+        click.confirm("Start them?", abort=True, err=as_json)
+    findings = []
+    for finding in run_smallest(cloud, cloud_config_path(), nodes):
+        findings.append(finding)
+        click.echo(shown(finding.line()), err=as_json)
+    return findings
+
+
+@commands.command()
+@click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
+@click.option("--tokens", type=POSITIVE, default=1e9, help="To train on, repeats counted.")
+@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Of the model.")
+@json_option
+def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
+    """Estimate time and cost on Google Cloud.
+
+    How long a training takes on this machine, `llm-assets check` says.
+
+    \b
+    Example:
+      llm-assets estimate --corpus-gb 20 --tokens 4e9 --parameters 1.24e9
+    """
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import PRICES_AS_OF
+    from llm_assets.cloud.spending import estimate as estimate_stages
+
+    settings = load_cloud_settings()
+    stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
+    if as_json:
+        told = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
+        click.echo(json.dumps(told, indent=2))
+        return
+    for stage in stages:
+        click.echo(stage.line())
+    click.echo(f"Prices: {PRICES_AS_OF}")
+
+
+@commands.command()
+@click.option(
+    "--outputs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with what `terraform output -json` printed.",
+)
+def setup(outputs: Path | None) -> None:
+    """Write the cloud project's file from Terraform.
+
+    It reads what Terraform made in infrastructure/.
+
+    \b
+    Example:
+      terraform -chdir=infrastructure apply
+      llm-assets setup
+    """
+    from llm_assets.cloud.settings import cloud_config_path
+    from llm_assets.cloud.setup.terraform import read_outputs, write_settings
+
+    path = cloud_config_path()
+    settings = write_settings(read_outputs(outputs), path)
+    click.echo(f"Wrote {path} for project {settings.project}.")
+    click.echo("Now build the images: images/build.sh spark, cuda and serve.")
+
+
+@commands.command()
+@click.option("--end", "is_ending", is_flag=True, help="End what is listed.")
+@json_option
+def machines(is_ending: bool, as_json: bool) -> None:
+    """List jobs on Google Cloud that cost money now.
+
+    Of all services, with their machines, since when, and what they cost so far. Runs end their jobs
+    themselves; --end is for what is left where Dagster is gone.
+
+    \b
+    Examples:
+      llm-assets machines
+      llm-assets machines --end
+    """
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import active_jobs
+
+    listed = list(active_jobs(load_cloud_settings()))
+    for job in listed:
+        click.echo(shown(job.line()), err=as_json)
+        if is_ending:
+            job.end(lambda line: click.echo(shown(line), err=True))
+    if as_json:
+        told = [job.as_json() | {"ended": is_ending} for job in listed]
+        click.echo(json.dumps(told, indent=2))
+    elif not listed:
+        click.echo("No job of this project's runs goes on.")
+    elif is_ending:
+        click.echo(f"Ended: {len(listed)}.")
+    else:
+        click.echo("End them with: llm-assets machines --end")
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from google.cloud.batch_v1 import BatchServiceClient, Job
 from artifacts.storage import files
 from llm_assets.automation import left_behind
 from llm_assets.automation.launched import PIPELINE_TAG
-from llm_assets.cli.cloud import machines
+from llm_assets.cli.main import machines
 from llm_assets.cloud.jobs import batch_job, lease_of
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.config import PipelineSettings
