@@ -147,6 +147,12 @@ def find_newest(
     return None
 
 
+def newest_step(run_url: str) -> int | None:
+    """The step of the newest finished checkpoint, whose files are not looked at; None without."""
+    folders = reversed(_step_folders(run_url))
+    return next((step for step, url in folders if files.find(f"{url}/{MANIFEST_NAME}")), None)
+
+
 def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -> int | None:
     """Begin another run with the newest valid checkpoint of one that took the same steps so far.
 

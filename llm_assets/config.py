@@ -100,8 +100,9 @@ class TrainingRunnerSettings(Settings):
     `google_batch` makes machines of the project's own for each job, without a service's surcharge,
     and deletes them."""
     restarts: int = Field(default=3, ge=0)
-    """How often a training on this machine is started again within one run that was interrupted
-    (exit code 75), or a worker of which ended without a word; on Google Cloud, its file says."""
+    """How often a training on this machine is started again, within one run, that was interrupted
+    (exit code 75), or a worker of which ended without a word, and that has saved nothing since its
+    last start; on Google Cloud, its file says."""
 
 
 class PipelineSettings(Settings):

@@ -287,7 +287,8 @@ class GoogleCloudSettings(Settings):
     """A training or evaluation that no Dagster run has followed for this many hours saves its state
     and ends by itself."""
     restarts: int = Field(default=10, ge=0)
-    """How often a pre-empted or interrupted training is started again within one run."""
+    """How often a pre-empted or interrupted training is started again, within one run, that has
+    saved nothing since its last start."""
     api_endpoint: str | None = None
     """Address that stands for Google's gRPC APIs, for local tests; absent means Google's own."""
     rest_endpoint: str | None = None

@@ -38,6 +38,7 @@ from llm_assets.pipes.service import (
     Phase,
     RemoteJob,
     RemoteService,
+    Restarts,
     as_labels,
     key_of,
     parse_parent,
@@ -72,7 +73,7 @@ class RemoteRun:
     session: PipesSession = field(init=False)
     job: RemoteJob | None = None
     adopted: bool = False
-    restarts: int = 0
+    restarts: Restarts = field(init=False)
     _mark: str = ""
 
     def run(
@@ -93,6 +94,7 @@ class RemoteRun:
         ) as session:
             self.session = session
             try:
+                self.restarts = self._guard("a look at what is saved", self._count_restarts)
                 self._adopt_or_submit()
                 while not self._follow_to_end():
                     self._submit_again()
@@ -122,14 +124,16 @@ class RemoteRun:
         self.adopted = job.labels.get(MESSAGES_LABEL) != self._mark
         self._take(job, "Adopted" if self.adopted else "Submitted")
 
+    def _count_restarts(self) -> Restarts:
+        return Restarts(self.limits.restarts, self.limits.progress)
+
     def _submit_again(self) -> None:
         assert self.job is not None
-        self.restarts += 1
         self.context.log.warning(
             f"{self.job.name} was interrupted ({self.job.detail}); starting it again, "
-            f"{self.restarts} of at most {self.limits.restarts} times"
+            f"{self.restarts}"
         )
-        delay = self.limits.restart_delay_seconds * 2 ** (self.restarts - 1)
+        delay = self.limits.restart_delay_seconds * 2 ** (self.restarts.in_vain - 1)
         time.sleep(min(LONGEST_RESTART_DELAY_SECONDS, delay))
         self._adopt_or_submit()
 
@@ -258,7 +262,8 @@ class RemoteRun:
         said = reported_on_closing(self.reader.closed)
         died = job.exit_status is not None and (self.reader.closed is None or LOST_WORKER in said)
         died = died and not explain(job.detail, None, self.service.place)
-        if (job.interrupted or died) and self.restarts < self.limits.restarts:
+        allow = partial(self._guard, "a look at what is saved", self.restarts.allow)
+        if (job.interrupted or died) and allow():
             return False
         self.reader.finish()
         reported = reported_on_closing(self.reader.closed)
@@ -316,7 +321,7 @@ class RemoteRun:
             "job": self.job.name,
             **{k: MetadataValue.url(url) for k, url in self.service.links(self.job.name).items()},
             "adopted": self.adopted,
-            "restarts": self.restarts,
+            "restarts": self.restarts.total,
         }
 
 

@@ -235,6 +235,39 @@ class RemoteService(ABC):
         return {name: f"{root}/{page}?project={project}" for name, page in pages.items()}
 
 
+@dataclass
+class Restarts:
+    """Whether a program is started again that was interrupted.
+
+    Only a restart after which nothing is reached counts as one in vain: a training of a week whose
+    machine is taken every three hours is started again 56 times.
+    """
+
+    most: int
+    """So many in vain, one after the other."""
+    progress: Callable[[], object]
+    """What the program has reached."""
+    in_vain: int = field(default=0, init=False)
+    total: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._reached = self.progress()
+
+    def allow(self) -> bool:
+        """Whether to start it once more, which is counted."""
+        reached = self.progress()
+        if reached != self._reached:
+            self._reached, self.in_vain = reached, 0
+        if self.in_vain == self.most:
+            return False
+        self.in_vain += 1
+        self.total += 1
+        return True
+
+    def __str__(self) -> str:
+        return f"{self.in_vain} of at most {self.most} times without progress"
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long to wait for what."""
@@ -248,10 +281,12 @@ class Limits:
     drain_seconds: float = 30.0
     """How long to wait for the last messages after a job has ended."""
     restarts: int = 3
-    """How often a job is started again within one run, whose machines were taken, or whose program
-    exited with status 75 or ended without a word."""
+    """How often a job is started again, within one run and without progress since, whose machines
+    were taken, or whose program exited with status 75 or ended without a word."""
+    progress: Callable[[], object] = lambda: None
+    """What the job has reached; restarts are counted anew whenever it differs."""
     restart_delay_seconds: float = 10.0
-    """Wait before the first restart; it doubles with each, up to ten minutes."""
+    """Wait before the first restart; it doubles with each in vain, up to ten minutes."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     objection: Callable[[RemoteJob], str | None] = lambda job: None
     """Asked at each look at a job; a reason that it must not go on has it cancelled."""

@@ -21,6 +21,7 @@ from dagster import (
 )
 from pydantic import BaseModel
 
+from artifacts.checkpoints import newest_step
 from artifacts.errors import UserError
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
@@ -128,6 +129,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             partial(missing_of_training, spec),
             spec.export_folder,
             self._settings().training,
+            progress=partial(newest_step, spec.run_folder),
         )
         return TrainingResult.model_validate_json(files.read(result))
 
@@ -207,12 +209,14 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         output: str,
         machines: MachineSettings,
         processes: int = 1,
+        progress: Callable[[], object] = lambda: None,
     ) -> None:
         """Run a program as a job; one that ran before counts only with all that it has to leave.
 
         Args:
             processes: at least so many train together, where machines have no accelerators that
                 they would share; 0 for a program that is one process.
+            progress: what the program has saved so far, which does not go by an interruption.
         """
         settings = self._settings()
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
@@ -229,7 +233,15 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         job = self.service.describe(settings, machines, launcher, f"{folder}/output")
         lease = lease_of(f"{folder}/output")
         self._submit(
-            context, settings, machines, job, fingerprint, output, lambda: not missing(), lease
+            context,
+            settings,
+            machines,
+            job,
+            fingerprint,
+            output,
+            lambda: not missing(),
+            lease,
+            progress,
         )
         if lacking := missing():
             raise UserError(
@@ -247,6 +259,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         output: str,
         accept_succeeded: Callable[[], bool] = lambda: True,
         lease: str | None = None,
+        progress: Callable[[], object] = lambda: None,
     ) -> PipesClientCompletedInvocation:
         """Follow a job to its end, renewing its lease."""
         price = hourly(settings, machines)
@@ -262,7 +275,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
                 files.write(lease, str(time.time()).encode())
             return spending.objection(job)
 
-        limits = replace(job_limits(settings, machines), objection=look)
+        limits = replace(job_limits(settings, machines), objection=look, progress=progress)
         return _follow(
             self.service.client,
             context,

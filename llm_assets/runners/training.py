@@ -6,6 +6,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from dagster import (
     open_pipes_session,
 )
 
+from artifacts.checkpoints import newest_step
 from artifacts.errors import LOST_WORKER, UserError, free_space, shown, why_killed
 from artifacts.program.entry import ERROR_MESSAGE, INTERRUPTED
 from artifacts.program.lifetime import Child, how_it_ended
 from artifacts.store import layout
 from artifacts.store.store import Draft, Store
+from llm_assets.pipes.service import Restarts
 from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.settings import PlacementSettings, Precision, RecipeSettings
@@ -33,9 +36,13 @@ _LAST_CHARACTERS = 1_000
 
 
 def run_child(
-    context: AssetExecutionContext, command: Sequence[str], log_path: Path, restarts: int = 0
+    context: AssetExecutionContext,
+    command: Sequence[str],
+    log_path: Path,
+    restarts: int = 0,
+    progress: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run a command to its end; start it again up to `restarts` times.
+    """Run a command to its end; start it again, up to `restarts` times without progress since.
 
     That is where it exits with 75, or a worker of it ended without a word, such as one that was
     killed; a program that fails by a fault of its input says so in its closing message.
@@ -48,15 +55,14 @@ def run_child(
         UserError: the child failed, or ended without its closing message. The message has the
             reason that the program gave, or else the end of its log.
     """
-    for attempt in range(restarts + 1):
+    starts = Restarts(restarts, progress)
+    while True:
         code, closed, reason = _run_once(context, command, log_path)
         died = code != 0 and (not closed or reason == LOST_WORKER)
-        if attempt == restarts or not (died or code == INTERRUPTED):
+        if not (died or code == INTERRUPTED) or not starts.allow():
             break
         ended = "was interrupted, its state saved" if code == INTERRUPTED else _end(code)
-        context.log.warning(
-            f"The program {ended}; starting it again, {attempt + 1} of at most {restarts} times"
-        )
+        context.log.warning(f"The program {ended}; starting it again, {starts}")
     if reason and reason != LOST_WORKER:
         raise UserError(f"{reason}\n(From `{' '.join(command[:6])} ...`; its log: {log_path})")
     if code != 0:
@@ -170,7 +176,8 @@ class LocalTrainingRunner(TrainingRunner):
     """Runs them in child processes on this machine."""
 
     restarts: int = 3
-    """How often a training is started again that was interrupted, or whose worker has died."""
+    """How often a training is started again that was interrupted, or whose worker has died, and
+    that has saved nothing since its last start."""
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         placement.python()
@@ -186,7 +193,8 @@ class LocalTrainingRunner(TrainingRunner):
         spec.write(spec_path)
         placement = spec.training.placement
         program = command(spec_path, placement.world_size, placement.python())
-        run_child(context, program, run_folder / "program.log", self.restarts)
+        progress = partial(newest_step, spec.run_folder)
+        run_child(context, program, run_folder / "program.log", self.restarts, progress)
         result = read_result(run_folder)
         assert result is not None, "a training that ended well leaves its result"
         return result

@@ -1,7 +1,9 @@
 """Anything can be killed at any moment and run again."""
 
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -52,6 +54,18 @@ def losses(project: Project) -> list[float]:
     return [record["loss"] for record in read_metrics(checkpoint.path)]
 
 
+def weights(project: Project) -> dict[str, str]:
+    """Checksums of the trained model's weights."""
+    manifest = project.record.current("checkpoint", needed_by="test").manifest
+    return {e.path: e.sha256 for e in manifest.files if e.path.endswith(".safetensors")}
+
+
+def resumed(project: Project) -> list[int]:
+    """From which steps the training went on, oldest first."""
+    (log,) = (project.folder / "store" / "runs").glob("*/program.log")
+    return [int(step) for step in re.findall(r"Going on from .* step (\d+)", log.read_text())]
+
+
 MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
 
 
@@ -82,6 +96,50 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert unbroken.materialize("*checkpoint").returncode == 0
     assert len(losses(prepared)) == STEPS
     assert losses(prepared) == losses(unbroken)
+
+
+WEEK = 7 * 24 * 12
+"""Steps of five minutes."""
+LIFE = 3 * 12
+"""Steps until a machine is taken."""
+MADE_ANEW = 1
+"""Steps that pass until there is another machine, its image pulled and the model read."""
+
+
+@pytest.mark.soak
+@pytest.mark.fault(
+    "checkpoint",
+    "its machine is taken every three hours, for a week",
+    sees="a line each time",
+    then="nine tenths of the machines' time are of use; the weights of an unbroken run, to the bit",
+)
+def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
+    prepared: Project, already_made: Project, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    # A GPU's checkpoints come every quarter of an hour; here that is every third step.
+    settings = {"budget": {"steps": WEEK}, "checkpointing": {"every_steps": 3}}
+    prepared.configure(checkpoint=settings)
+    running = prepared.fork(*MATERIALIZE)
+    taken: list[int] = []
+    while running.poll() is None:
+        done = steps_done(prepared)
+        if done >= (len(taken) + 1) * LIFE:
+            for worker in training_workers(running):
+                worker.kill()
+            taken.append(steps_done(prepared))
+            wait_until(lambda: running.poll() is not None or len(resumed(prepared)) == len(taken))
+        time.sleep(0.02)
+    assert running.wait(WAIT_SECONDS) == 0, running.output.read_text()
+
+    repeated = sum(last - first for last, first in zip(taken, resumed(prepared), strict=True))
+    assert len(taken) >= WEEK // LIFE - 1
+    assert WEEK / (WEEK + repeated + MADE_ANEW * len(taken)) >= 0.9
+    unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
+    unbroken.adopt(already_made, *SHARDS)
+    unbroken.configure(checkpoint=settings)
+    assert unbroken.materialize("*checkpoint").returncode == 0
+    assert losses(prepared) == losses(unbroken)
+    assert weights(prepared) == weights(unbroken)
 
 
 # That training ends with whoever waits for it, `tests/recipes/test_lone_trainer.py` holds.

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from dagster import DagsterInstance
 
+from artifacts.storage import files
 from llm_assets.pipes import Limits
 from llm_assets.pipes.service import Phase, RemoteJob
 from tests.forked import ForkedProcess
@@ -117,6 +118,22 @@ def test_job_that_crashes_always_is_given_up(
     steps = ["--count", str(tmp_path / "starts"), "die-until:99:1"]
     assert "exit code 1" in failure_text(batch_runner.run(steps))
     assert len(google.batch.bill) == 1 + QUICK.restarts
+
+
+@pytest.mark.fault(
+    STAGE,
+    "machines lost again and again while work goes on",
+    sees="a line each time",
+    then="started again however often; only restarts in vain are counted",
+)
+def test_job_that_gets_on_is_started_again_without_end(
+    batch_runner: Runner, google: LocalGoogle, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    limits = dataclasses.replace(QUICK, progress=lambda: files.find(starts))
+    runner = batch_runner.changed(limits=limits)
+    assert runner.run(["--count", str(starts), "die-until:6:1", "materialize"]).success
+    assert len(google.batch.bill) == 6 > 1 + QUICK.restarts
 
 
 @pytest.mark.fault(

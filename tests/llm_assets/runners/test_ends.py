@@ -11,6 +11,7 @@ import pytest
 from dagster import AssetExecutionContext, MaterializeResult, asset, materialize
 
 from artifacts.errors import reason_of
+from artifacts.storage import files
 from llm_assets.assets.stage import escape_markdown, table, user_faults
 from llm_assets.runners.training import run_child
 from spark_jobs.runtime.session import local_conf, prepare_environment
@@ -119,11 +120,13 @@ sys.exit(run_program(Spec, train))
     "checkpoint",
     "training ended without a word, on this machine",
     sees="a line that says how",
-    then="started again from its newest checkpoint, `training.restarts` times",
+    then="started again from its newest checkpoint, `training.restarts` times without progress",
 )
-@pytest.mark.parametrize(("restarts", "success"), [(2, True), (1, False)])
+@pytest.mark.parametrize(
+    ("restarts", "gets_on", "success"), [(2, False, True), (1, False, False), (1, True, True)]
+)
 def test_a_child_that_died_is_started_again_so_often(
-    tmp_path: Path, restarts: int, success: bool
+    tmp_path: Path, restarts: int, gets_on: bool, success: bool
 ) -> None:
     starts, spec = tmp_path / "starts", tmp_path / "spec.json"
     spec.write_text(json.dumps({"starts": str(starts)}))
@@ -131,11 +134,12 @@ def test_a_child_that_died_is_started_again_so_often(
 
     @asset
     def trained(context: AssetExecutionContext) -> MaterializeResult:
-        run_child(context, command, tmp_path / "program.log", restarts)
+        log = tmp_path / "program.log"
+        run_child(context, command, log, restarts, lambda: gets_on and files.find(starts))
         return MaterializeResult()
 
     assert materialize([trained], raise_on_error=False).success == success
-    assert len(starts.read_text().splitlines()) == restarts + 1
+    assert len(starts.read_text().splitlines()) == (3 if success else restarts + 1)
 
 
 LOST = """
