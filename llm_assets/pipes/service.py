@@ -284,7 +284,7 @@ class Limits:
     """How often a job is started again, within one run and without progress since, whose machines
     were taken, or whose program exited with status 75 or ended without a word."""
     progress: Callable[[], object] = lambda: None
-    """What the job has reached; restarts are counted anew whenever it differs."""
+    """What the job has reached; restarts count from zero whenever it differs."""
     restart_delay_seconds: float = 10.0
     """Wait before the first restart; it doubles with each in vain, up to ten minutes."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
