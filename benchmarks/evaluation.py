@@ -69,7 +69,7 @@ def main() -> None:
     from lm_eval.models.huggingface import HFLM
 
     from recipes.evaluation.bits import load_causal
-    from recipes.evaluation.measure import SharedContextLM
+    from recipes.evaluation.shared_context import SharedContextLM
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = small_model(Path(scratch) / "model")

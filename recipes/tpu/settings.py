@@ -18,7 +18,7 @@ class TpuSettings(StrategySettings):
 
     asked_by = "placement.device: tpu"
     builds = "recipes.tpu.strategy:build"
-    joins = "recipes.tpu.strategy:join"
+    joins = "recipes.tpu.device:join"
     precision = "bfloat16"
     # torch is that of the other environment.
     libraries = frozenset()

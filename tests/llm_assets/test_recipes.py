@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from recipes.tpu.strategy import TPU_VARIABLE
+from recipes.tpu.device import TPU_VARIABLE
 from tests.conftest import Project, make_project
 from tests.llm_assets.test_interruption import steps_done, training_workers
 from tests.tiny_tasks import TASKS, Task

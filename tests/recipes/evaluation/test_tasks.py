@@ -70,7 +70,7 @@ def test_scores_are_lm_evals_own(
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from recipes.evaluation.measure import SharedContextLM
+    from recipes.evaluation.shared_context import SharedContextLM
 
     ours = SharedContextLM(model, tokenizer, batch_tokens)
     peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
@@ -162,7 +162,7 @@ def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_comp
 def test_unknown_task_and_task_without_its_data_are_named(
     name: str, message: str, tmp_path: Path, model: Any, tokenizer: Any
 ) -> None:
-    from recipes.evaluation.measure import SharedContextLM
+    from recipes.evaluation.shared_context import SharedContextLM
 
     write_task(TASK, [], tmp_path)
     (tmp_path / f"{TASK}.jsonl").unlink()

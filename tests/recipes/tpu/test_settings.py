@@ -11,8 +11,8 @@ from artifacts.errors import UserError
 from llm_assets.runners.training import LocalTrainingRunner
 from recipes.distributed.workers import join_workers
 from recipes.spec import command
+from recipes.tpu.device import join
 from recipes.tpu.settings import TPU_ENVIRONMENT
-from recipes.tpu.strategy import join
 from tests.recipes.conftest import settings_of
 
 

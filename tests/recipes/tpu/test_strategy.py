@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from artifacts.program.entry import INTERRUPTED
 from recipes.data.reader import DataOrder
 from recipes.spec import TrainingSpec, command, read_result
-from recipes.tpu.strategy import TPU_VARIABLE
+from recipes.tpu.device import TPU_VARIABLE
 from tests.recipes.conftest import (
     SpecMaker,
     course,

@@ -1,0 +1,159 @@
+"""lm-eval's Hugging Face backend, reading each question's context once for all its choices."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+"""lm-eval's: the two texts, the context's tokens, the continuation's tokens."""
+
+
+@dataclass(frozen=True)
+class SharedContext:
+    """All requests of one context."""
+
+    context: list[int]
+    continuations: list[list[int]]
+    places: list[int]
+    """Where the answers go in the list of all answers."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the packed row: the context, and each continuation but its last token."""
+        return len(self.context) + sum(len(tokens) - 1 for tokens in self.continuations)
+
+
+class SharedContextLM(HFLM):
+    """Packs a question into one row: its context, then its choices side by side.
+
+    A mask lets every choice see the context and itself, and its positions go on from the context,
+    so each token's probability is what it is when the choice stands alone. Rows are batched by
+    token count. What lm-eval does with the answers is untouched.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, batch_tokens: int) -> None:
+        """Wrap a loaded causal model of transformers."""
+        super().__init__(
+            pretrained=model, tokenizer=tokenizer, backend="causal", device=str(model.device)
+        )
+        self._batch_tokens = batch_tokens
+
+    @torch.inference_mode()
+    def _loglikelihood_tokens(
+        self,
+        requests: list[Request],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        answers: list[tuple[float, bool] | None] = [None] * len(requests)
+        fitting: list[SharedContext] = []
+        too_long: list[SharedContext] = []
+        for question in _questions(requests):
+            longest = max(map(len, question.continuations))
+            fits = len(question.context) + longest <= self.max_length + 1
+            (fitting if fits else too_long).append(question)
+        for batch in _batches(fitting, self._batch_tokens):
+            for question, scores in zip(batch, self._score(batch), strict=True):
+                for place, score in zip(question.places, scores, strict=True):
+                    answers[place] = score
+        # lm-eval cuts what is too long from the left, choice by choice, so no context is shared.
+        places = [place for question in too_long for place in question.places]
+        alone = [requests[place] for place in places]
+        if alone:
+            scored = super()._loglikelihood_tokens(alone, disable_tqdm, override_bs or 1)
+            for place, score in zip(places, scored, strict=True):
+                answers[place] = score
+        for request, answer in zip(requests, answers, strict=True):
+            if request[0] is not None:
+                self.cache_hook.add_partial("loglikelihood", request[0], answer)
+        return answers  # type: ignore[return-value]
+
+    def _score(self, batch: Sequence[SharedContext]) -> list[list[tuple[float, bool]]]:
+        """Log-likelihood and greediness of every continuation of every question."""
+        tokens, positions, mask = _pack(batch, self.model.dtype, self.device)
+        first = min(len(question.context) for question in batch) - 1
+        logits = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=False,
+            logits_to_keep=tokens.shape[1] - first,
+        ).logits
+        return [
+            [
+                _likelihood(logits[row, [place - first for place in places]], continuation)
+                for places, continuation in _predicting(question)
+            ]
+            for row, question in enumerate(batch)
+        ]
+
+
+def _questions(requests: Sequence[Request]) -> list[SharedContext]:
+    """Group requests by their context's tokens, longest question first."""
+    by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, (_, context, _) in enumerate(requests):
+        by_context[tuple(context)].append(place)
+    questions = [
+        SharedContext(list(context), [requests[place][2] for place in places], places)
+        for context, places in by_context.items()
+    ]
+    return sorted(questions, key=lambda question: -question.length)
+
+
+def _batches(
+    questions: Sequence[SharedContext], batch_tokens: int
+) -> Iterator[list[SharedContext]]:
+    batch: list[SharedContext] = []
+    for question in questions:
+        if batch and (len(batch) + 1) * batch[0].length > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(question)
+    if batch:
+        yield batch
+
+
+def _pack(
+    batch: Sequence[SharedContext], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens and positions, shape (questions, width); mask, shape (questions, 1, width, width)."""
+    width = batch[0].length
+    tokens = torch.zeros(len(batch), width, dtype=torch.long)
+    positions = torch.zeros(len(batch), width, dtype=torch.long)
+    seen = torch.zeros(len(batch), width, width, dtype=torch.bool)
+    for row, question in enumerate(batch):
+        shared = len(question.context)
+        tokens[row, :shared] = torch.tensor(question.context)
+        positions[row, :shared] = torch.arange(shared)
+        seen[row, :, :shared] = True
+        start = shared
+        for continuation in question.continuations:
+            end = start + len(continuation) - 1
+            tokens[row, start:end] = torch.tensor(continuation[:-1], dtype=torch.long)
+            positions[row, start:end] = torch.arange(shared, shared + end - start)
+            seen[row, start:end, start:end] = True
+            start = end
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    mask = torch.zeros(len(batch), 1, width, width, dtype=dtype)
+    mask.masked_fill_(~(seen & causal)[:, None], torch.finfo(dtype).min)
+    return tokens.to(device), positions.to(device), mask.to(device)
+
+
+def _predicting(question: SharedContext) -> Iterator[tuple[list[int], list[int]]]:
+    """For every continuation, the places in the row whose logits predict its tokens."""
+    start = len(question.context)
+    for continuation in question.continuations:
+        end = start + len(continuation) - 1
+        yield [len(question.context) - 1, *range(start, end)], continuation
+        start = end
+
+
+def _likelihood(logits: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:
+    wanted = torch.tensor(continuation, device=logits.device)
+    likely = torch.log_softmax(logits, dim=-1)
+    greedy = bool((likely.argmax(dim=-1) == wanted).all())
+    return float(likely.gather(-1, wanted[:, None]).sum()), greedy
