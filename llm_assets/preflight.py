@@ -22,12 +22,7 @@ from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.gate.verdict import GateSettings
 from recipes.evaluation.settings import EvaluationSettings, Rounds
 from recipes.evaluation.statistics import POWER, level, reach
-from recipes.model.base_model import (
-    POSITION_KEYS,
-    BaseModelSettings,
-    check_row_length,
-    source_files,
-)
+from recipes.model import base_model
 from serving import endpoint as process
 from serving.settings import listen
 from spark_jobs.read.docstrings import find_package
@@ -238,13 +233,13 @@ class Base:
     """As far as its positions go."""
 
 
-def describe_base(settings: BaseModelSettings) -> Base:
+def describe_base(settings: base_model.BaseModelSettings) -> Base:
     """What is known of a base model without loading it.
 
     Raises:
         UserError: the package or the folder is not there.
     """
-    files = source_files(settings)
+    files = base_model.source_files(settings)
     if settings.package:
         from gguf import GGUFReader
 
@@ -252,7 +247,7 @@ def describe_base(settings: BaseModelSettings) -> Base:
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
         found = (one for name, one in reader.fields.items() if name.endswith(".context_length"))
         length = next((int(one.contents()) for one in found), None)
-        return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
+        return Base(parameters * MASTER_BYTES, parameters, {base_model.POSITION_KEYS[0]: length})
     weights = [file for file in files if file.suffix == ".safetensors"]
     configs = (json.loads(file.read_bytes()) for file in files if file.name == "config.json")
     parameters = sum(map(_parameters, weights))
@@ -312,7 +307,7 @@ def preflight(
     for source in settings.raw_corpus.sources:
         _need_source(source)
     base = _base(settings)
-    check_row_length(settings.tokenized_shards.sequence_length, base.config)
+    base_model.check_row_length(settings.tokenized_shards.sequence_length, base.config)
     settings.checkpoint.check_files()
     if settings.platform == "local":
         _need_port(settings)

@@ -5,33 +5,25 @@ from typing import TYPE_CHECKING
 
 from dagster import PipesSession
 
+from llm_assets.pipes import service
 from llm_assets.pipes.failures import JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-from llm_assets.pipes.service import (
-    CALL_SECONDS,
-    AlreadyThere,
-    Phase,
-    RemoteJob,
-    RemoteService,
-    as_dns_labels,
-    attempt_name,
-)
 
 if TYPE_CHECKING:
     from google.cloud.dataproc_v1 import Batch, BatchControllerClient
 
 WORK_WITH_ARGUMENTS = ("pyspark_batch", "spark_batch", "spark_r_batch")
 PHASES = {
-    "PENDING": Phase.WAITING,
-    "RUNNING": Phase.RUNNING,
-    "CANCELLING": Phase.CANCELLING,
-    "CANCELLED": Phase.CANCELLED,
-    "SUCCEEDED": Phase.SUCCEEDED,
-    "FAILED": Phase.FAILED,
+    "PENDING": service.Phase.WAITING,
+    "RUNNING": service.Phase.RUNNING,
+    "CANCELLING": service.Phase.CANCELLING,
+    "CANCELLED": service.Phase.CANCELLED,
+    "SUCCEEDED": service.Phase.SUCCEEDED,
+    "FAILED": service.Phase.FAILED,
 }
 
 
-class DataprocBatches(RemoteService):
+class DataprocBatches(service.RemoteService):
     """The batches of one project and region."""
 
     kind = JobService(
@@ -51,36 +43,36 @@ class DataprocBatches(RemoteService):
         return BatchControllerClient(client_options={"api_endpoint": endpoint})
 
     def list_all(self, request: Mapping[str, str]) -> Iterable["Batch"]:
-        return self._client.list_batches(request, timeout=CALL_SECONDS)
+        return self._client.list_batches(request, timeout=service.CALL_SECONDS)
 
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> RemoteJob:
+    ) -> service.RemoteJob:
         from google.api_core.exceptions import AlreadyExists
 
-        batch_id = attempt_name(key, attempt)
+        batch_id = service.attempt_name(key, attempt)
         name = f"{self._parent}/batches/{batch_id}"
         batch = self._enrich(labels, session)
         request = {"parent": self._parent, "batch": batch, "batch_id": batch_id}
         try:
-            self._client.create_batch(request, timeout=CALL_SECONDS)
+            self._client.create_batch(request, timeout=service.CALL_SECONDS)
         except AlreadyExists as error:
-            raise AlreadyThere(self.get(name)) from error
+            raise service.AlreadyThere(self.get(name)) from error
         return self.get(name)
 
-    def get(self, name: str) -> RemoteJob:
-        return self.describe(self._client.get_batch(name=name, timeout=CALL_SECONDS))
+    def get(self, name: str) -> service.RemoteJob:
+        return self.describe(self._client.get_batch(name=name, timeout=service.CALL_SECONDS))
 
-    def cancel(self, job: RemoteJob) -> None:
-        batch = self._client.get_batch(name=job.name, timeout=CALL_SECONDS)
+    def cancel(self, job: service.RemoteJob) -> None:
+        batch = self._client.get_batch(name=job.name, timeout=service.CALL_SECONDS)
         if not self.describe(batch).phase.ended:
-            self._client.cancel_operation({"name": batch.operation}, timeout=CALL_SECONDS)
+            self._client.cancel_operation({"name": batch.operation}, timeout=service.CALL_SECONDS)
 
     def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> "Batch":
         from google.cloud.dataproc_v1 import Batch
 
         batch = Batch(self._job)
-        batch.labels = {**batch.labels, **as_dns_labels(labels)}
+        batch.labels = {**batch.labels, **service.as_dns_labels(labels)}
         arguments = [
             part for pair in session.get_bootstrap_cli_arguments().items() for part in pair
         ]
@@ -90,18 +82,18 @@ class DataprocBatches(RemoteService):
                 work.args = [*work.args, *arguments]
         return batch
 
-    def describe(self, job: "Batch") -> RemoteJob:
-        phase = PHASES.get(job.state.name, Phase.WAITING)
+    def describe(self, job: "Batch") -> service.RemoteJob:
+        phase = PHASES.get(job.state.name, service.Phase.WAITING)
         created = job.create_time.timestamp() if job.create_time else 0.0
         changed = job.state_time.timestamp() if job.state_time else 0.0
-        return RemoteJob(
+        return service.RemoteJob(
             name=job.name,
             phase=phase,
             detail=job.state_message,
             labels=dict(job.labels),
             created=created,
             # Its machines' start and what they add are in `billed_hours` once it has ended.
-            started=0.0 if phase is Phase.WAITING else created,
+            started=0.0 if phase is service.Phase.WAITING else created,
             ended=changed if phase.ended else 0.0,
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
         )

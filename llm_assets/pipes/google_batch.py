@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING
 
 from dagster import PipesSession
 
+from llm_assets.pipes import service
 from llm_assets.pipes.failures import JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-from llm_assets.pipes.service import (
-    CALL_SECONDS,
-    AlreadyThere,
-    Phase,
-    RemoteJob,
-    RemoteService,
-    attempt_name,
-)
 
 if TYPE_CHECKING:
     from google.cloud.batch_v1 import BatchServiceClient, Job
@@ -28,18 +21,18 @@ RESERVED = 50_000
 LOST_MACHINES = {50001, 50002, 50003, 50004, 50006}
 """Pre-empted, silent, rebooted, hanging or made again; 50005 is the greatest duration."""
 PHASES = {
-    "RUNNING": Phase.RUNNING,
-    "SUCCEEDED": Phase.SUCCEEDED,
-    "FAILED": Phase.FAILED,
-    "CANCELLATION_IN_PROGRESS": Phase.CANCELLING,
-    "DELETION_IN_PROGRESS": Phase.CANCELLING,
-    "CANCELLED": Phase.CANCELLED,
+    "RUNNING": service.Phase.RUNNING,
+    "SUCCEEDED": service.Phase.SUCCEEDED,
+    "FAILED": service.Phase.FAILED,
+    "CANCELLATION_IN_PROGRESS": service.Phase.CANCELLING,
+    "DELETION_IN_PROGRESS": service.Phase.CANCELLING,
+    "CANCELLED": service.Phase.CANCELLED,
 }
 FULL_PRICE = ("STANDARD", "PROVISIONING_MODEL_UNSPECIFIED")
 TO_RUNNING = re.compile(r"\bto RUNNING\b")
 
 
-class BatchJobs(RemoteService):
+class BatchJobs(service.RemoteService):
     """The Batch jobs of one project and region."""
 
     kind = JobService("Google Batch", "batch.googleapis.com", "roles/batch.jobsEditor")
@@ -55,34 +48,36 @@ class BatchJobs(RemoteService):
         return BatchServiceClient(client_options={"api_endpoint": endpoint} if endpoint else None)
 
     def list_all(self, request: Mapping[str, str]) -> Iterable["Job"]:
-        return self._client.list_jobs(request, timeout=CALL_SECONDS)
+        return self._client.list_jobs(request, timeout=service.CALL_SECONDS)
 
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> RemoteJob:
+    ) -> service.RemoteJob:
         from google.api_core.exceptions import AlreadyExists
 
-        job_id = attempt_name(key, attempt)
+        job_id = service.attempt_name(key, attempt)
         request = {"parent": self._parent, "job_id": job_id, "job": self._enrich(labels, session)}
         try:
-            return self.describe(self._client.create_job(request, timeout=CALL_SECONDS))
+            return self.describe(self._client.create_job(request, timeout=service.CALL_SECONDS))
         except AlreadyExists as error:
-            raise AlreadyThere(self.get(f"{self._parent}/jobs/{job_id}")) from error
+            raise service.AlreadyThere(self.get(f"{self._parent}/jobs/{job_id}")) from error
 
-    def get(self, name: str) -> RemoteJob:
+    def get(self, name: str) -> service.RemoteJob:
         from google.api_core.exceptions import NotFound
 
         try:
-            return self.describe(self._client.get_job(name=name, timeout=CALL_SECONDS))
+            return self.describe(self._client.get_job(name=name, timeout=service.CALL_SECONDS))
         except NotFound:
-            return RemoteJob(name, Phase.CANCELLED, "It was deleted, by another than this run.", {})
+            return service.RemoteJob(
+                name, service.Phase.CANCELLED, "It was deleted, by another than this run.", {}
+            )
 
-    def cancel(self, job: RemoteJob) -> None:
+    def cancel(self, job: service.RemoteJob) -> None:
         """Delete the job, and return once its machines are gone."""
         from google.api_core.exceptions import NotFound
 
         try:
-            deletion = self._client.delete_job(name=job.name, timeout=CALL_SECONDS)
+            deletion = self._client.delete_job(name=job.name, timeout=service.CALL_SECONDS)
             deletion.result(timeout=DELETION_SECONDS)
         except NotFound:
             return
@@ -101,8 +96,8 @@ class BatchJobs(RemoteService):
             }
         return job
 
-    def describe(self, job: "Job") -> RemoteJob:
-        phase = PHASES.get(job.status.state.name, Phase.WAITING)
+    def describe(self, job: "Job") -> service.RemoteJob:
+        phase = PHASES.get(job.status.state.name, service.Phase.WAITING)
         events = job.status.status_events
         told = [event.description for event in events if event.description]
         codes = [int(code) for text in told for code in EXIT_CODE.findall(text)]
@@ -110,7 +105,7 @@ class BatchJobs(RemoteService):
         lost = bool(LOST_MACHINES & {*codes})
         instances = job.allocation_policy.instances
         policy = instances[0].policy if instances else None
-        return RemoteJob(
+        return service.RemoteJob(
             name=job.name,
             phase=phase,
             # While it waits, the first words of a job are that it does.
@@ -118,7 +113,7 @@ class BatchJobs(RemoteService):
             labels=dict(job.labels),
             created=job.create_time.timestamp() if job.create_time else 0.0,
             exit_status=next((code for code in codes if code < RESERVED), None),
-            lost_machines=phase is Phase.FAILED and lost,
+            lost_machines=phase is service.Phase.FAILED and lost,
             started=began[0].timestamp() if began else 0.0,
             ended=job.update_time.timestamp() if phase.ended else 0.0,
             uid=job.uid,

@@ -6,15 +6,9 @@ from typing import TYPE_CHECKING
 
 from dagster import PipesSession
 
+from llm_assets.pipes import service
 from llm_assets.pipes.failures import NO_MACHINES, JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-from llm_assets.pipes.service import (
-    CALL_SECONDS,
-    Phase,
-    RemoteJob,
-    RemoteService,
-    attempt_name,
-)
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient
@@ -24,21 +18,21 @@ PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
 QUEUED = "Vertex AI keeps a job queued while the project's quota for its machines is used up"
 """Its page on the training service says so; the job itself says nothing."""
 PHASES = {
-    "JOB_STATE_QUEUED": Phase.WAITING,
-    "JOB_STATE_PENDING": Phase.WAITING,
-    "JOB_STATE_PAUSED": Phase.WAITING,
-    "JOB_STATE_RUNNING": Phase.RUNNING,
-    "JOB_STATE_UPDATING": Phase.RUNNING,
-    "JOB_STATE_CANCELLING": Phase.CANCELLING,
-    "JOB_STATE_CANCELLED": Phase.CANCELLED,
-    "JOB_STATE_SUCCEEDED": Phase.SUCCEEDED,
-    "JOB_STATE_PARTIALLY_SUCCEEDED": Phase.FAILED,
-    "JOB_STATE_FAILED": Phase.FAILED,
-    "JOB_STATE_EXPIRED": Phase.FAILED,
+    "JOB_STATE_QUEUED": service.Phase.WAITING,
+    "JOB_STATE_PENDING": service.Phase.WAITING,
+    "JOB_STATE_PAUSED": service.Phase.WAITING,
+    "JOB_STATE_RUNNING": service.Phase.RUNNING,
+    "JOB_STATE_UPDATING": service.Phase.RUNNING,
+    "JOB_STATE_CANCELLING": service.Phase.CANCELLING,
+    "JOB_STATE_CANCELLED": service.Phase.CANCELLED,
+    "JOB_STATE_SUCCEEDED": service.Phase.SUCCEEDED,
+    "JOB_STATE_PARTIALLY_SUCCEEDED": service.Phase.FAILED,
+    "JOB_STATE_FAILED": service.Phase.FAILED,
+    "JOB_STATE_EXPIRED": service.Phase.FAILED,
 }
 
 
-class VertexCustomJobs(RemoteService):
+class VertexCustomJobs(service.RemoteService):
     """The custom jobs of one project and region."""
 
     kind = JobService(
@@ -60,20 +54,20 @@ class VertexCustomJobs(RemoteService):
         return JobServiceClient(client_options={"api_endpoint": endpoint})
 
     def list_all(self, request: Mapping[str, str]) -> Iterable["CustomJob"]:
-        return self._client.list_custom_jobs(request, timeout=CALL_SECONDS)
+        return self._client.list_custom_jobs(request, timeout=service.CALL_SECONDS)
 
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> RemoteJob:
+    ) -> service.RemoteJob:
         job = self._enrich(key, attempt, labels, session)
         request = {"parent": self._parent, "custom_job": job}
-        return self.describe(self._client.create_custom_job(request, timeout=CALL_SECONDS))
+        return self.describe(self._client.create_custom_job(request, timeout=service.CALL_SECONDS))
 
-    def get(self, name: str) -> RemoteJob:
-        return self.describe(self._client.get_custom_job(name=name, timeout=CALL_SECONDS))
+    def get(self, name: str) -> service.RemoteJob:
+        return self.describe(self._client.get_custom_job(name=name, timeout=service.CALL_SECONDS))
 
-    def cancel(self, job: RemoteJob) -> None:
-        self._client.cancel_custom_job(name=job.name, timeout=CALL_SECONDS)
+    def cancel(self, job: service.RemoteJob) -> None:
+        self._client.cancel_custom_job(name=job.name, timeout=service.CALL_SECONDS)
 
     def _enrich(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
@@ -81,7 +75,7 @@ class VertexCustomJobs(RemoteService):
         from google.cloud.aiplatform_v1 import CustomJob
 
         job = CustomJob(self._job)
-        job.display_name = attempt_name(key, attempt)
+        job.display_name = service.attempt_name(key, attempt)
         job.labels = {**job.labels, **labels}
         variables = [
             {"name": name, "value": value}
@@ -93,20 +87,20 @@ class VertexCustomJobs(RemoteService):
                     spec.env = [*spec.env, *variables]
         return job
 
-    def describe(self, job: "CustomJob") -> RemoteJob:
-        phase = PHASES.get(job.state.name, Phase.WAITING)
+    def describe(self, job: "CustomJob") -> service.RemoteJob:
+        phase = PHASES.get(job.state.name, service.Phase.WAITING)
         detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
         pools = job.job_spec.worker_pool_specs
-        status = EXIT_STATUS.search(detail) if phase is Phase.FAILED else None
+        status = EXIT_STATUS.search(detail) if phase is service.Phase.FAILED else None
         lost = bool(PREEMPTED.search(detail) or NO_MACHINES.search(detail))
-        return RemoteJob(
+        return service.RemoteJob(
             name=job.name,
             phase=phase,
             detail=detail,
             labels=dict(job.labels),
             created=job.create_time.timestamp() if job.create_time else 0.0,
             exit_status=int(status[1]) if status else None,
-            lost_machines=phase is Phase.FAILED and lost,
+            lost_machines=phase is service.Phase.FAILED and lost,
             started=job.start_time.timestamp() if job.start_time else 0.0,
             ended=job.end_time.timestamp() if job.end_time else 0.0,
             machines=sum(pool.replica_count for pool in pools),

@@ -26,15 +26,7 @@ from artifacts.errors import UserError
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from llm_assets.cloud.jobs import (
-    batch_job,
-    custom_job,
-    lease_of,
-    serves_with_vllm,
-    serving_check_job,
-    serving_check_machine,
-    spark_batch,
-)
+from llm_assets.cloud import jobs
 from llm_assets.cloud.machines import ACCELERATORS, TPU_MACHINES
 from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings, load_cloud_settings
 from llm_assets.cloud.setup.rights import Finding
@@ -92,7 +84,7 @@ class DataprocSparkRunner(SparkRunner):
             PipesDataprocServerlessClient,
             context,
             spending,
-            spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
+            jobs.spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
             fingerprint,
             output,
             partial(files.exists, output),
@@ -231,7 +223,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         else:
             launcher += ["--launcher", "command", "--", "python", "-m", module]
         job = self.service.describe(settings, machines, launcher, f"{folder}/output")
-        lease = lease_of(f"{folder}/output")
+        lease = jobs.lease_of(f"{folder}/output")
         self._submit(
             context,
             settings,
@@ -291,14 +283,14 @@ class CloudTrainingRunner(TrainingRunner, ABC):
 class VertexTrainingRunner(CloudTrainingRunner):
     """Runs them as Vertex AI custom jobs."""
 
-    service = ContainerService(PipesVertexCustomJobClient, custom_job)
+    service = ContainerService(PipesVertexCustomJobClient, jobs.custom_job)
 
     def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Have the serve image parse its engine's arguments and answer; returns what was found."""
         settings = self._settings()
         fingerprint, folder = _stage_spec(settings, "serving", spec)
-        job = serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
-        machines = serving_check_machine(settings)
+        job = jobs.serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
+        machines = jobs.serving_check_machine(settings)
         return _stats(
             self._submit(context, settings, machines, job, fingerprint, f"{folder}/output")
         )
@@ -307,7 +299,7 @@ class VertexTrainingRunner(CloudTrainingRunner):
 class BatchTrainingRunner(CloudTrainingRunner):
     """Runs them on machines that Google Batch makes for each job, and deletes."""
 
-    service = ContainerService(PipesGoogleBatchClient, batch_job)
+    service = ContainerService(PipesGoogleBatchClient, jobs.batch_job)
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         super().check_hardware(placement)
@@ -473,7 +465,7 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
     versions = [f"{name} {found[name]}" for name in programs if found.get(name)]
     yield Finding(key, True, ", ".join([f"starts, with Python {found['python']}", *versions]))
     if key == "images.serve":
-        if serves_with_vllm(settings.endpoint):
+        if jobs.serves_with_vllm(settings.endpoint):
             yield _describe_arguments(found)
         if found.get("answer"):
             yield Finding(key, True, f"answers, by {found['engine']}")

@@ -24,18 +24,7 @@ from artifacts.shards.span_index import SHORTEST, Matches, first_places
 from artifacts.store.store import Store
 from llm_assets.registry.start import find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
-from llm_assets.tracing.training_text import (
-    TEXT_KINDS,
-    IndexedShard,
-    Lesson,
-    Reader,
-    TrainingRun,
-    find_tokenizer,
-    lessons_of,
-    runs_behind,
-    shards_of,
-    stretches_of,
-)
+from llm_assets.tracing import training_text
 from spark_jobs.runtime.parquet import open_parts
 
 _COLUMNS = ["id", "source", "split", "text_hash", "text"]
@@ -48,8 +37,8 @@ class Exposure:
     document: str
     source: str
     split: str
-    lessons: list[Lesson]
-    unknown: list[TrainingRun]
+    lessons: list[training_text.Lesson]
+    unknown: list[training_text.TrainingRun]
     """Runs whose record is gone."""
     passage: bool | None = None
     """Whether that was all of the text that was looked for in it; None where nobody knows, or the
@@ -94,9 +83,9 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     words = text.split()
     if not words:
         raise UserError("Give a piece of text to look for.")
-    runs = runs_behind(store, state, version)
+    runs = training_text.runs_behind(store, state, version)
     behind = (version.lineage, *(_inputs_of_shards(store, run) for run in runs[::-1]))
-    names = [(kind, of[kind]) for of in behind for kind in TEXT_KINDS if kind in of]
+    names = [(kind, of[kind]) for of in behind for kind in training_text.TEXT_KINDS if kind in of]
     corpora = {name: store.find_named(*name) for name in names}
     if not corpora and not runs:
         raise UserError(f"Version {version.version} is the base model: it has no text here.")
@@ -117,7 +106,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
 
 
 def exposures(
-    runs: Sequence[TrainingRun],
+    runs: Sequence[training_text.TrainingRun],
     documents: Sequence[dict[str, Any]],
     passages: dict[str, bool] | None = None,
 ) -> list[Exposure]:
@@ -127,7 +116,7 @@ def exposures(
         documents: `id`, `source`, `split` and `text_hash` of each.
         passages: text to whether the passage that was looked for was trained on, where known.
     """
-    lessons = lessons_of(runs, [record["text_hash"] for record in documents])
+    lessons = training_text.lessons_of(runs, [record["text_hash"] for record in documents])
     unknown = [run for run in runs if run.record is None]
     known = passages or {}
     return [
@@ -143,9 +132,9 @@ def exposures(
     ]
 
 
-def _inputs_of_shards(store: Store, run: TrainingRun) -> dict[str, str]:
+def _inputs_of_shards(store: Store, run: training_text.TrainingRun) -> dict[str, str]:
     """What the shards were made from that a run read, while that is known."""
-    name = shards_of(store, run)
+    name = training_text.shards_of(store, run)
     shards = find_manifest(store, "tokenized_shards", name) if name else None
     return shards.inputs if shards else {}
 
@@ -153,7 +142,7 @@ def _inputs_of_shards(store: Store, run: TrainingRun) -> dict[str, str]:
 def _trained_passages(
     store: Store,
     version: ModelVersion,
-    runs: Sequence[TrainingRun],
+    runs: Sequence[training_text.TrainingRun],
     rows: dict[str, dict[str, Any]],
     words: Sequence[str],
 ) -> dict[str, bool]:
@@ -164,15 +153,17 @@ def _trained_passages(
     """
     records = [run.record for run in runs if run.record]
     manifests = [
-        find_manifest(store, "tokenized_shards", n) for r in runs if (n := shards_of(store, r))
+        find_manifest(store, "tokenized_shards", n)
+        for r in runs
+        if (n := training_text.shards_of(store, r))
     ]
     stats = next((one.stats for one in reversed(manifests) if one), None)
-    tokenizer = find_tokenizer(store, version) if rows and stats else None
+    tokenizer = training_text.find_tokenizer(store, version) if rows and stats else None
     if stats is None or tokenizer is None or stats.get("form", "pretraining") != "pretraining":
         return {}
     pattern = re.compile(r"\s+".join(map(re.escape, words)))
     numbers = text_numbers(list(rows))
-    stretches = stretches_of(records, numbers)
+    stretches = training_text.stretches_of(records, numbers)
     found = {}
     for number, (text, row) in zip(numbers.tolist(), rows.items(), strict=True):
         of_text = stretches.filter(pc.equal(stretches["text"], pa.scalar(number, pa.uint64())))
@@ -213,7 +204,7 @@ _BLOCK = 1_024
 class Nearby:
     """A document and how near it is."""
 
-    shard: IndexedShard
+    shard: training_text.IndexedShard
     document: int
     """Its number in the shard."""
     score: float
@@ -226,7 +217,7 @@ class Nearby:
 
 
 def find_nearest(
-    shards: Sequence[IndexedShard], tokens: np.ndarray, texts: np.ndarray, count: int
+    shards: Sequence[training_text.IndexedShard], tokens: np.ndarray, texts: np.ndarray, count: int
 ) -> list[Nearby]:
     """The nearest documents among some texts, best first, each text once.
 
@@ -256,7 +247,7 @@ def find_nearest(
 
 
 def _telling_terms(
-    shards: Sequence[IndexedShard], tokens: np.ndarray
+    shards: Sequence[training_text.IndexedShard], tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that are looked for and the weight of each, two arrays of one length."""
     terms = np.unique(tokens)
@@ -270,7 +261,7 @@ def _telling_terms(
 
 
 def _scores(
-    shard: IndexedShard, terms: np.ndarray, weights: np.ndarray, length: float
+    shard: training_text.IndexedShard, terms: np.ndarray, weights: np.ndarray, length: float
 ) -> np.ndarray:
     """Shape (documents,): BM25 of each document of a shard; `length` is the mean of all."""
     index = shard.index
@@ -283,7 +274,9 @@ def _scores(
     return np.bincount(documents, gains, len(index.texts))
 
 
-def _best(shard: IndexedShard, scores: np.ndarray, wanted: np.ndarray, count: int) -> list[Nearby]:
+def _best(
+    shard: training_text.IndexedShard, scores: np.ndarray, wanted: np.ndarray, count: int
+) -> list[Nearby]:
     """The documents of a shard with the highest scores above 0, those of wanted texts, each once.
 
     So of a shard no more is held than may be shown, however many documents share a token.
@@ -314,7 +307,7 @@ def _among(order: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> Iterato
 class TokenPosition:
     """Where a stretch stands."""
 
-    shard: IndexedShard
+    shard: training_text.IndexedShard
     place: int
     """Its first token among all tokens of the shard."""
     segment: int
@@ -331,7 +324,10 @@ class TextMatch:
 
 
 def find_stretches(
-    shards: Sequence[IndexedShard], tokens: np.ndarray, records: Sequence[str], read: Reader
+    shards: Sequence[training_text.IndexedShard],
+    tokens: np.ndarray,
+    records: Sequence[str],
+    read: training_text.Reader,
 ) -> list[TextMatch]:
     """The longest stretches, none inside another, longest first.
 
@@ -344,7 +340,7 @@ def find_stretches(
     """
     matches = [one.index.matches(tokens, one.shard) for one in shards]
     texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
-    lessons = stretches_of(records, np.unique(np.concatenate(texts)), read)
+    lessons = training_text.stretches_of(records, np.unique(np.concatenate(texts)), read)
     readers = [np.array([url in shard.records for url in records]) for shard in shards]
     columns = [
         _trained_part(one, found, of, lessons, number, readers[number])
@@ -374,14 +370,14 @@ def _longest_first(stretch: tuple[int, int]) -> tuple[int, int]:
     return -stretch[1], stretch[0]
 
 
-def _texts(shard: IndexedShard, matches: Matches) -> np.ndarray:
+def _texts(shard: training_text.IndexedShard, matches: Matches) -> np.ndarray:
     """Shape (matches,), uint64: the text that each stands in."""
     documents = shard.shard.segments["document"][matches.segment]
     return np.asarray(shard.index.texts[documents])
 
 
 def _trained_part(
-    shard: IndexedShard,
+    shard: training_text.IndexedShard,
     matches: Matches,
     texts: np.ndarray,
     lessons: pa.Table,

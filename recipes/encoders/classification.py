@@ -21,20 +21,15 @@ from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, samples
 from recipes.evaluation.settings import Metric
+from recipes.model import causal_model
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import (
-    ExampleNetwork,
-    TrainableModel,
-    config_without_dropout,
-    read_inner,
-)
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
 
 BATCH_EXAMPLES = 16
 
 
-class ClassificationNetwork(ExampleNetwork):
+class ClassificationNetwork(causal_model.ExampleNetwork):
     """An encoder with a head that tells classes apart."""
 
     def __init__(self, inner: nn.Module, class_weights: list[float] | None = None) -> None:
@@ -60,7 +55,7 @@ class ClassificationNetwork(ExampleNetwork):
 
 def load_classifier(
     folder: Path, labels: list[str], seed: int, class_weights: list[float] | None
-) -> TrainableModel:
+) -> causal_model.TrainableModel:
     """An encoder with a head for these classes, a new one unless it has one for the same.
 
     Raises:
@@ -69,14 +64,14 @@ def load_classifier(
     from transformers import AutoModelForSequenceClassification
 
     check_family(folder, "encoder")
-    config = config_without_dropout(folder)
+    config = causal_model.config_without_dropout(folder)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     torch.manual_seed(seed)
-    inner = read_inner(
+    inner = causal_model.read_inner(
         folder, AutoModelForSequenceClassification, config, ignore_mismatched_sizes=True
     )
-    model = TrainableModel(ClassificationNetwork(inner, class_weights))
+    model = causal_model.TrainableModel(ClassificationNetwork(inner, class_weights))
     model.exported_config = {
         "architectures": [type(inner).__name__],
         "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -85,7 +80,7 @@ def load_classifier(
     return model
 
 
-def load(spec: TrainingSpec) -> TrainableModel:
+def load(spec: TrainingSpec) -> causal_model.TrainableModel:
     """The classifier that a spec describes."""
     assert isinstance(spec.training, ClassificationSettings)
     counts, weights = spec.shards.label_counts, None

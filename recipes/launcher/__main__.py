@@ -13,14 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from artifacts.errors import UserError
+from artifacts.program import lifetime
 from artifacts.program.entry import CONTEXT_VARIABLE, MESSAGES_VARIABLE, BucketChannel
-from artifacts.program.lifetime import (
-    Child,
-    Interruption,
-    importing,
-    use_own_temporary_folder,
-    wait_for_all,
-)
 from recipes.launcher import ssh
 from recipes.launcher.cluster import LOOPBACK, Cluster, find_interface, opened_store, read_cluster
 from recipes.launcher.folders import localize_spec, make_folders, output_folders
@@ -97,7 +91,7 @@ SECONDS_TO_END = 2 * SECONDS_TO_SAVE
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: the program's own; 128 + n where signal n killed it; 2 for a wrong setting."""
     options = _parse(arguments)
-    use_own_temporary_folder()
+    lifetime.use_own_temporary_folder()
     try:
         cluster = read_cluster(os.environ)
         if options.idle:
@@ -151,7 +145,7 @@ def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
             _tell(cluster, program)
             machines = len(cluster.hosts)
             return run_workers(
-                program, processes, environment, Interruption(), cluster.rank, machines
+                program, processes, environment, lifetime.Interruption(), cluster.rank, machines
             )
 
 
@@ -196,9 +190,9 @@ def _run_by_ssh(
 def _run(cluster: Cluster, command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run to the end, passing SIGTERM and SIGINT on; a program killed by a signal never gives 0."""
     _tell(cluster, command)
-    interruption = Interruption()
-    child = Child(command, environment=environment, heeds_parent=False)
-    (status,) = wait_for_all([child], interruption, SECONDS_TO_END)
+    interruption = lifetime.Interruption()
+    child = lifetime.Child(command, environment=environment, heeds_parent=False)
+    (status,) = lifetime.wait_for_all([child], interruption, SECONDS_TO_END)
     return 128 - status if status < 0 else status
 
 
@@ -216,7 +210,7 @@ def _count_processes(asked: str) -> int:
         if not asked.isdecimal() or int(asked) < 1:
             raise UserError(f"--processes has to be `auto` or a number from 1, not {asked!r}.")
         return int(asked)
-    with importing():
+    with lifetime.importing():
         from recipes.device import count_gpus
 
     return max(1, count_gpus())
@@ -229,7 +223,7 @@ def _check_accelerators(asked: int) -> None:
     """
     if not asked:
         return
-    with importing():
+    with lifetime.importing():
         import torch
 
         from recipes.device import count_gpus

@@ -14,14 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+from artifacts.program import lifetime
 from artifacts.program.entry import INTERRUPTED
-from artifacts.program.lifetime import (
-    Child,
-    Interruption,
-    end_with_parent,
-    importing,
-    wait_for_all,
-)
 from recipes.launcher.cluster import LOOPBACK, opened_store
 from recipes.spec import SECONDS_TO_SAVE
 
@@ -30,12 +24,12 @@ SECONDS_TO_END_TOGETHER = timedelta(seconds=300)
 
 def main() -> int:
     """Run workers on this machine alone, which meet on loopback."""
-    end_with_parent()
+    lifetime.end_with_parent()
     parser = argparse.ArgumentParser(prog="recipes.launcher.local", description=__doc__)
     parser.add_argument("--workers", type=int, required=True, help="processes on this machine")
     parser.add_argument("program", nargs="+", help="after `--`: `-m module` or a script, arguments")
     options = parser.parse_args()
-    interruption = Interruption()
+    interruption = lifetime.Interruption()
     with opened_store(LOOPBACK.address) as port:
         environment = os.environ | LOOPBACK.meeting({}, port)
         return run_workers(options.program, options.workers, environment, interruption)
@@ -45,7 +39,7 @@ def run_workers(
     program: Sequence[str],
     count: int,
     environment: Mapping[str, str],
-    interruption: Interruption,
+    interruption: lifetime.Interruption,
     machine: int = 0,
     machines: int = 1,
 ) -> int:
@@ -66,8 +60,10 @@ def run_workers(
         "GROUP_RANK": str(machine),
     }
     ranks = ({"RANK": str(machine * count + n), "LOCAL_RANK": str(n)} for n in range(count))
-    workers = [Child([sys.executable, *program], environment=shared | rank) for rank in ranks]
-    codes = wait_for_all(workers, interruption, SECONDS_TO_SAVE)
+    workers = [
+        lifetime.Child([sys.executable, *program], environment=shared | rank) for rank in ranks
+    ]
+    codes = lifetime.wait_for_all(workers, interruption, SECONDS_TO_SAVE)
     if not any(codes):
         if machines > 1:
             _wait_for_machines(environment, machine, machines)
@@ -77,7 +73,7 @@ def run_workers(
 
 def _wait_for_machines(environment: Mapping[str, str], machine: int, machines: int) -> None:
     """Return once the workers of all machines have ended, as the store ends with the first one."""
-    with importing():
+    with lifetime.importing():
         from torch.distributed import DistError, TCPStore
 
     with suppress(DistError):

@@ -25,17 +25,9 @@ from artifacts.storage import files
 from recipes.checkpointing.checkpoint import Checkpointer, SavingPlan
 from recipes.checkpointing.export import BestExports, copy_model, export_model, is_whole
 from recipes.checkpointing.train_state import TrainState
+from recipes.data import records
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
 from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, read_ahead
-from recipes.data.records import (
-    SEEN_NAME,
-    TRAINED_NAME,
-    LineageRecord,
-    RowCounts,
-    look_up,
-    record_seen,
-    record_trained,
-)
 from recipes.device import choose_precision, device_of
 from recipes.distributed.strategy import StepOutcome, Strategy, train_step
 from recipes.distributed.workers import Workers
@@ -256,16 +248,18 @@ class Validation:
         return batch
 
 
-def look_up_known(spec: TrainingSpec, workers: Workers) -> RowCounts:
+def look_up_known(spec: TrainingSpec, workers: Workers) -> records.RowCounts:
     """What a run's start has seen of the train rows; each worker reads a part of the shards."""
     shards = ShardSet(spec.shards_folder, spec.shards, "train")
-    found = look_up(shards, LineageRecord.read(spec.seen), workers.rank, workers.count)
-    return RowCounts(*map(workers.sum_parts, found))
+    found = records.look_up(
+        shards, records.LineageRecord.read(spec.seen), workers.rank, workers.count
+    )
+    return records.RowCounts(*map(workers.sum_parts, found))
 
 
 def record_text(
     spec: TrainingSpec,
-    known: RowCounts,
+    known: records.RowCounts,
     order: DataOrder,
     state: TrainState,
     last_step: int,
@@ -288,13 +282,13 @@ def record_text(
         taught = ~np.isin(steps, state.guard.skipped_steps)
         shards = ShardSet(spec.shards_folder, spec.shards, *order.splits)
         rows = order.rows(0, len(steps))[taught]
-        path = str(folder / TRAINED_NAME)
-        record_trained(shards, rows, steps[taught], path, spec.hidden)
-    seen_path = str(folder / SEEN_NAME) if is_rank_zero else None
-    return record_seen(
+        path = str(folder / records.TRAINED_NAME)
+        records.record_trained(shards, rows, steps[taught], path, spec.hidden)
+    seen_path = str(folder / records.SEEN_NAME) if is_rank_zero else None
+    return records.record_seen(
         ShardSet(spec.shards_folder, spec.shards, "train"),
         known,
-        LineageRecord.read(spec.seen if is_rank_zero else None),
+        records.LineageRecord.read(spec.seen if is_rank_zero else None),
         order.rows(0, state.samples_seen),
         seen_path,
         spec.hidden,

@@ -20,21 +20,7 @@ import httpx
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_config, read_tokenizer
 from artifacts.program.lifetime import BY_WAY_OF_THIS, PARENT_VARIABLE, how_it_ended
-from serving.engine.protocol import (
-    Chunk,
-    EngineLost,
-    GenerateRequest,
-    LikelyToken,
-    Refused,
-    TokenScore,
-)
-from serving.engine.served_model import (
-    PromptEncoder,
-    ServedTokenizer,
-    TokenLikelihood,
-    TokenTexts,
-    start_thread,
-)
+from serving.engine import protocol, served_model
 from serving.errors import message_of
 from serving.settings import OpenAIEngine
 
@@ -44,7 +30,7 @@ CLIENTS_FAULTS = (400, 413, 422)
 """Statuses with which a server refuses what it is asked; others are between it and this one."""
 
 
-class OpenAIModel(PromptEncoder):
+class OpenAIModel(served_model.PromptEncoder):
     """Asks another server, which batches requests itself; its errors are told with its name."""
 
     def __init__(self, folder: Path, engine: OpenAIEngine, silence: float) -> None:
@@ -63,7 +49,7 @@ class OpenAIModel(PromptEncoder):
         def fill(word: str) -> str:
             return word.replace("{model}", str(folder)).replace("{port}", port)
 
-        self.tokenizer = ServedTokenizer.of(read_tokenizer(folder))
+        self.tokenizer = served_model.ServedTokenizer.of(read_tokenizer(folder))
         self.context_tokens = context_tokens(read_config(folder)) or sys.maxsize
         self._model, self._silence = fill(engine.model), silence
         self._name = f"The engine at {fill(engine.address)}"
@@ -86,10 +72,10 @@ class OpenAIModel(PromptEncoder):
             )
         self._wait_until_it_writes()
         if self._process is not None:
-            start_thread(self._watch)
+            served_model.start_thread(self._watch)
 
     def _wait_until_it_writes(self) -> None:
-        asked = GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
+        asked = protocol.GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
         with httpx.Client(**self._http) as client:
             while True:
                 if ended := self._ended():
@@ -123,10 +109,10 @@ class OpenAIModel(PromptEncoder):
         print(f"{ended}.", file=sys.stderr)
 
     async def generate(
-        self, request: GenerateRequest, tokens: list[int]
-    ) -> AsyncGenerator[Chunk, None]:
+        self, request: protocol.GenerateRequest, tokens: list[int]
+    ) -> AsyncGenerator[protocol.Chunk, None]:
         echo, count, end = self.echo(request, tokens), 0, ""
-        chunk = Chunk(echo=echo, prompt_tokens=len(tokens))
+        chunk = protocol.Chunk(echo=echo, prompt_tokens=len(tokens))
         try:
             if echo and request.logprobs:
                 chunk.scores = await self._prompt_scores(request, tokens, echo)
@@ -149,20 +135,20 @@ class OpenAIModel(PromptEncoder):
                     chunk.completion_tokens = count
                     if chunk.text and not end:
                         yield chunk
-                        chunk = Chunk(prompt_tokens=len(tokens), completion_tokens=count)
+                        chunk = protocol.Chunk(prompt_tokens=len(tokens), completion_tokens=count)
             if not end:
-                raise EngineLost("broke off")
+                raise protocol.EngineLost("broke off")
             yield chunk.model_copy(
                 update={"finish_reason": "length" if end == "length" else "stop"}
             )
-        except EngineLost as lost:
-            yield Chunk(error=f"{self._name} {lost}")
+        except protocol.EngineLost as lost:
+            yield protocol.Chunk(error=f"{self._name} {lost}")
         except httpx.HTTPError as error:
-            yield Chunk(error=f"{self._name} does not answer ({type(error).__name__})")
+            yield protocol.Chunk(error=f"{self._name} does not answer ({type(error).__name__})")
         except (ValueError, LookupError, TypeError) as error:
-            yield Chunk(error=f"{self._name} does not answer as OpenAI's do ({error!r})")
+            yield protocol.Chunk(error=f"{self._name} does not answer as OpenAI's do ({error!r})")
 
-    def _body(self, request: GenerateRequest, prompt: list[int]) -> dict[str, Any]:
+    def _body(self, request: protocol.GenerateRequest, prompt: list[int]) -> dict[str, Any]:
         """A completion as OpenAI's clients ask for it; what is not asked for is left out."""
         body: dict[str, Any] = {
             "model": self._model,
@@ -187,8 +173,10 @@ class OpenAIModel(PromptEncoder):
             if answer.status_code != 200:
                 await answer.aread()
                 if answer.status_code in CLIENTS_FAULTS:
-                    raise Refused(self._refusal(answer), "prompt")
-                raise EngineLost(f"answered {answer.status_code}: {message_of(answer.content)}")
+                    raise protocol.Refused(self._refusal(answer), "prompt")
+                raise protocol.EngineLost(
+                    f"answered {answer.status_code}: {message_of(answer.content)}"
+                )
             if not body["stream"]:
                 yield json.loads(await answer.aread())
                 return
@@ -198,7 +186,7 @@ class OpenAIModel(PromptEncoder):
                     continue
                 piece = json.loads(said)
                 if "error" in piece:
-                    raise EngineLost(f"broke off: {message_of(said.encode())}")
+                    raise protocol.EngineLost(f"broke off: {message_of(said.encode())}")
                 yield piece
 
     def _refusal(self, answer: httpx.Response) -> str:
@@ -206,8 +194,8 @@ class OpenAIModel(PromptEncoder):
         return f"{self._name} refuses: {said.rstrip('.')}."
 
     async def _prompt_scores(
-        self, request: GenerateRequest, tokens: list[int], text: str
-    ) -> list[TokenScore]:
+        self, request: protocol.GenerateRequest, tokens: list[int], text: str
+    ) -> list[protocol.TokenScore]:
         """How likely each token of a prompt is; raises Refused where the server does not say it."""
         # As lm-eval asks, which servers heed: for one token more, since not all can write none.
         asked = request.model_copy(update={"max_tokens": 1, "stream": False, "stop": []})
@@ -215,15 +203,17 @@ class OpenAIModel(PromptEncoder):
             (answer,) = [
                 piece async for piece in self._pieces(self._body(asked, tokens) | {"echo": True})
             ]
-        except Refused as error:
-            raise Refused(f"No log-probabilities of a prompt: {error}", "echo") from error
+        except protocol.Refused as error:
+            raise protocol.Refused(f"No log-probabilities of a prompt: {error}", "echo") from error
         told = list(_likelihoods(answer["choices"][0], request.top))[: len(tokens)]
         if len(told) < len(tokens):
             text = f"{self._name} gives no log-probabilities of a prompt."
-            raise Refused(text, "echo")
-        texts = TokenTexts(self.tokenizer, text, len(tokens), 0)
+            raise protocol.Refused(text, "echo")
+        texts = served_model.TokenTexts(self.tokenizer, text, len(tokens), 0)
         return [
-            texts.score(TokenLikelihood(token, logprob)).model_copy(update={"top": likely})
+            texts.score(served_model.TokenLikelihood(token, logprob)).model_copy(
+                update={"top": likely}
+            )
             for token, (_, logprob, likely) in zip(tokens, told, strict=True)
         ]
 
@@ -239,13 +229,13 @@ def _authorization(variable: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _scores(choice: dict[str, Any], offset: int, top: int) -> list[TokenScore]:
+def _scores(choice: dict[str, Any], offset: int, top: int) -> list[protocol.TokenScore]:
     """Those of an answer's tokens, in a piece that begins there in the text that is sent."""
     scores = []
     for token, logprob, likely in _likelihoods(choice, top):
         own = list(token.encode())
         scores.append(
-            TokenScore(token=token, bytes=own, logprob=logprob, offset=offset, top=likely)
+            protocol.TokenScore(token=token, bytes=own, logprob=logprob, offset=offset, top=likely)
         )
         offset += len(token)
     return scores
@@ -253,7 +243,7 @@ def _scores(choice: dict[str, Any], offset: int, top: int) -> list[TokenScore]:
 
 def _likelihoods(
     choice: dict[str, Any], top: int
-) -> Iterator[tuple[str, float | None, list[LikelyToken]]]:
+) -> Iterator[tuple[str, float | None, list[protocol.LikelyToken]]]:
     """Each token, its logarithm and the likeliest, from the shape of completions or, as
     llama-server has it, of chats."""
     said = choice.get("logprobs") or {}
@@ -270,7 +260,7 @@ def _likelihoods(
     for token, logprob, others in zip(tokens, own, tops, strict=True):
         likeliest = sorted((others or {}).items(), key=lambda one: -one[1])[:top]
         likely = [
-            LikelyToken(token=name, bytes=list(name.encode()), logprob=value)
+            protocol.LikelyToken(token=name, bytes=list(name.encode()), logprob=value)
             for name, value in likeliest
         ]
         yield token, logprob, likely

@@ -15,13 +15,7 @@ from artifacts.errors import UserError
 from artifacts.model import check_model_folder
 from artifacts.program.lifetime import Child, how_it_ended
 from serving.comparison import EngineComparison
-from serving.engine.protocol import (
-    LONGEST_LINE,
-    Channel,
-    Chunk,
-    EngineLost,
-    GenerateRequest,
-)
+from serving.engine import protocol
 from serving.logs import log, make_room, tail
 from serving.state import Desired, restart_pause
 
@@ -64,7 +58,7 @@ class EngineProcess:
         self.log_path = log_path
         self._on_change = on_change
         self._child: Child | None = None
-        self._channel: Channel | None = None
+        self._channel: protocol.Channel | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -98,10 +92,10 @@ class EngineProcess:
                 await self._keeper
         await self._end()
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
+    def generate(self, request: protocol.GenerateRequest) -> AsyncGenerator[protocol.Chunk, None]:
         """The answer as it is written, see `Channel.generate`; raises EngineLost."""
         if self._channel is None or not self.ready.is_set():
-            raise EngineLost("the engine is not ready")
+            raise protocol.EngineLost("the engine is not ready")
         return self._channel.generate(request)
 
     def last_words(self) -> str:
@@ -139,10 +133,12 @@ class EngineProcess:
                 output=log_file,
                 descriptors=[engines_end.fileno()],
             )
-        self._channel = Channel(*await asyncio.open_connection(sock=end, limit=LONGEST_LINE))
+        self._channel = protocol.Channel(
+            *await asyncio.open_connection(sock=end, limit=protocol.LONGEST_LINE)
+        )
         try:
             self.engine = await self._channel.ready()
-        except EngineLost:
+        except protocol.EngineLost:
             code = await self._end()
             raise UserError(
                 f"The engine of version {self.desired.version} {how_it_ended(code)} while it "
@@ -196,7 +192,7 @@ class EngineProcess:
         except TimeoutError:
             # One that writes is slow, or the machine is: it does not stand still.
             return self._channel.heard > began
-        except EngineLost:
+        except protocol.EngineLost:
             return False
         return True
 

