@@ -28,8 +28,7 @@ from benchmarks.sizes import SIZES, Size
 from benchmarks.torchtune_loop import train_with_torchtune
 from recipes.data.batch import IGNORED, Batch
 from recipes.device import device_of, local_device
-from recipes.model.decoder.loss import summed_cross_entropy
-from recipes.model.decoder.network import Decoder
+from recipes.model.decoder.network import Decoder, summed_cross_entropy
 from recipes.training.trainer import training_flops
 
 DOCUMENT_TOKENS = 512

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec, run_program
 from artifacts.progress import Report
 from artifacts.storage import files
-from recipes.launcher.secrets import PREFIX
+from recipes.launcher.environment import PREFIX
 from recipes.spec import RESULT_NAME
 
 if TYPE_CHECKING:

@@ -9,8 +9,13 @@ import torch
 from benchmarks.sizes import SIZES
 from recipes.data.batch import IGNORED
 from recipes.device import device_of, local_device
-from recipes.model.decoder.loss import summed_cross_entropy
-from recipes.model.decoder.network import Decoder, allowed_positions, attend, segment_mask
+from recipes.model.decoder.network import (
+    Decoder,
+    allowed_positions,
+    attend,
+    segment_mask,
+    summed_cross_entropy,
+)
 
 REPEATS = 10
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}

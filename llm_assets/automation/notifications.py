@@ -32,8 +32,7 @@ from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING, training_config
 from llm_assets.automation.launched import QUALITY_SENSOR, Runs, read_cursor
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder
-from llm_assets.endpoint.judged import judged_documents
+from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry

@@ -12,16 +12,21 @@ from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.program.entry import CHECK_VARIABLE
-from llm_assets.cloud.machines import ACCELERATORS, BUILT_IN
 from llm_assets.cloud.settings import (
+    ACCELERATORS,
+    BUILT_IN,
     GIGABYTE,
     EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,
 )
-from recipes.launcher.folders import MOUNT_VARIABLE
-from recipes.launcher.lease import LEASE_VARIABLE, SECONDS_VARIABLE
-from recipes.launcher.secrets import ENDPOINT_VARIABLE, PREFIX
+from recipes.launcher.environment import (
+    ENDPOINT_VARIABLE,
+    LEASE_VARIABLE,
+    MOUNT_VARIABLE,
+    PREFIX,
+    SECONDS_VARIABLE,
+)
 
 CALL_SECONDS = 30.0
 HUB_VARIABLE = "HF_TOKEN"

@@ -16,8 +16,12 @@ from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store.manifest import COST
 from llm_assets.cloud.jobs import serving_check_machine
-from llm_assets.cloud.machines import ACCELERATORS
-from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettings, MachineSettings
+from llm_assets.cloud.settings import (
+    ACCELERATORS,
+    EndpointMachineSettings,
+    GoogleCloudSettings,
+    MachineSettings,
+)
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.remote_job import end_job

@@ -27,8 +27,13 @@ from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from llm_assets.cloud import jobs
-from llm_assets.cloud.machines import ACCELERATORS, TPU_MACHINES
-from llm_assets.cloud.settings import GoogleCloudSettings, MachineSettings, load_cloud_settings
+from llm_assets.cloud.settings import (
+    ACCELERATORS,
+    TPU_MACHINES,
+    GoogleCloudSettings,
+    MachineSettings,
+    load_cloud_settings,
+)
 from llm_assets.cloud.setup.rights import Finding
 from llm_assets.cloud.spending import (
     DCU,

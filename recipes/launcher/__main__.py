@@ -17,10 +17,14 @@ from artifacts.program import lifetime
 from artifacts.program.entry import CONTEXT_VARIABLE, MESSAGES_VARIABLE, BucketChannel
 from recipes.launcher import ssh
 from recipes.launcher.cluster import LOOPBACK, Cluster, find_interface, opened_store, read_cluster
-from recipes.launcher.folders import localize_spec, make_folders, output_folders
-from recipes.launcher.lease import watch_lease
+from recipes.launcher.environment import (
+    localize_spec,
+    make_folders,
+    output_folders,
+    watch_lease,
+    with_secrets,
+)
 from recipes.launcher.local import run_workers
-from recipes.launcher.secrets import with_secrets
 from recipes.spec import SECONDS_TO_SAVE
 
 # Carries a program's Dagster Pipes messages from a local file to Cloud Storage.

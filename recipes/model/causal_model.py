@@ -17,7 +17,6 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from artifacts.errors import UserError
 from artifacts.model import read_model
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
-from recipes.model.decoder.loss import summed_cross_entropy
 from recipes.model.decoder.network import (
     DECODER_MODEL_TYPES,
     SUPPORTED_ROPE_TYPES,
@@ -25,6 +24,7 @@ from recipes.model.decoder.network import (
     DecoderShape,
     allowed_positions,
     document_blocks,
+    summed_cross_entropy,
 )
 
 # Any causal model of transformers that can be trained on packed rows exactly as by itself.

@@ -30,8 +30,13 @@ from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder.loss import TOKENS_IN_FLIGHT, summed_cross_entropy
-from recipes.model.decoder.network import DECODER_MODEL_TYPES, Decoder, DecoderShape
+from recipes.model.decoder.network import (
+    DECODER_MODEL_TYPES,
+    TOKENS_IN_FLIGHT,
+    Decoder,
+    DecoderShape,
+    summed_cross_entropy,
+)
 from recipes.model.lora import add_adapters
 from recipes.objective import Objective
 from recipes.optimization import build_optimizers

@@ -16,8 +16,7 @@ from pydantic import Field
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
-from llm_assets.cloud.machines import BUILT_IN
-from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
+from llm_assets.cloud.settings import BUILT_IN, EndpointMachineSettings, MachineSettings
 from llm_assets.config import PipelineSettings, check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30

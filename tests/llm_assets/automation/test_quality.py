@@ -11,8 +11,13 @@ import pytest
 from dagster import DagsterInstance, RunRequest
 
 from llm_assets.config import load_settings
-from llm_assets.endpoint.base import TIMED_ANSWERS, LiveEndpoint, Requests, endpoint_folder
-from llm_assets.endpoint.judged import judged_documents
+from llm_assets.endpoint.base import (
+    TIMED_ANSWERS,
+    LiveEndpoint,
+    Requests,
+    endpoint_folder,
+    judged_documents,
+)
 from llm_assets.registry.base import LocalRegistry
 from serving import endpoint as process
 from serving.api.metrics import Metrics

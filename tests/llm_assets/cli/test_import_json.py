@@ -13,8 +13,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.cli.pipeline.import_json import import_file
-from llm_assets.cloud.machines import ACCELERATORS
-from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
+from llm_assets.cloud.settings import ACCELERATORS, EndpointMachineSettings, MachineSettings
 from llm_assets.config import load_settings
 from recipes.deepspeed.settings import DeepSpeedSettings
 

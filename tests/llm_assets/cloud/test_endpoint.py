@@ -19,8 +19,7 @@ from llm_assets.cli.main import commands
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE
-from llm_assets.endpoint.vertex import VertexTraffic
-from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
+from llm_assets.endpoint.vertex import VertexEndpoint, VertexTraffic
 from llm_assets.platform import build_resources
 from serving.rollout import RolloutFailed
 from tests.llm_assets.cloud.conftest import FAILING_IMAGE, FLAKY_IMAGE, SLOW_IMAGE, Cloud

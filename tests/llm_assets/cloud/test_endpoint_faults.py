@@ -11,7 +11,7 @@ from google.protobuf import empty_pb2
 from artifacts.errors import UserError
 from artifacts.store.store import Store
 from llm_assets.cloud.vertex import VertexRefused
-from llm_assets.endpoint.vertex_endpoint import VertexEndpoint
+from llm_assets.endpoint.vertex import VertexEndpoint
 from serving.rollout import RolloutFailed
 from tests.llm_assets.cloud.conftest import (
     BROKEN_IMAGE,

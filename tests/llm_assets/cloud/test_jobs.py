@@ -13,8 +13,11 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.cloud.jobs import custom_job, spark_batch
-from llm_assets.cloud.machines import ACCELERATORS, BUILT_IN, OUTDATED, TPU_MACHINES
 from llm_assets.cloud.settings import (
+    ACCELERATORS,
+    BUILT_IN,
+    OUTDATED,
+    TPU_MACHINES,
     BatchSettings,
     EndpointMachineSettings,
     GoogleCloudSettings,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.endpoint.judged import held_out_scores, judged_documents, read_judged
+from llm_assets.endpoint.base import held_out_scores, judged_documents, read_judged
 from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (

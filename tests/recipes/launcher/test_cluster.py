@@ -8,7 +8,7 @@ import pytest
 
 from artifacts.errors import UserError
 from recipes.launcher.cluster import read_cluster
-from recipes.launcher.folders import mounted, output_folders
+from recipes.launcher.environment import mounted, output_folders
 from recipes.launcher.ssh import deepspeed_command
 
 

@@ -14,12 +14,12 @@ from transformers import LlamaConfig
 
 from artifacts.errors import UserError, reason_of
 from artifacts.program.lifetime import Interruption
-from llm_assets.cloud.machines import ACCELERATORS
+from llm_assets.cloud.settings import ACCELERATORS
 from recipes.data.batch import Batch
 from recipes.device import Device
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
-from recipes.model.decoder import loss, network
+from recipes.model.decoder import network
 from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, allowed_positions
 from recipes.optimization import build_optimizers
 from recipes.training.setup import USABLE, TrainingMemory, check_memory, shard, training_memory
@@ -161,9 +161,9 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
     config = LlamaConfig(**MODELS[model].to_dict() | {"num_hidden_layers": 2})
     rows, length = 2, 4096
     monkeypatch.setattr(Device, "sends_bfloat16", True)
-    monkeypatch.setattr(loss, "TOKENS_IN_FLIGHT", {"cpu": 8192})
+    monkeypatch.setattr(network, "TOKENS_IN_FLIGHT", {"cpu": 8192})
     # As the fused kernels of a GPU, which write no logits in float32.
-    monkeypatch.setattr(loss, "_to_gradient", lambda logits, *_: logits[:, 0].float().sum())
+    monkeypatch.setattr(network, "_to_gradient", lambda logits, *_: logits[:, 0].float().sum())
     # Fused attention keeps no scores, as a GPU's.
     monkeypatch.setattr(network, "segment_mask", lambda segments, dtype: SegmentMask(None))
     built = on_paper(config)

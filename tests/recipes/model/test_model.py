@@ -27,14 +27,15 @@ from recipes.data.batch import IGNORED, Batch, read_batch
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
-from recipes.model.decoder import loss
-from recipes.model.decoder.loss import summed_cross_entropy, to_gradient_by_mask
+from recipes.model.decoder import network
 from recipes.model.decoder.network import (
     Decoder,
     SegmentMask,
     allowed_positions,
     attend,
     block_mask,
+    summed_cross_entropy,
+    to_gradient_by_mask,
 )
 
 SIZES: dict[str, Any] = {
@@ -208,7 +209,7 @@ def test_the_gradient_of_the_output_matrix_is_added_up_in_float32(
     hidden, targets = torch.randn(1, 4096, 32), torch.randint(0, 64, (1, 4096))
     gradients = []
     for chunk in (4096, 8):
-        monkeypatch.setitem(loss.TOKENS_IN_FLIGHT, "cpu", chunk)
+        monkeypatch.setitem(network.TOKENS_IN_FLIGHT, "cpu", chunk)
         matrix = torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
         matrix.requires_grad_()
         summed_cross_entropy(hidden, matrix, targets).backward()
