@@ -18,16 +18,7 @@ from dagster import (
 )
 
 from artifacts.errors import LOST_WORKER
-from llm_assets.pipes.failures import (
-    Backoff,
-    RemoteJobFailed,
-    RetryPolicy,
-    call_with_retries,
-    explain,
-    failure_of,
-    failure_of_job,
-    reported_on_closing,
-)
+from llm_assets.pipes import failures
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.service import (
     KEY_LABEL,
@@ -45,7 +36,7 @@ from llm_assets.pipes.service import (
 )
 
 FIRST_POLL_SECONDS = 0.5
-END_POLICY = RetryPolicy(first_delay_seconds=1.0, give_up_after_seconds=60.0)
+END_POLICY = failures.RetryPolicy(first_delay_seconds=1.0, give_up_after_seconds=60.0)
 LONGEST_RESTART_DELAY_SECONDS = 600.0
 
 
@@ -55,7 +46,7 @@ def end_job(service: RemoteService, job: RemoteJob, report: Callable[[str], None
     Args:
         report: gets one line for each try that failed.
     """
-    call_with_retries(partial(service.cancel, job), END_POLICY, report)
+    failures.call_with_retries(partial(service.cancel, job), END_POLICY, report)
 
 
 @dataclass
@@ -111,11 +102,15 @@ class RemoteRun:
         from google.auth.exceptions import GoogleAuthError
 
         try:
-            return call_with_retries(function, self.limits.retries, self.context.log.warning)
+            return failures.call_with_retries(
+                function, self.limits.retries, self.context.log.warning
+            )
         except (GoogleAPIError, GoogleAuthError) as error:
             job = self.job
             links = self.service.links(job.name) if job and not job.phase.ended else {}
-            raise failure_of(error, doing, self.service.place, links.get("console")) from error
+            raise failures.failure_of(
+                error, doing, self.service.place, links.get("console")
+            ) from error
 
     def _adopt_or_submit(self) -> None:
         # A fresh place for the messages of each attempt; its label tells our own from another's.
@@ -210,7 +205,7 @@ class RemoteRun:
         """
         assert self.job is not None
         waiting_since = time.monotonic()
-        backoff = Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds, factor=1.5)
+        backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds, factor=1.5)
         while True:
             name = self.job.name
             job = self._guard(f"a look at {name}", partial(self.service.get, name))
@@ -231,7 +226,7 @@ class RemoteRun:
     def _with_reason(self, job: RemoteJob) -> RemoteJob:
         """A failed job once its reason is there; it decides whether the job is started again."""
         deadline = time.monotonic() + self.limits.reason_seconds
-        backoff = Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
+        backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
         while job.phase is Phase.FAILED and not job.detail and time.monotonic() < deadline:
             time.sleep(backoff.take())
             job = self._guard(f"a look at {job.name}", partial(self.service.get, job.name))
@@ -259,14 +254,14 @@ class RemoteRun:
     def _judge(self, job: RemoteJob) -> bool:
         self._drain(job)
         # A program that fails by a fault of its input says so in its closing message.
-        said = reported_on_closing(self.reader.closed)
+        said = failures.reported_on_closing(self.reader.closed)
         died = job.exit_status is not None and (self.reader.closed is None or LOST_WORKER in said)
-        died = died and not explain(job.detail, None, self.service.place)
+        died = died and not failures.explain(job.detail, None, self.service.place)
         allow = partial(self._guard, "a look at what is saved", self.restarts.allow)
         if (job.interrupted or died) and allow():
             return False
         self.reader.finish()
-        reported = reported_on_closing(self.reader.closed)
+        reported = failures.reported_on_closing(self.reader.closed)
         if job.phase is not Phase.SUCCEEDED:
             raise self._failure(f"{job.name} {job.phase.value}. {reported}".strip(), job)
         if self.reader.closed is None:
@@ -279,15 +274,15 @@ class RemoteRun:
             raise self._failure(f"{job.name} exited as if all were well. {reported}", job)
         return True
 
-    def _failure(self, text: str, job: RemoteJob) -> RemoteJobFailed:
+    def _failure(self, text: str, job: RemoteJob) -> failures.RemoteJobFailed:
         links = self.service.links(job.name)
-        return failure_of_job(text, job.detail, links, job.name, self.service.place)
+        return failures.failure_of_job(text, job.detail, links, job.name, self.service.place)
 
     def _drain(self, job: RemoteJob) -> None:
         """Wait for the messages still on their way; a failed job's may never come."""
         seconds = self.limits.drain_seconds if job.phase is Phase.SUCCEEDED else 0.0
         deadline = time.monotonic() + seconds
-        backoff = Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
+        backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
         self.reader.poll()
         while self.reader.closed is None and time.monotonic() < deadline:
             time.sleep(backoff.take())
@@ -300,7 +295,7 @@ class RemoteRun:
     def _cancel(self) -> None:
         """End the job; an interruption while it was being submitted included."""
         try:
-            call_with_retries(self._cancel_once, END_POLICY, self.context.log.warning)
+            failures.call_with_retries(self._cancel_once, END_POLICY, self.context.log.warning)
         except Exception as error:
             # The run ends by its interruption, whatever keeps the job from being cancelled.
             name = self.job.name if self.job else f"the job labeled {KEY_LABEL}={self.key}"

@@ -6,7 +6,10 @@ differ. Roles are granted on the smallest resource that has them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.vertex import REST_SECONDS, open_session, post_json, rest_url
@@ -46,25 +49,8 @@ Resource = Literal[
 `secret` is the Hugging Face token and `tracking` the secret with the Weights & Biases key."""
 REPOSITORY = "llm-assets"
 
-APIS = {
-    "aiplatform.googleapis.com": "training, evaluation, registry and endpoint",
-    "artifactregistry.googleapis.com": "container images",
-    "batch.googleapis.com": "training with `training.runner: google_batch`",
-    "bigquery.googleapis.com": "source text in BigQuery",
-    "billingbudgets.googleapis.com": "a budget that alerts",
-    "cloudbilling.googleapis.com": "`llm-assets check` of the project's billing",
-    "cloudbuild.googleapis.com": "image builds",
-    "cloudresourcemanager.googleapis.com": "`llm-assets check`",
-    "compute.googleapis.com": "the network of the Spark stages",
-    "dataproc.googleapis.com": "the Spark stages",
-    "iam.googleapis.com": "service accounts",
-    "iap.googleapis.com": "the way to the machine that runs Dagster",
-    "logging.googleapis.com": "the logs of jobs",
-    "policytroubleshooter.googleapis.com": "`llm-assets check` of the jobs' account",
-    "secretmanager.googleapis.com": "secrets",
-    "serviceusage.googleapis.com": "`llm-assets check`",
-    "storage.googleapis.com": "artifacts",
-}
+_RIGHTS = yaml.safe_load(Path(__file__).with_name("rights.yaml").read_text())
+APIS: dict[str, str] = _RIGHTS["apis"]
 """API to what needs it."""
 
 
@@ -79,225 +65,11 @@ class Grant:
     why: str
 
 
-GRANTS = (
-    Grant(
-        "operator",
-        "project",
-        "roles/aiplatform.user",
-        (
-            "aiplatform.customJobs.create",
-            "aiplatform.customJobs.cancel",
-            "aiplatform.models.upload",
-            "aiplatform.endpoints.create",
-            "aiplatform.endpoints.deploy",
-            "aiplatform.endpoints.undeploy",
-        ),
-        "starts and ends jobs, registers models, deploys them",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/dataproc.editor",
-        ("dataproc.batches.create", "dataproc.batches.list", "dataproc.operations.cancel"),
-        "starts and ends Spark batches",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/batch.jobsEditor",
-        ("batch.jobs.create", "batch.jobs.delete", "batch.jobs.list"),
-        "makes machines for jobs, and ends them",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/bigquery.jobUser",
-        ("bigquery.jobs.create",),
-        "exports source text",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/cloudbuild.builds.editor",
-        ("cloudbuild.builds.create",),
-        "builds images",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/logging.viewer",
-        ("logging.logEntries.list",),
-        "reads the logs of jobs",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/serviceusage.serviceUsageConsumer",
-        ("serviceusage.services.use", "serviceusage.services.list"),
-        "calls APIs on this project's quota",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/iam.securityReviewer",
-        ("resourcemanager.projects.getIamPolicy",),
-        "lets `check` see the rights of the jobs' account",
-    ),
-    Grant(
-        "operator",
-        "project",
-        "roles/compute.networkViewer",
-        ("compute.subnetworks.get",),
-        "lets `check` see the network of the Spark batches",
-    ),
-    Grant(
-        "operator",
-        "bucket",
-        "roles/storage.objectUser",
-        (
-            "storage.objects.create",
-            "storage.objects.get",
-            "storage.objects.list",
-            "storage.objects.delete",
-        ),
-        "reads and writes artifacts",
-    ),
-    Grant(
-        "operator",
-        "bucket",
-        "roles/storage.legacyBucketReader",
-        ("storage.buckets.get",),
-        "sees the bucket's region",
-    ),
-    Grant(
-        "operator",
-        "repository",
-        "roles/artifactregistry.reader",
-        ("artifactregistry.repositories.downloadArtifacts",),
-        "sees that images are there",
-    ),
-    Grant(
-        "operator",
-        "secret",
-        "roles/secretmanager.secretAccessor",
-        ("secretmanager.versions.access",),
-        "downloads gated models",
-    ),
-    Grant(
-        "operator",
-        "dataset",
-        "roles/bigquery.dataViewer",
-        ("bigquery.tables.getData",),
-        "reads source text",
-    ),
-    Grant(
-        "operator",
-        "jobs",
-        "roles/iam.serviceAccountUser",
-        ("iam.serviceAccounts.actAs",),
-        "has jobs run as that account",
-    ),
-    Grant(
-        "operator",
-        "serving",
-        "roles/iam.serviceAccountUser",
-        ("iam.serviceAccounts.actAs",),
-        "has endpoints run as that account",
-    ),
-    Grant(
-        "operator",
-        "builder",
-        "roles/iam.serviceAccountUser",
-        ("iam.serviceAccounts.actAs",),
-        "has builds run as that account",
-    ),
-    Grant(
-        "jobs",
-        "project",
-        "roles/batch.agentReporter",
-        ("batch.states.report",),
-        "lets machines of Batch say how they are",
-    ),
-    Grant(
-        "jobs",
-        "project",
-        "roles/logging.logWriter",
-        ("logging.logEntries.create",),
-        "writes the logs of jobs on machines of Batch",
-    ),
-    Grant(
-        "jobs",
-        "project",
-        "roles/dataproc.worker",
-        ("dataproc.agents.create",),
-        "runs Spark batches",
-    ),
-    Grant(
-        "jobs",
-        "project",
-        "roles/aiplatform.user",
-        ("aiplatform.tensorboardRuns.create",),
-        "uploads to TensorBoard",
-    ),
-    Grant(
-        "jobs",
-        "bucket",
-        # Vertex AI TensorBoard asks for this role of the account that a job runs as.
-        "roles/storage.admin",
-        ("storage.buckets.get", "storage.objects.create", "storage.objects.delete"),
-        "reads and writes artifacts",
-    ),
-    Grant(
-        "jobs",
-        "repository",
-        "roles/artifactregistry.reader",
-        ("artifactregistry.repositories.downloadArtifacts",),
-        "pulls the images of Spark batches",
-    ),
-    Grant(
-        "jobs",
-        "tracking",
-        "roles/secretmanager.secretAccessor",
-        ("secretmanager.versions.access",),
-        "reads the Weights & Biases key where training runs",
-    ),
-    Grant(
-        "builder",
-        "project",
-        "roles/logging.logWriter",
-        ("logging.logEntries.create",),
-        "writes the builds' logs",
-    ),
-    Grant(
-        "builder",
-        "bucket",
-        "roles/storage.objectViewer",
-        ("storage.objects.get",),
-        "reads what is to be built",
-    ),
-    Grant(
-        "builder",
-        "repository",
-        "roles/artifactregistry.writer",
-        ("artifactregistry.repositories.uploadArtifacts",),
-        "pushes images",
-    ),
-    Grant(
-        "vertex_ai",
-        "project",
-        # The agent that Terraform makes does not have it by being made.
-        "roles/aiplatform.serviceAgent",
-        ("artifactregistry.repositories.downloadArtifacts", "storage.objects.get"),
-        "pulls images and copies models",
-    ),
-    Grant(
-        "vertex_ai",
-        "serving",
-        # "Use a custom service account", step "Attach a service account to a resource".
-        "roles/iam.serviceAccountAdmin",
-        ("iam.serviceAccounts.setIamPolicy",),
-        "attaches that account to an endpoint",
-    ),
+GRANTS = tuple(
+    Grant(holder, resource, role, tuple(grant["permissions"]), grant["why"])
+    for holder, resources in _RIGHTS["grants"].items()
+    for resource, roles in resources.items()
+    for role, grant in roles.items()
 )
 
 
