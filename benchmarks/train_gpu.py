@@ -194,7 +194,7 @@ def _in_a_process(side: str, name: str) -> Measured:
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure_rounds(name: str) -> dict[str, list[dict[str, Any]]]:
+def measure_rounds(name: str, rounds: int = ROUNDS) -> dict[str, list[dict[str, Any]]]:
     """Each side's results for a size, measured alternately."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
 
@@ -204,7 +204,7 @@ def measure_rounds(name: str) -> dict[str, list[dict[str, Any]]]:
         runs[side].append(asdict(measured))
         return measured.tokens_per_second
 
-    alternate(lambda: rate("ours"), lambda: rate("peer"), ROUNDS)
+    alternate(lambda: rate("ours"), lambda: rate("peer"), rounds)
     return runs
 
 

@@ -1,24 +1,35 @@
 #!/usr/bin/env bash
-# Fills gpu-kit/ with the wheels that `make gpu` needs beside torch, numpy, pyarrow and tensorboard,
-# which a machine with a GPU has: pyarrow alone is larger than what such a machine may let one bring.
+# Fills gpu-kit/ with all that `make gpu` needs beside torch, in an archive for each Python in $PYTHONS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+python=.venv/bin/python
+names=(absl-py accelerate annotated-types anyio fsspec h11 httpcore2 httpx2 huggingface-hub idna numpy
+    packaging protobuf psutil pyarrow pydantic pydantic-core pyyaml regex safetensors sniffio tensorboard
+    tokenizers tqdm transformers truststore typing-extensions typing-inspection)
 kit=gpu-kit
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 rm -rf "$kit"
 mkdir -p "$kit"
-names=(annotated-types fsspec pydantic pydantic-core safetensors typing-extensions typing-inspection)
-pinned() { sed -n "s/^\($1==[^ ;]*\).*/\1/p" requirements.lock; }
-for python in 3.11 3.12 3.13; do
-    for name in "${names[@]}"; do
-        .venv/bin/python -m pip --disable-pip-version-check --quiet download --no-deps \
-            --only-binary=:all: --python-version "$python" --implementation cp \
-            --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-            --platform manylinux2014_x86_64 --dest "$kit" "$(pinned "$name")"
-    done
+wanted=$(IFS='|' && echo "${names[*]}")
+awk -v wanted="^($wanted)==" '/^[^ ]/ { listed = $0 ~ wanted } listed' requirements.lock >"$work/lock"
+eval "$("$python" scripts/pip_settings.py)"
+for version in ${PYTHONS:-$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')}; do
+    site="$work/$version"
+    .venv/bin/uv pip install --quiet --no-deps --require-hashes --only-binary :all: --target "$site" \
+        --python-version "$version" --python-platform x86_64-manylinux_2_28 --requirement "$work/lock"
+    # A run finds by the entry points of this project what it trains; its code is in the checkout.
+    mkdir "$site/llm_assets.dist-info"
+    cp .venv/lib/python*/site-packages/llm_assets-*.dist-info/{METADATA,entry_points.txt} \
+        "$site/llm_assets.dist-info"
+    # As wheels they are 110 MB, more than such a machine may let one bring.
+    find "$site/transformers/models" -mindepth 1 -maxdepth 1 -type d ! -name auto ! -name llama \
+        -exec rm -r {} +
+    XZ_OPT="--threads=0 --x86 --lzma2=preset=2,dict=32MiB" tar --create --xz \
+        --file "$kit/$version.tar.xz" --directory "$site" \
+        --exclude={tests,include,src,webfiles.zip} --exclude='*.'{a,pxd,pxi,pyi,pyx} \
+        --exclude='*'{_flight,_s3}'*' .
 done
-# Its own wheel declares the recipes by which a run finds what it trains.
-.venv/bin/uv build --quiet --wheel --out-dir "$kit" .
-rm -f "$kit/.gitignore"
 megabytes=$(du -sm "$kit" | cut -f1)
-echo "$kit: $(find "$kit" -name '*.whl' | wc -l) wheels, $megabytes MB"
-[[ $megabytes -le 50 ]]
+echo "$kit: for Python $(cd "$kit" && echo *.xz | sed 's/\.tar\.xz//g'), $megabytes MB"
+[[ $megabytes -le 50 ]] || echo "That is more than 50 MB: a kit for one Python is less." >&2

@@ -2,14 +2,20 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks import harness
+from benchmarks.gpu import turns
 from scripts.write_reference import benchmarks_page
 from tests.conftest import ROOT
 
@@ -103,23 +109,71 @@ def test_an_unknown_name_is_refused_with_those_there_are(checkout: Path) -> None
     assert "'exmaple'" in done.stderr and "{example}" in done.stderr
 
 
+def test_a_part_of_the_gpu_kit_says_what_each_of_its_runs_came_to() -> None:
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    done = turns.in_turn({"first": fail, "second": lambda: 2})
+    assert done == {"first": {"failed": "no memory"}, "second": 2}
+    soon = time.monotonic() - turns.BEGAN + 0.2
+    late = turns.in_turn({"first": lambda: time.sleep(0.3), "second": lambda: 2}, seconds=soon)
+    assert late["first"] is None and "left_out" in late["second"]
+
+
+def test_the_page_on_gpus_names_tests_that_are_there() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    named = set(re.findall(r"tests/[\w/]+\.py", page))
+    assert len(named) >= 15 and [name for name in named if not (ROOT / name).is_file()] == []
+    table = page.partition("## What is proved without one")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert rows and all("tests/" in row for row in rows)
+
+
+def python_with_torch_alone(folder: Path) -> Path:
+    """An interpreter that finds of this environment torch and what torch itself needs."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    waiting, met = ["torch"], set()
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in met:
+            continue
+        met.add(name)
+        package = distribution(name)
+        waiting += [
+            needed.name
+            for needed in map(Requirement, package.requires or [])
+            if not needed.marker or needed.marker.evaluate({"extra": ""})
+        ]
+        for top in {file.parts[0] for file in package.files or [] if file.parts[0] != ".."}:
+            if top != "__pycache__" and not (packages / top).exists():
+                (packages / top).symlink_to(str(package.locate_file(top)))
+    return folder / "bin" / "python"
+
+
 @pytest.mark.soak
-def test_the_first_hour_on_a_gpu_is_rehearsed_from_the_kit(tmp_path: Path) -> None:
-    """As on a machine without a network and without this project: from the kit's wheels."""
+def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_alone_and_without_a_network(
+    tmp_path: Path,
+) -> None:
     kit = subprocess.run(["make", "gpu-kit"], cwd=ROOT, capture_output=True, text=True)
     assert kit.returncode == 0, kit.stderr
-    parts = ["probe", "resume"]
-    ended = subprocess.run(
-        ["make", "gpu", f"PARTS={' '.join(parts)}", f"PYTHON={sys.executable}"],
-        cwd=ROOT,
-        env=os.environ | {"OUT": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    assert sum(file.stat().st_size for file in (ROOT / "gpu-kit").iterdir()) <= 50 * 2**20
+    checkout, results = tmp_path / "checkout", tmp_path / "results"
+    subprocess.run(["git", "clone", "--quiet", ROOT, checkout], check=True)
+    python = python_with_torch_alone(tmp_path / "bare")
+    make = ["make", "gpu", f"PYTHON={python}", f"OUT={results}"]
+    alone = ["unshare", "--net", "--map-root-user", "env", "-i", f"PATH={os.environ['PATH']}"]
+    without = subprocess.run([*alone, *make], cwd=checkout, capture_output=True, text=True)
+    assert without.returncode != 0 and "make gpu-kit PYTHONS=3." in without.stderr
+    shutil.copytree(ROOT / "gpu-kit", checkout / "gpu-kit")
+    ended = subprocess.run([*alone, *make], cwd=checkout, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = {part: json.loads((tmp_path / f"{part}.json").read_text())["found"] for part in parts}
-    assert found["probe"]["graph_breaks"] == 0
+    found = {
+        part: json.loads((results / f"{part}.json").read_text())["found"]
+        for part in ("probe", "resume", "trainer", "peer", "changes")
+    }
     assert found["resume"]["largest_relative_difference_of_a_loss"] == 0
-    refused = [sys.executable, "-m", "benchmarks.gpu", "--keep", "--results", str(tmp_path)]
+    assert "left_out" not in json.dumps(found)
+    refused = [sys.executable, "-m", "benchmarks.gpu", "--keep", "--results", str(results)]
     kept = subprocess.run(refused, cwd=ROOT, capture_output=True, text=True)
     assert kept.returncode == 1 and "as a rehearsal" in kept.stderr

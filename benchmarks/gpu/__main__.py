@@ -4,8 +4,8 @@
     make gpu [PARTS="probe trainer"]            on the machine with the GPU, without one
     python -m benchmarks.gpu --keep             puts the results into benchmarks/results/gpu
 
-Needs torch, numpy, pyarrow and tensorboard of that machine, and what lies in the kit. The parts, in
-the order of how much each says in a minute:
+Needs torch of that machine, and what lies in the kit; `peer` also transformers and accelerate. The
+parts, in the order of how much each says in a minute:
 
     probe       ceilings of matrix products and copies; kernels against float64
     resume      a tiny training that is ended and goes on, against one that is not
@@ -17,12 +17,17 @@ Without a GPU the same parts run on the processor with a tiny model: a rehearsal
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
+import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,15 +35,15 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import probe, trainer
+from benchmarks.gpu.turns import SECONDS, in_turn
 from benchmarks.harness import ROOT, machine_name
 from recipes.device import device_of, local_device
 
-SECONDS = 540
-"""Most that one part may take; a lent machine may end a command after ten minutes."""
 PACKAGES = ("torch", "numpy", "triton", "transformers", "accelerate")
 KEPT = ROOT / "benchmarks" / "results" / "gpu"
 IS_GPU = torch.cuda.is_available()
-SIZES = ("135m", "1b") if IS_GPU else ("tiny",)
+SIZES = ("1b", "135m") if IS_GPU else ("tiny",)
+"""The larger one first: what it took says whether there is time for another."""
 
 
 def main() -> None:
@@ -57,9 +62,10 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.here:
         (part,) = arguments.parts
-        found = {"machine": machine(), "found": PARTS[part]()}
-        (arguments.results / f"{part}.json").write_text(json.dumps(found, indent=2) + "\n")
-        return
+        found = PARTS[part]()
+        told = json.dumps({"machine": machine(), "found": found}, indent=2)
+        (arguments.results / f"{part}.json").write_text(told + "\n")
+        sys.exit(any("failed" in run for run in found.values() if isinstance(run, dict)))
     print(json.dumps(machine(), indent=2), flush=True)
     parts = arguments.parts or list(PARTS)
     failed = [part for part in parts if not _run(part, arguments.results)]
@@ -71,10 +77,15 @@ def _run(part: str, results: Path) -> bool:
     print(f"\n== {part}", flush=True)
     began = time.monotonic()
     command = (sys.executable, "-m", "benchmarks.gpu", part, "--here", "--results", str(results))
+    # A session of its own, so that what it started ends with it.
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        code = subprocess.run(command, timeout=SECONDS, check=False).returncode
+        code = process.wait(SECONDS)
     except subprocess.TimeoutExpired:
         code = None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     took = f"{time.monotonic() - began:.0f} s"
     print(f"== {part}: {took}" if code == 0 else f"== {part} FAILED after {took}", flush=True)
     return code == 0
@@ -115,10 +126,14 @@ def machine() -> dict[str, Any]:
 
 
 def measure_peer() -> dict[str, Any]:
-    """The step of ours and of the Hugging Face Trainer, alternately (`benchmarks.train_gpu`)."""
+    """The step of ours and of the Hugging Face Trainer, in turn (`benchmarks.train_gpu`)."""
+    absent = [name for name in ("transformers", "accelerate") if not importlib.util.find_spec(name)]
+    if absent:
+        print(f"left out: {' and '.join(absent)} are not installed", flush=True)
+        return {"left_out": absent}
     from benchmarks.train_gpu import measure_rounds
 
-    return {name: measure_rounds(name) for name in SIZES}
+    return in_turn({name: partial(measure_rounds, name, rounds=1) for name in SIZES})
 
 
 PARTS = {
@@ -126,7 +141,7 @@ PARTS = {
     "resume": trainer.resume,
     "trainer": lambda: trainer.measure(SIZES),
     "peer": measure_peer,
-    "changes": lambda: trainer.change_one_at_a_time(SIZES[-1]),
+    "changes": lambda: trainer.change_one_at_a_time(SIZES[0]),
 }
 
 

@@ -36,6 +36,7 @@ def measure() -> dict[str, Any]:
             assert worst <= TOLERANCES[dtype], f"{name} is {worst:.1e} beside float64"
     found["graph_breaks"] = graph_breaks(place)
     print(f"graph breaks of a layer: {found['graph_breaks']}", flush=True)
+    assert found["graph_breaks"] == 0, "each is a stop of the GPU"
     return found
 
 

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,21 +18,18 @@ import torch
 
 from artifacts.program.entry import INTERRUPTED
 from artifacts.shards.format import ShardStats
+from benchmarks.gpu.turns import in_turn
 from benchmarks.sizes import SIZES, Size
 from benchmarks.training_runs import REPOSITORY, make_spec, random_shards
 from recipes.settings import training_settings
 from recipes.spec import command, read_metrics
 
-STEPS, WARM_UP_STEPS = 40, 10
+IS_GPU = torch.cuda.is_available()
+STEPS, FEWER_STEPS, WARM_UP_STEPS = (40, 20, 10) if IS_GPU else (8, 8, 2)
+RESUMED_STEPS = 40
 SHORT_DOCUMENT = 512
 SAME = 1e-3
 """Relative difference of a loss after a resume; kernels of a new process may be timed otherwise."""
-CHANGES: dict[str, dict[str, Any]] = {
-    "recomputation": {"placement": {"activation_checkpointing": True}},
-    "not compiled": {"placement": {"compile": "never"}},
-    "half the rows in a pass": {},
-    "saved while it stands still": {"checkpointing": {"in_background": "never"}},
-}
 
 
 class Bench:
@@ -55,7 +54,7 @@ class Bench:
         settings = training_settings(
             {
                 "recipe": "pretraining",
-                "precision": "bfloat16" if torch.cuda.is_available() else "float32",
+                "precision": "bfloat16" if IS_GPU else "float32",
                 "budget": {"steps": steps, "global_batch_size": size.rows},
                 "schedule": {"warmup_steps": 0, "decay_fraction": 0},
                 "validation": {"every_steps": steps, "rows": 1},
@@ -91,29 +90,34 @@ class Bench:
             raise RuntimeError(f"{name} ended with {code}:\n{self.log(name).read_text()[-3000:]}")
         return self.history(name)
 
+    def forget(self, name: str) -> None:
+        """Remove what a run wrote: at 1B a checkpoint takes 15 GB."""
+        for kind in ("runs", "exports"):
+            shutil.rmtree(self._folder / kind / name, ignore_errors=True)
+
 
 def measure(names: tuple[str, ...]) -> dict[str, Any]:
     """Tokens per second, utilization and the cost of a checkpoint, whole and short documents."""
-    found = {}
-    for name in names:
-        for documents, tokens in (("whole", None), ("short", SHORT_DOCUMENT)):
-            size = SIZES[name]
-            with tempfile.TemporaryDirectory() as folder:
-                bench = Bench(Path(folder), size, tokens and min(tokens, size.length // 2))
-                history = bench.run(name, STEPS, save_at=STEPS // 2)
-                told = describe(history) | {
-                    "recompilations": bench.log(name).read_text().count("Recompiling function")
-                }
-            found[f"{name}, {documents} documents"] = told
-            print(f"{name}, {documents} documents: {told}", flush=True)
-    return found
+
+    def run(size: Size, document_tokens: int | None) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(Path(folder), size, document_tokens)
+            history = bench.run("run", STEPS, save_at=STEPS // 2)
+            recompilations = bench.log("run").read_text().count("Recompiling function")
+        return describe(history) | {"recompilations": recompilations}
+
+    short = {name: min(SHORT_DOCUMENT, SIZES[name].length // 2) for name in names}
+    return in_turn(
+        {f"{name}, whole documents": partial(run, SIZES[name], None) for name in names}
+        | {f"{name}, short documents": partial(run, SIZES[name], short[name]) for name in names}
+    )
 
 
 def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
     """The medians of a run's steps after the warm-up, and the cost of the save in their midst."""
     steady = history[WARM_UP_STEPS:]
     usual = median(line["seconds"] for line in steady)
-    saved = sum(line["seconds"] - usual for line in history[STEPS // 2 : STEPS // 2 + 10])
+    saved = sum(line["seconds"] - usual for line in history[len(history) // 2 :][:10])
     figures = ("tokens_per_second", "mfu_6n", "mfu_masked", "data_wait_share", "peak_memory_gb")
     return {
         name: median(line[name] for line in steady) for name in figures if name in steady[0]
@@ -130,16 +134,16 @@ def resume() -> dict[str, Any]:
     """A run that is asked to end in its midst and goes on takes the course of an unbroken one."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), SIZES["tiny"])
-        unbroken = bench.run("unbroken", STEPS, save_at=STEPS)
-        ended = bench.start("ended", STEPS, save_at=STEPS)
+        unbroken = bench.run("unbroken", RESUMED_STEPS, save_at=RESUMED_STEPS)
+        ended = bench.start("ended", RESUMED_STEPS, save_at=RESUMED_STEPS)
         while ended.poll() is None and len(_written(bench, "ended")) < 5:
             time.sleep(0.01)
         ended.send_signal(signal.SIGTERM)
         code = ended.wait()
         assert code == INTERRUPTED, f"ended with {code}:\n{bench.log('ended').read_text()[-2000:]}"
         at = len(bench.history("ended"))
-        assert 0 < at < STEPS, "it was to end in its midst"
-        again = bench.run("ended", STEPS, save_at=STEPS)
+        assert 0 < at < RESUMED_STEPS, "it was to end in its midst"
+        again = bench.run("ended", RESUMED_STEPS, save_at=RESUMED_STEPS)
     pairs = zip(unbroken, again, strict=True)
     apart = max(abs(one["loss"] - other["loss"]) / one["loss"] for one, other in pairs)
     found = {"ended_after_step": at, "largest_relative_difference_of_a_loss": apart}
@@ -149,23 +153,25 @@ def resume() -> dict[str, Any]:
 
 
 def change_one_at_a_time(name: str) -> dict[str, Any]:
-    """Tokens per second with one setting changed, beside those with none."""
+    """The figures with one setting changed, beside those with none."""
     size = SIZES[name]
-    found = {}
+    changes: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "recomputation": {"placement": {"activation_checkpointing": True}},
+        "half the rows in a pass": {"placement": {"device_batch_size": size.rows // 2}},
+        "saved while it stands still": {"checkpointing": {"in_background": "never"}},
+        "not compiled": {"placement": {"compile": "never"}},
+    }
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), size)
-        for label, change in {"as it is": {}, **CHANGES}.items():
-            if label == "half the rows in a pass":
-                change = {"placement": {"device_batch_size": size.rows // 2}}
-            try:
-                told = describe(bench.run(label.replace(" ", "_"), STEPS, STEPS // 2, **change))
-            except RuntimeError as error:
-                # One that does not fit says so and leaves the others their time.
-                print(f"{label}: {str(error)[-600:]}", flush=True)
-                continue
-            found[label] = told
-            print(f"{label}: {told}", flush=True)
-    return found
+
+        def run(label: str, change: dict[str, Any]) -> dict[str, Any]:
+            name = label.replace(" ", "_")
+            told = describe(bench.run(name, FEWER_STEPS, FEWER_STEPS // 2, **change))
+            bench.forget(name)
+            return told
+
+        return in_turn({label: partial(run, label, change) for label, change in changes.items()})
 
 
 def _written(bench: Bench, name: str) -> list[dict[str, Any]]:
