@@ -42,13 +42,13 @@ def measure() -> dict[str, Any]:
 
 def ceilings(place: torch.device) -> dict[str, float]:
     """TFLOP/s of a matrix product in bfloat16 and float32, GB/s of copies."""
-    size = 8192 if place.type == "cuda" else 512
+    size = 8192 if place.type == "cuda" else 128
     found = {}
     for dtype in (torch.bfloat16, torch.float32):
         left, right = (torch.randn(size, size, device=place, dtype=dtype) for _ in range(2))
         seconds = _seconds(lambda left=left, right=right: left @ right)
         found[f"matmul_tflops_{dtype}".replace("torch.", "")] = 2 * size**3 / seconds / 1e12
-    block = torch.empty(2**28 if place.type == "cuda" else 2**22, device=place)
+    block = torch.empty(2**28 if place.type == "cuda" else 2**20, device=place)
     target = torch.empty_like(block)
     # Read and written.
     found["copy_gb_per_second"] = 2 * block.nbytes / _seconds(lambda: target.copy_(block)) / 1e9
@@ -60,11 +60,13 @@ def ceilings(place: torch.device) -> dict[str, float]:
 def kernel_errors(place: torch.device, dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """By kernel: the error of its output and of each gradient beside float64 on the processor."""
     torch.manual_seed(0)
-    rows, length, heads, groups, size, words = 2, 512, 8, 2, 64, 1024
-    segments = (torch.arange(length) // 192).expand(rows, length).contiguous()
+    # A processor may compute in bfloat16 a hundred times more slowly than in float32.
+    length, size, words = (512, 64, 1024) if place.type == "cuda" else (128, 16, 256)
+    rows, heads, groups, width = 2, 8, 2, 4 * size
+    segments = (torch.arange(length) // (3 * length // 8)).expand(rows, length).contiguous()
     shapes = [(rows, length, count, size) for count in (heads, groups, groups)]
     queries = [torch.randn(shape) for shape in shapes]
-    states, matrix = torch.randn(rows, length, 256), torch.randn(words, 256) * 0.05
+    states, matrix = torch.randn(rows, length, width), torch.randn(words, width) * 0.05
     targets = torch.randint(0, words, (rows, length))
     targets[:, ::7] = IGNORED
 
