@@ -14,13 +14,13 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSpec,
-    AutomationCondition,
     BetaWarning,
     Definitions,
+    Field,
     FreshnessPolicy,
     TableColumn,
     TableSchema,
-    in_process_executor,
+    multi_or_in_process_executor,
 )
 
 from artifacts.errors import UserError, reason_of
@@ -56,6 +56,14 @@ MEANINGS = {
     "label": "The class, for classification.",
 }
 """Column to what it holds."""
+EXECUTOR = multi_or_in_process_executor.configured(
+    lambda given: given,
+    name="in_process_or_multi",
+    config_schema=Field(
+        multi_or_in_process_executor.config_schema.config_type, default_value={"in_process": {}}
+    ),
+)
+"""Dagster's default one the other way round: a process for each step takes seconds to start."""
 FOLLOWED = ("raw_corpus", "endpoint")
 """Stages that `automation.fresh_days` is about, as it is about sources."""
 
@@ -85,7 +93,7 @@ with reason_alone():
     from llm_assets.automation.sensors import build_sensors
     from llm_assets.config import PipelineSettings, config_path, load_settings
     from llm_assets.experiments.job import ASSET as EXPERIMENTS
-    from llm_assets.experiments.job import experiments_spec
+    from llm_assets.experiments.job import build_experiments
     from llm_assets.history import make_history_private
     from llm_assets.platform import build_resources
 
@@ -111,7 +119,8 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
             "that llm_assets/definitions.py names (docs/new_stage.md)."
         )
     # Afterwards, so that steps are called by the stages' names alone.
-    keys = {AssetKey(stage.name): asset_key(settings, stage.name) for stage in stages}
+    names = [*(stage.name for stage in stages), EXPERIMENTS]
+    keys = {AssetKey(name): asset_key(settings, name) for name in names}
 
     def prefixed(definition: AssetsDefinition) -> AssetsDefinition:
         return definition.with_attributes(asset_key_replacements=keys)
@@ -127,14 +136,16 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
         assets=[
             *assets,
             observable_sources(settings).map_asset_specs(partial(present, settings=settings)),
-            present(experiments_spec(settings), settings),
+            prefixed(build_experiments(settings)).map_asset_specs(
+                partial(present, settings=settings)
+            ),
         ],
         asset_checks=cast(list[AssetChecksDefinition], checks),
         jobs=build_jobs(settings),
         schedules=build_schedules(settings),
         sensors=[*build_sensors(settings), *build_notifications(settings)],
         resources=build_resources(settings, path),
-        executor=in_process_executor,
+        executor=EXECUTOR,
     )
 
 
@@ -146,7 +157,6 @@ def present(
     is_stage = spec.group_name not in (EXPERIMENTS, SOURCES)
     is_followed = spec.group_name == SOURCES or (is_stage and name in FOLLOWED)
     window = timedelta(days=days) if days is not None and is_followed else None
-    declares = settings.automation.way == "declarative" and is_stage
     described = {}
     if columns is not None:
         shown = [
@@ -159,29 +169,7 @@ def present(
         tags={**spec.tags, "pipeline": settings.name, "stage": str(spec.group_name)},
         metadata={**spec.metadata, **described},
         freshness_policy=FreshnessPolicy.time_window(fail_window=window) if window else None,
-        automation_condition=_condition(name, settings) if declares else None,
     )
-
-
-def _condition(name: str, settings: PipelineSettings) -> AutomationCondition:
-    """When an asset is made where automation is declarative.
-
-    Text is read by the clock, since no sensor looks at the sources then. Every other asset follows
-    when the data version of one before it is another, once all those are made and sound.
-    """
-    if name == "raw_corpus":
-        zone = settings.automation.time_zone
-        return AutomationCondition.cron_tick_passed(settings.retrain_cron, zone)
-    if name == "base_model":
-        return AutomationCondition.on_missing() | AutomationCondition.code_version_changed()
-    changed = AutomationCondition.any_deps_match(AutomationCondition.data_version_changed())
-    return (
-        changed.since_last_handled()
-        & ~AutomationCondition.any_deps_missing()
-        & ~AutomationCondition.any_deps_in_progress()
-        & ~AutomationCondition.in_progress()
-        & AutomationCondition.all_deps_blocking_checks_passed()
-    ).with_label("an asset before it has changed")
 
 
 # Observable assets; every command would print it.

@@ -30,10 +30,6 @@ class AutomationSettings(Settings):
     enabled: bool = False
     """Whether sensors and schedules are on from the start; each can be switched in the UI too.
     Nothing happens by itself without a running `dagster-daemon` (`make up` keeps one)."""
-    way: Literal["sensors", "declarative"] = "sensors"
-    """`sensors` look at the sources, and ask again until the endpoint reflects the text;
-    `declarative` sets conditions on the assets: raw text is read at `retrain_cron`, and each asset
-    follows when the data version of one before it has changed, trained as `checkpoint` says."""
     continue_from_champion: bool = True
     """Whether what is launched trains on from the model that serves, long enough to read what
     arrived last; otherwise it trains as `checkpoint` says."""

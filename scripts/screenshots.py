@@ -23,7 +23,8 @@ from tests.browser import Browser, browser
 
 LOCATION = "llm_assets"
 DOCS = (
-    *("asset_graph", "automation", "launchpad", "run", "experiments"),
+    *("asset_graph", "automation", "source_text_changed", "launchpad", "run"),
+    *("experiments", "experiments_partitions"),
     *("eval_metrics", "endpoint_plots", "model_version_checks"),
 )
 """Those that docs/ shows."""
@@ -37,7 +38,7 @@ ASSETS = (
     *("raw_corpus", "clean_corpus", "tokenized_shards", "base_model"),
     *("checkpoint", "eval_metrics", "model_version", "endpoint", "experiments"),
 )
-JOBS = ("retraining", "evaluation", "experiment", "redeployment", "rollback", "cleaning")
+JOBS = ("retraining", "evaluation", "redeployment", "rollback", "cleaning")
 SENSORS = ("source_text_changed", "base_model_changed", "serving_quality", "endpoint_follows")
 SCHEDULES = ("weekly_retraining", "weekly_cleaning")
 NEWEST_RUN = "{ runsOrError(limit: 1) { ... on Runs { results { runId } } } }"
@@ -107,6 +108,10 @@ def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int
         click(page, ".examples button")
         click(page, "button.span")
         page.evaluate("scrollTo(0, 0)")
+    if path.stem == SENSORS[0]:
+        click(page, "button, a", "requested")
+    if path.stem == "experiments_partitions":
+        click(page, "[title]", "=")
     if path.stem.endswith(PLOTS):
         click(page, "a, button", "Plots")
     shown, before = b"", None
@@ -114,7 +119,7 @@ def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int
         time.sleep(SETTLED_SECONDS)
         page.screenshot(path, width, height)
         shown, before = path.read_bytes(), shown
-        if shown == before and not page.evaluate(f"document.querySelector('{LOADING}')"):
+        if shown == before and not page.evaluate(f"!!document.querySelector('{LOADING}')"):
             break
     small = Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
     small.save(path, optimize=True)

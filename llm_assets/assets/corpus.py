@@ -148,7 +148,8 @@ def raw_corpus(
 
     def tell(artifact: Artifact) -> None:
         stats = artifact.stats
-        observe(context.instance, pipeline.settings, opened, stats["sources"])
+        if context.asset_key.path[-1] == artifact.manifest.kind:  # Not a trial of other settings.
+            observe(context.instance, pipeline.settings, opened, stats["sources"])
         if unread := stats["unread"]:
             context.log.warning(f"Not read: {SkippedFiles(unread, stats['unread_examples'])}")
         if encodings := stats["decoded"]:

@@ -112,21 +112,10 @@ class Stage:
         """The Dagster asset, whose foreseeable faults end the step with their message alone."""
 
         def run(context: AssetExecutionContext, **given: Any) -> MaterializeResult:
-            use_own_temporary_folder()
-            pipeline: PipelineResource = given["pipeline"]
-            with user_faults(pipeline):
-                pipeline.claim()
-                for attempts_left in reversed(range(ATTEMPTS)):
-                    try:
-                        return self._materialize(given | {"context": context})
-                    except self.planned_again_on as error:
-                        if not attempts_left:
-                            raise UserError(
-                                f"Each of {ATTEMPTS} times, {error}. Materialize `{self.name}` "
-                                "when nothing writes there, or point the source at a copy."
-                            ) from error
-                        context.log.info(f"{error}; reading it again")
-            raise AssertionError("the last attempt returns or raises")
+            with user_faults(given["pipeline"]):
+                return self.materialize(
+                    given | {"context": context}, context.op_execution_context.op_config
+                )
 
         section, options = self.section(settings), _run_options(self.plan)
         return asset(
@@ -146,7 +135,35 @@ class Stage:
             pool=self.pool,
         )(_for_dagster(run, self.plan, context=AssetExecutionContext, pipeline=PipelineResource))
 
-    def _materialize(self, given: Mapping[str, Any]) -> MaterializeResult:
+    def materialize(
+        self, given: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> MaterializeResult:
+        """Make what is current in a pipeline, in the step of a Dagster run.
+
+        Args:
+            given: `context`, `pipeline` and the resources that the plan takes.
+            options: what the run's config has beside the settings.
+
+        Raises:
+            UserError: what it reads changes all the time, or one of the plan's own.
+        """
+        use_own_temporary_folder()
+        given["pipeline"].claim()
+        for attempts_left in reversed(range(ATTEMPTS)):
+            try:
+                return self._materialize(given, options)
+            except self.planned_again_on as error:
+                if not attempts_left:
+                    raise UserError(
+                        f"Each of {ATTEMPTS} times, {error}. Materialize `{self.name}` "
+                        "when nothing writes there, or point the source at a copy."
+                    ) from error
+                given["context"].log.info(f"{error}; reading it again")
+        raise AssertionError("the last attempt returns or raises")
+
+    def _materialize(
+        self, given: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> MaterializeResult:
         pipeline: PipelineResource = given["pipeline"]
         settings = self.section(pipeline.settings)
         current = _current(self.plan, pipeline, self.name)
@@ -158,9 +175,9 @@ class Stage:
             inputs={name: artifact.fingerprint for name, artifact in inputs.items()},
         )
         own: dict[str, Any] = {"settings": settings, "identity": identity}
-        if options := _run_options(self.plan):
-            values = given["context"].op_execution_context.op_config
-            own["config"] = options(**{name: values[name] for name in options.model_fields})
+        if of_run := _run_options(self.plan):
+            chosen = {name: options[name] for name in of_run.model_fields if name in options}
+            own["config"] = of_run(**chosen)
         plan = _call(self.plan, {**given, **current, **own})
         if isinstance(plan, MaterializeResult):
             return plan

@@ -24,7 +24,7 @@ from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidd
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
-from llm_assets.experiments.job import build_experiment
+from llm_assets.experiments.job import ASSET as EXPERIMENTS
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
@@ -45,7 +45,7 @@ def build_jobs(settings: PipelineSettings) -> list[Any]:
     return [
         define_asset_job(
             RETRAINING,
-            AssetSelection.all(),
+            AssetSelection.all() - AssetSelection.assets(asset_key(settings, EXPERIMENTS)),
             config=training_config(_as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
             "it. What has not changed is not made again. The settings below hold for this run; "
@@ -66,7 +66,6 @@ def build_jobs(settings: PipelineSettings) -> list[Any]:
             description="Has the wanted version served, where it is not.",
             tags=tags,
         ),
-        build_experiment(settings),
         rollback,
         cleaning,
     ]

@@ -3,8 +3,6 @@
 from datetime import UTC, datetime
 
 from dagster import (
-    AssetSelection,
-    AutomationConditionSensorDefinition,
     DefaultSensorStatus,
     RunRequest,
     SensorDefinition,
@@ -60,14 +58,7 @@ class Cursor(BaseModel):
 
 def build_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
     """The sensors of a pipeline."""
-    declarative = AutomationConditionSensorDefinition(
-        "conditions_of_assets",
-        target=AssetSelection.all(),
-        default_status=_status(settings, "declarative"),
-        minimum_interval_seconds=max(30, settings.automation.check_seconds),
-        description="Makes what the assets' conditions ask for; `automation.way` sets them.",
-    )
-    watching = [
+    return [
         _source_text_changed(settings),
         build_base_model_sensor(settings, _status(settings)),
         build_quality_sensor(settings, _status(settings)),
@@ -75,7 +66,6 @@ def build_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
         build_processes_sensor(settings),
         *([build_left_behind_sensor(settings)] if settings.uses_cloud else ()),
     ]
-    return [*watching, declarative] if settings.automation.way == "declarative" else watching
 
 
 def _source_text_changed(settings: PipelineSettings) -> SensorDefinition:
@@ -225,7 +215,6 @@ def _ended(settings: PipelineSettings) -> str | None:
     return found.updated_at.isoformat(timespec="seconds")
 
 
-def _status(settings: PipelineSettings, way: str = "sensors") -> DefaultSensorStatus:
-    automation = settings.automation
-    is_on = automation.enabled and automation.way == way
+def _status(settings: PipelineSettings) -> DefaultSensorStatus:
+    is_on = settings.automation.enabled
     return DefaultSensorStatus.RUNNING if is_on else DefaultSensorStatus.STOPPED

@@ -1,54 +1,33 @@
-"""The job `experiment`, and the asset `experiments` that holds what came of its trials."""
+"""The asset `experiments`, a partition for each trial."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from dagster import (
     AssetExecutionContext,
-    AssetMaterialization,
-    AssetSpec,
-    Config,
-    DagsterExecutionInterruptedError,
+    AssetsDefinition,
     DagsterInstance,
-    Definitions,
     DynamicPartitionsDefinition,
-    EventLogEntry,
-    ExecuteInProcessResult,
-    Failure,
-    JobDefinition,
+    MaterializeResult,
     MetadataValue,
-    OpExecutionContext,
-    in_process_executor,
-    job,
-    op,
+    asset,
 )
-from pydantic import Field
 
-from artifacts.progress import Report
-from artifacts.store.identity import Identity
+from artifacts.errors import UserError
+from artifacts.store.identity import Identity, hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import evaluation_spec
 from llm_assets.assets.model import base_model, checkpoint
-from llm_assets.assets.stage import (
-    BuildPlan,
-    asset_key,
-    failure_reason,
-    readable,
-    stage,
-    table,
-    user_faults,
-    was_interrupted,
-)
+from llm_assets.assets.stage import BuildPlan, asset_key, readable, stage, table, user_faults
 from llm_assets.config import PipelineSettings, changed_settings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.experiments.result import COLUMNS, SPLIT, TrialResult, caption, read_result, rows
-from llm_assets.experiments.trials import Trial, plan_trials
+from llm_assets.experiments.trials import Trial, parse_changes, plan_trials
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.spark import SparkRunner
@@ -62,9 +41,9 @@ from recipes.evaluation.settings import (
 from recipes.settings import package_of
 
 
-# Runs an experiment's trials one after another; what is equal among them is made once.
-# A trial is the graph up to the checkpoint, and a measurement, with a record of its own. Neither
-# the registry nor the endpoint is among what it makes, so it moves neither.
+# A trial is the graph up to the checkpoint, and a measurement, with a record of its own; what is
+# equal among trials is made once. Neither the registry nor the endpoint is among what it makes, so
+# it moves neither.
 @stage(code_version=CODE_VERSION, group="model", kinds={"pytorch"}, pool="training")
 def trial_metrics(
     context: AssetExecutionContext,
@@ -116,8 +95,7 @@ class TrialPipeline(PipelineResource):
 
     changes: dict[str, Any]
     """Dotted key to value."""
-    record_path: str
-    """In the store."""
+    trial: str
 
     @cached_property
     def settings_of_file(self) -> PipelineSettings:
@@ -125,101 +103,49 @@ class TrialPipeline(PipelineResource):
 
     @property
     def record(self) -> Pipeline:
-        return Pipeline(self.store, self.settings.name, self.record_path)
+        return trial_record(self, self.trial)
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """Some trials of one pipeline, and where their work is done."""
-
-    pipeline: PipelineResource
-    resources: Mapping[str, Any]
-    """`spark`, `training` and `registry` of the graph."""
-    trials: Sequence[Trial]
-
-    def run(self, report: Report, on_result: Callable[[TrialResult], None]) -> list[TrialResult]:
-        """Run all trials; one that fails is a result like the others.
-
-        Raises:
-            DagsterExecutionInterruptedError: somebody ended it; what was made is kept.
-        """
-        results = []
-        for number, trial in enumerate(self.trials, 1):
-            report(f"Trial {number} of {len(self.trials)}: {trial.name}")
-            result = self._run_trial(trial, report)
-            results.append(result)
-            on_result(result)
-        return results
-
-    def _run_trial(self, trial: Trial, report: Report) -> TrialResult:
-        pipeline = self._open(trial)
-        definitions = Definitions(
-            assets=[stage.asset(pipeline.settings) for stage in STAGES],
-            resources={**self.resources, "pipeline": pipeline},
-            executor=in_process_executor,
-        )
-        ended = _execute(definitions, report)
-        if reason := _reason(ended):
-            return TrialResult(trial=trial.name, verdict="failed", reason=reason)
-        settings, record = pipeline.settings, pipeline.record
-        return read_result(
-            trial.name,
-            record.current("checkpoint", needed_by="trial_metrics"),
-            record.current("trial_metrics", needed_by="experiments"),
-            settings.model_version.gate,
-            len(self.trials),
-            settings.automation.cost_per_hour,
-            _made(ended),
-        )
-
-    def _open(self, trial: Trial) -> TrialPipeline:
-        """The trial's view of the store, which begins with what is current in the pipeline's.
-
-        So held-out documents stay held out, and what the pipeline has made already is found.
-        """
-        pipeline = self.pipeline
-        path = layout.trial_record(pipeline.settings.name, trial.fingerprint)
-        history = pipeline.record.history().model_dump_json(indent=2)
-        pipeline.store.write_bytes(path, history.encode())
-        return TrialPipeline(
-            config_path=pipeline.config_path, changes=trial.changes, record_path=path
-        )
+def trial_record(pipeline: PipelineResource, trial: str) -> Pipeline:
+    """What a trial has made."""
+    return Pipeline(pipeline.store, pipeline.settings.name, _record_path(pipeline, trial))
 
 
-def _execute(definitions: Definitions, report: Report) -> ExecuteInProcessResult:
-    """Materialize all of it; its log lines are reported, and no history is kept of it."""
-
-    def pass_on(entry: EventLogEntry) -> None:
-        if entry.dagster_event is None and entry.step_key and entry.user_message:
-            report(f"{entry.step_key}: {entry.user_message}")
-
-    run_id = str(uuid4())
-    with DagsterInstance.ephemeral() as instance:
-        instance.add_event_listener(run_id, pass_on)
-        return definitions.resolve_implicit_global_asset_job_def().execute_in_process(
-            instance=instance, run_id=run_id, raise_on_error=False
-        )
+def _record_path(pipeline: PipelineResource, trial: str) -> str:
+    return layout.trial_record(pipeline.settings.name, hash_json({"trial": trial}))
 
 
-def _reason(ended: ExecuteInProcessResult) -> str:
-    """Why a trial failed; empty where it did not."""
-    for event in ended.filter_events(lambda event: event.is_step_failure):
-        failure = event.step_failure_data
-        if was_interrupted(failure):
-            raise DagsterExecutionInterruptedError()
-        return f"{event.step_key}: {failure_reason(failure)}"
-    return ""
+def run_trial(
+    context: AssetExecutionContext,
+    pipeline: PipelineResource,
+    trial: Trial,
+    resources: Mapping[str, Any],
+) -> list[str]:
+    """Make what a trial is about, in the step of `experiments`; the stages that were not there.
 
+    Its record begins with what is current in the pipeline's, so held-out documents stay held out,
+    and what the pipeline has made already is used.
 
-def _made(ended: ExecuteInProcessResult) -> tuple[str, ...]:
-    """The stages that were not there already."""
-    events = ended.get_asset_materialization_events()
-    return tuple(
-        event.step_key or "" for event in events if event.materialization.metadata["made_now"].value
+    Args:
+        resources: `spark`, `training`, `registry` and `serving` of the graph.
+
+    Raises:
+        UserError: what hinders a stage.
+    """
+    history = pipeline.record.history().model_dump_json(indent=2)
+    pipeline.store.write_bytes(_record_path(pipeline, trial.name), history.encode())
+    opened = TrialPipeline(
+        config_path=pipeline.config_path, changes=trial.changes, trial=trial.name
     )
+    made = []
+    for made_by in STAGES:
+        context.log.info(f"{made_by.name} of the trial {trial.name}")
+        made_by.materialize({**resources, "context": context, "pipeline": opened}, {})
+        if (context.get_output_metadata("result") or {})["made_now"]:
+            made.append(made_by.name)
+    return made
 
 
-EXPERIMENT = "experiment"
 ASSET = "experiments"
 RESULT = "result"
 """Name of the metadata that holds a trial's whole result."""
@@ -227,82 +153,100 @@ UI_COLUMNS = ("settings", "gain", "interval", "verdict")
 """Those of the table's columns that fit the UI; the others are metadata by themselves."""
 
 
-def experiments_spec(settings: PipelineSettings) -> AssetSpec:
-    """The asset of all trials, a partition each; the job `experiment` makes it."""
-    return AssetSpec(
-        asset_key(settings, ASSET),
+def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
+    """The asset of all trials; whoever materializes a partition runs that trial."""
+
+    @asset(
+        name=ASSET,
         deps=[asset_key(settings, name) for name in ("raw_corpus", "base_model")],
         description="Models of other settings, measured on validation text against the version "
-        "that is wanted; a partition each. `llm-assets experiment` or the job `experiment` tries "
-        "some; nothing of it is promoted or served.",
+        "that is wanted; nothing of it is promoted or served. A partition is a trial and says what "
+        "is changed, such as `checkpoint.optimizer.learning_rate=3e-5`: add some and materialize "
+        "them, or use `llm-assets experiment`.",
         group_name=ASSET,
         kinds={"pytorch"},
-        partitions_def=_partitions(settings),
+        pool="training",
+        partitions_def=partitions(settings),
     )
+    def experiments(
+        context: AssetExecutionContext,
+        pipeline: PipelineResource,
+        spark: SparkRunner,
+        training: TrainingRunner,
+        registry: RegistryResource,
+        serving: ServingPlatform,
+    ) -> MaterializeResult:
+        with user_faults(pipeline):
+            name = context.partition_key
+            trial = read_trial(pipeline, name)
+            resources = {
+                "spark": spark,
+                "training": training,
+                "registry": registry,
+                "serving": serving,
+            }
+            made = run_trial(context, pipeline, trial, resources)
+            done = _results(context.instance, pipeline, name)
+            return MaterializeResult(metadata=_metadata(done[name], done, made))
+
+    return experiments
 
 
-def _partitions(settings: PipelineSettings) -> DynamicPartitionsDefinition:
+def partitions(settings: PipelineSettings) -> DynamicPartitionsDefinition:
+    """A pipeline's trials, by their names."""
     return DynamicPartitionsDefinition(name=f"{settings.name}_trials")
 
 
-class ExperimentConfig(Config):
-    """What is tried."""
+def read_trial(pipeline: PipelineResource, name: str) -> Trial:
+    """The trial that a partition is named by; raises UserError where it cannot be tried."""
+    try:
+        words = shlex.split(name)
+    except ValueError as error:
+        raise UserError(f"{name!r}: {error}. Name a partition KEY=VALUE KEY=VALUE.") from error
+    trials = plan_trials(Path(pipeline.config_path), parse_changes(words))
+    if [trial.name for trial in trials] != [name]:
+        raise UserError(
+            f"The partition {name!r} is another way to write {trials[0].name!r}, or holds more "
+            "than one trial. Delete it, and add one for each trial."
+        )
+    return trials[0]
 
-    settings: dict[str, Any] = Field(
-        description="Keys of the pipeline file, such as `checkpoint.optimizer.learning_rate`, each "
-        "with a list of values; all combinations are tried."
-    )
 
+def _results(
+    instance: DagsterInstance, pipeline: PipelineResource, newest: str
+) -> dict[str, TrialResult]:
+    """The results of all trials measured against what the newest was, the table's rows.
 
-@op(pool="training")
-def trials(
-    context: OpExecutionContext,
-    config: ExperimentConfig,
-    pipeline: PipelineResource,
-    spark: SparkRunner,
-    training: TrainingRunner,
-    registry: RegistryResource,
-    serving: ServingPlatform,
-) -> None:
-    """Train and measure a model for each combination; the log and `experiments` have the table."""
+    Their intervals hold together, whichever of the partitions was the best by chance.
+    """
     settings = pipeline.settings
-    with user_faults(pipeline):
-        planned = plan_trials(Path(pipeline.config_path), config.settings)
-        resources = {
-            "spark": spark,
-            "training": training,
-            "registry": registry,
-            "serving": serving,
-        }
-        done: list[TrialResult] = []
-
-        def enter(result: TrialResult) -> None:
-            done.append(result)
-            partitions = _partitions(settings)
-            context.instance.add_dynamic_partitions(str(partitions.name), [result.trial])
-            context.log_event(
-                AssetMaterialization(
-                    asset_key(settings, ASSET), partition=result.trial, metadata=_metadata(done)
-                )
-            )
-
-        Experiment(pipeline, resources, planned).run(context.log.info, enter)
-    if failed := [one for one in done if one.verdict == "failed"]:
-        said = " ".join(f"{one.trial}: {one.reason}" for one in failed)
-        raise Failure(f"{len(failed)} of {len(done)} trials failed. {said}", allow_retries=False)
+    names = instance.get_dynamic_partitions(str(partitions(settings).name))
+    found, references = {}, {}
+    for name in names:
+        record = trial_record(pipeline, name)
+        checkpoint, measured = map(record.find_current, ("checkpoint", "trial_metrics"))
+        if checkpoint and measured:
+            cost = settings.automation.cost_per_hour
+            gate = settings.model_version.gate
+            found[name] = read_result(name, checkpoint, measured, gate, len(names), cost)
+            references[name] = measured.manifest.inputs.get("incumbent")
+    return {name: found[name] for name in found if references[name] == references[newest]}
 
 
-def _metadata(done: list[TrialResult]) -> dict[str, Any]:
-    """Of the newest result, with the table of all so far."""
-    result = done[-1]
+def _metadata(
+    result: TrialResult, done: Mapping[str, TrialResult], made: Sequence[str]
+) -> dict[str, Any]:
+    """Of one result, with the table of all so far."""
     figures = {
         name: getattr(result, name)
         for name in ("score", "gain", "gain_low", "gain_high", "training_seconds", "cost")
     }
     return {
+        "summary": f"{result.trial}: {result.verdict}",
         "verdict": result.verdict,
-        "trials": table(UI_COLUMNS, map(_shown, rows(done))),
-        "measured": caption(done),
+        "trials": table(UI_COLUMNS, map(_shown, rows(done.values()))),
+        "measured": caption(done.values()),
+        "made": ", ".join(made) or "nothing; all was there",
         **readable({name: value for name, value in figures.items() if value is not None}),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }
@@ -311,25 +255,3 @@ def _metadata(done: list[TrialResult]) -> dict[str, Any]:
 def _shown(row: Sequence[str]) -> list[str]:
     """A row's cells for the UI, which breaks them at spaces."""
     return [row[COLUMNS.index(name)].replace("=", " = ") for name in UI_COLUMNS]
-
-
-def build_experiment(settings: PipelineSettings) -> JobDefinition:
-    """The job, filled in with the learning rate of the pipeline file and a third of it."""
-    rate = settings.checkpoint.optimizer.learning_rate
-    tried = {"checkpoint.optimizer.learning_rate": [rate, float(f"{rate / 3:.2g}")]}
-
-    @job(
-        name=EXPERIMENT,
-        config=experiment_config(tried),
-        description="Tries other settings side by side and shows which is better, on validation "
-        "text; nothing is promoted or served. What is equal among the trials is made once.",
-    )
-    def experiment() -> None:
-        trials()
-
-    return experiment
-
-
-def experiment_config(tried: dict[str, Any]) -> dict[str, Any]:
-    """Run config that has some settings tried."""
-    return {"ops": {trials.name: {"config": {"settings": tried}}}}

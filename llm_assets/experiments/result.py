@@ -17,7 +17,7 @@ SPLIT = "validation"
 """Whoever picks the best of several models picks chance along with it. On held-out text that would
 be spent from the gate's promise; validation text is there to choose by."""
 CONFIDENCE = 0.95
-"""With which all intervals of an experiment hold together (Bonferroni)."""
+"""With which the intervals of all trials hold together (Bonferroni)."""
 COLUMNS = ("settings", "score", "gain", "interval", "verdict", "training", "cost")
 Finding = Literal["better", "worse", "not told apart", "too few documents", "failed"]
 
@@ -42,15 +42,13 @@ class TrialResult(BaseModel):
     """How much better than the reference it was measured, in the metric's unit."""
     gain_low: float | None = None
     gain_high: float | None = None
-    """Between these all gains of the experiment lie at 95 %; None for no bound."""
+    """Between these all trials' gains lie at 95 %; None for no bound."""
     documents: int = 0
     """Independent validation documents."""
     training_seconds: float | None = None
     """What the training took, whenever it was."""
     cost: float | None = None
     """The same in money, at `automation.cost_per_hour`."""
-    made: tuple[str, ...] = ()
-    """Stages that were made for it; all others were there."""
 
 
 def read_result(
@@ -60,18 +58,15 @@ def read_result(
     gate: GateSettings,
     trials: int,
     cost_per_hour: float | None,
-    made: tuple[str, ...],
 ) -> TrialResult:
     """The result of a trial that ran to its end.
 
     Args:
         checkpoint, measured: its `checkpoint` and `trial_metrics`.
-        trials: how many the experiment has; the more, the wider the intervals.
+        trials: how many there are; the more, the wider the intervals.
     """
     stats = measured.stats
-    told: dict[str, Any] = {"trial": trial, "made": made} | training_cost(
-        checkpoint.stats, cost_per_hour
-    )
+    told: dict[str, Any] = {"trial": trial} | training_cost(checkpoint.stats, cost_per_hour)
     if stats["faults"]:
         return TrialResult(verdict="failed", reason=" ".join(stats["faults"].values()), **told)
     metric = Metric.model_validate(stats["metric"])
@@ -127,17 +122,16 @@ def rows(results: Iterable[TrialResult]) -> list[tuple[str, ...]]:
 
 
 def caption(results: Iterable[TrialResult]) -> str:
-    """What the figures of the table are, and what was made for them."""
+    """What the figures of the table are."""
     measured = [one for one in results if one.gain is not None]
     if not measured:
         return "Nothing could be measured."
     one = measured[0]
     against = "the version that is wanted" if one.reference == "incumbent" else "the base model"
-    made = list(dict.fromkeys(stage for one in measured for stage in one.made))
     return (
         f"Score: {one.metric.replace('_', ' ')} on {one.documents} independent validation "
-        f"documents; gain over {against}, all intervals together at {CONFIDENCE:.0%}. Made for it: "
-        f"{', '.join(made) or 'nothing'}; all else was there. Nothing was promoted."
+        f"documents; gain over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was "
+        "promoted."
     )
 
 

@@ -1,6 +1,7 @@
 """What an experiment tries: settings with several values each, in all combinations."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +11,6 @@ from typing import Any
 import yaml
 
 from artifacts.errors import UserError
-from artifacts.store.identity import hash_json
 from llm_assets.config import changed_settings
 
 SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
@@ -28,16 +28,13 @@ class Trial:
     @property
     def name(self) -> str:
         """What is changed, for people; Dagster's partition key."""
-        return " ".join(f"{key}={_shown(value)}" for key, value in self.changes.items())
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the trial's own record."""
-        return hash_json(self.changes)
+        return " ".join(shlex.quote(f"{k}={_shown(v)}") for k, v in self.changes.items())
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """What `parse_changes` reads as the value."""
+    is_plain = isinstance(value, str) and yaml.safe_load(f"[{value}]") == [value]
+    return str(value) if is_plain else json.dumps(value)
 
 
 def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ process, and one Spark session for as long as the process lives.
 import json
 import signal
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
@@ -17,7 +18,6 @@ from dagster import (
     AssetExecutionContext,
     AssetSelection,
     DagsterInstance,
-    DagsterRunStatus,
     Definitions,
 )
 
@@ -40,6 +40,8 @@ def ask(
     select: str,
     run_config: Any = None,
     tags: Mapping[str, str] | None = None,
+    instance: DagsterInstance | None = None,
+    partition: str | None = None,
     **resources: Any,
 ) -> str:
     """Materialize in this process: what the step or check that failed says, or nothing."""
@@ -51,12 +53,13 @@ def ask(
         executor=defs.executor,
     )
     keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
-    with DagsterInstance.ephemeral() as instance:
+    with nullcontext(instance) if instance else DagsterInstance.ephemeral() as history:
         result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
             run_config=run_config,
             tags=tags,
             asset_selection=list(keys),
-            instance=instance,
+            instance=history,
+            partition_key=partition,
             raise_on_error=False,
         )
     for event in result.filter_events(lambda event: event.is_step_failure):
@@ -68,22 +71,6 @@ def ask(
         return str(blocking[0].description)
     assert result.success
     return ""
-
-
-def run_job(
-    project: Project, name: str, run_config: Any, instance: DagsterInstance, **resources: Any
-) -> DagsterRunStatus:
-    """Run one of the pipeline's jobs in this process: how it ended."""
-    defs = build_definitions(load_settings(project.config), str(project.config))
-    defs = Definitions(
-        assets=defs.assets, jobs=defs.jobs, resources={**(defs.resources or {}), **resources}
-    )
-    ended = defs.resolve_job_def(name).execute_in_process(
-        run_config=run_config, instance=instance, raise_on_error=False
-    )
-    run = instance.get_run_by_id(ended.run_id)
-    assert run is not None
-    return run.status
 
 
 class LastingSpark(LocalSparkRunner):

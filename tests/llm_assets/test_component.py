@@ -1,21 +1,17 @@
-"""A pipeline as a component of another Dagster project."""
+"""A pipeline as a component of another Dagster project, by that project's own commands."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
-from dagster import ScaffoldRequest
-from pydantic import BaseModel
+import pytest
 
-import llm_assets
-from llm_assets.component import LanguageModel, LanguageModelScaffolder
-from llm_assets.config import COMPONENT, PipelineSettings, load_settings
-from tests.conftest import Project
-from tests.forked import run_command
+from llm_assets.config import load_settings
+from tests.conftest import ROOT, Project
 
-
-class NoParameters(BaseModel):
-    """What the command was given."""
-
-
+DG = str(Path(sys.executable).parent / "dg")
+PROJECT = '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "team"\n'
 DEFINITIONS = """
 from pathlib import Path
 
@@ -28,32 +24,52 @@ def defs():
 """
 
 
-def test_what_is_scaffolded_is_a_pipeline_file_and_lists_its_assets(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "team"\n'
+def dg(folder: Path, *arguments: str, **environment: str) -> str:
+    """What the command prints."""
+    variables = Project(folder).environment() | environment
+    for name in ("LLM_ASSETS_CONFIG", "DAGSTER_MODULE_NAME"):
+        if name not in environment:
+            del variables[name]
+    done = subprocess.run(
+        [DG, *arguments], cwd=folder, env=variables, capture_output=True, text=True
     )
-    package = tmp_path / "src" / "team"
-    place = package / "defs" / "manuals"
-    place.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "definitions.py").write_text(DEFINITIONS)
-    assert llm_assets.LanguageModel is LanguageModel
-    request = ScaffoldRequest(
-        type_name=COMPONENT,
-        target_path=place,
-        scaffold_format="yaml",
-        project_root=tmp_path,
-        params=NoParameters(),
-    )
-    LanguageModelScaffolder().scaffold(request)
-    assert LanguageModel.get_model_cls() is PipelineSettings
-    assert load_settings(place / "defs.yaml").name == "manuals"
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    environment = Project(tmp_path).environment() | {
-        "DAGSTER_MODULE_NAME": "team.definitions",
-        "PYTHONPATH": str(package.parent),
-    }
-    del environment["LLM_ASSETS_CONFIG"]
-    command = ("dagster", "asset", "list", "--working-directory", str(package.parent))
-    listed = run_command(command, tmp_path, environment, timeout=300)
-    assert "checkpoint" in listed.stdout.split(), listed.stderr
+
+def test_what_dg_scaffolds_is_a_pipeline_file_that_it_checks_and_lists(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    package = tmp_path / "src" / "team"
+    (package / "defs").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "defs" / "__init__.py").touch()
+    (package / "definitions.py").write_text(DEFINITIONS)
+    path = str(package.parent)
+    dg(tmp_path, "scaffold", "defs", "llm_assets.LanguageModel", "manuals", PYTHONPATH=path)
+    assert load_settings(package / "defs" / "manuals" / "defs.yaml").name == "manuals"
+    assert "All components validated" in dg(tmp_path, "check", "yaml", PYTHONPATH=path)
+    dg(tmp_path, "check", "defs", PYTHONPATH=path)
+    listed = json.loads(dg(tmp_path, "list", "defs", "--json", PYTHONPATH=path))
+    keys = {asset["key"] for asset in listed["assets"]}
+    assert {"checkpoint", "endpoint", "sources/text"} <= keys
+
+
+@pytest.mark.parametrize("checked", [("check", "defs"), ("list", "defs")])
+def test_dg_knows_this_project(checked: tuple[str, str], project: Project) -> None:
+    variables = {"LLM_ASSETS_CONFIG": str(project.config), "DAGSTER_HOME": str(project.folder)}
+    printed = dg(ROOT, *checked, **variables)
+    assert checked[0] == "check" or "checkpoint" in printed
+
+
+def test_dg_launches_what_dagster_materializes(with_shards: Project) -> None:
+    dg(
+        with_shards.folder,
+        *("launch", "--assets", "*checkpoint"),
+        LLM_ASSETS_CONFIG=str(with_shards.config),
+        DAGSTER_MODULE_NAME="llm_assets.definitions",
+    )
+    launched = with_shards.record.find_current("checkpoint")
+    again = with_shards.materialize("checkpoint")
+    assert again.returncode == 0, again.stderr
+    assert launched and f"checkpoint {launched.fingerprint} exists already" in again.stderr

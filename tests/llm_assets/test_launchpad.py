@@ -120,3 +120,11 @@ def test_a_wrong_value_is_refused_with_its_field_before_anything_is_made(
     printed = refused.stdout + refused.stderr
     assert refused.returncode != 0 and told in printed, printed
     assert not (project.folder / "store" / asset).exists()
+
+
+def test_steps_run_in_processes_of_their_own_where_run_config_says_so(project: Project) -> None:
+    run_config = json.dumps({"execution": {"config": {"multiprocess": {"max_concurrent": 1}}}})
+    command = ("dagster", "asset", "materialize", "--select", "raw_corpus", "--config-json")
+    done = project.run(*command, run_config)
+    assert done.returncode == 0 and "Launching subprocess" in done.stderr, done.stderr
+    assert "Launching subprocess" not in project.materialize("raw_corpus").stderr

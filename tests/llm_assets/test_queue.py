@@ -1,20 +1,28 @@
 """Runs queue where they need the same thing, and what has died is no longer in the way."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, build_sensor_context
-from dagster._core.execution.api import create_execution_plan
-from dagster._core.instance.config import PoolGranularity
-from dagster._core.op_concurrency_limits_counter import GlobalOpConcurrencyLimitsCounter
-from dagster._core.storage.dagster_run import DagsterRun, RunsFilter
+from dagster import (
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    build_sensor_context,
+)
 
 from llm_assets.automation.launched import PIPELINE_TAG
+from llm_assets.automation.run_processes import STARTED
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from tests.conftest import Project, make_project
+from tests.conftest import ROOT, Project, make_project
+from tests.dagster_services import daemon
+from tests.forked import run_command
+from tests.waiting import wait_until
 
 
 def create_run(
@@ -22,8 +30,7 @@ def create_run(
 ) -> DagsterRun:
     defs = build_definitions(load_settings(project.config), str(project.config))
     job = defs.resolve_job_def(job_name)
-    plan = create_execution_plan(job)
-    return instance.create_run_for_job(job, execution_plan=plan, status=status)
+    return instance.create_run_for_job(job, status=status)
 
 
 def test_a_second_training_waits_in_the_queue_for_the_first(
@@ -33,27 +40,13 @@ def test_a_second_training_waits_in_the_queue_for_the_first(
     # The history's folder is relative to where one is.
     monkeypatch.chdir(project.folder)
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        pools = instance.get_concurrency_config().pool_config
-        assert pools.pool_granularity is PoolGranularity.RUN and pools.default_pool_limit == 1
-
-        sensed = create_run(instance, project, "retraining", DagsterRunStatus.NOT_STARTED)
-        assert sensed.run_op_concurrency
-        assert "training" in (sensed.run_op_concurrency.all_pools or set())
-
-        def is_blocked(run: DagsterRun) -> bool:
-            active = instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
-            return GlobalOpConcurrencyLimitsCounter(
-                instance,
-                [run],
-                active,
-                instance.event_log_storage.get_concurrency_keys(),
-                instance.event_log_storage.get_pool_limits(),
-                pool_granularity=pools.pool_granularity,
-            ).is_blocked(run)
-
-        assert not is_blocked(sensed)
         create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
-        assert is_blocked(sensed)
+    command = ("dagster", "job", "launch", "-m", "llm_assets.definitions", "-j", "retraining")
+    launched = project.run(*command)
+    assert launched.returncode == 0, launched.stdout + launched.stderr
+    with daemon(project) as log:
+        waits = "is blocked by global concurrency limits"
+        wait_until(lambda: waits in log.read_text(), told=log.read_text)
 
 
 def test_a_run_is_failed_once_its_process_has_died(
@@ -84,3 +77,34 @@ def test_a_run_is_failed_once_its_process_has_died(
         assert look() is None
         processes[1].communicate(b"\n")
         assert look() == f"Failed: {runs[1]}"
+
+
+@pytest.mark.soak
+def test_a_run_whose_process_was_killed_is_launched_again_by_dagster(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.folder)
+    workspace = ("-w", str(ROOT / "workspace.yaml"))
+    variables = project.environment()
+    del variables["DAGSTER_MODULE_NAME"]
+    command = ("dagster", "job", "launch", *workspace, "-j", "retraining")
+    launched = run_command(command, project.folder, variables, timeout=300)
+    assert launched.returncode == 0, launched.stderr
+    with (
+        daemon(project) as log,
+        DagsterInstance.from_config(str(project.folder)) as instance,
+    ):
+
+        def process() -> int | None:
+            (run,) = instance.get_runs()
+            events = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+            pids = [int(found[1]) for one in events if (found := STARTED.search(one.message))]
+            is_under_way = run.status is DagsterRunStatus.STARTED
+            return pids[0] if pids and is_under_way else None
+
+        wait_until(process, told=log.read_text)
+        os.kill(process() or 0, signal.SIGKILL)
+        wait_until(lambda: len(instance.get_runs()) == 2, told=log.read_text)
+        again, killed = instance.get_runs()
+        assert killed.status is DagsterRunStatus.FAILURE and again.parent_run_id == killed.run_id
+        instance.report_run_canceled(again)

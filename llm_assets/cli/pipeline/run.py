@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from dagster import (
     AssetKey,
-    AssetMaterialization,
     DagsterEventType,
     DagsterInstance,
     Definitions,
@@ -33,7 +32,7 @@ from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
 from llm_assets.cli.session import open_session, use_this_folders_history
 from llm_assets.config import PipelineSettings, config_path, load_settings
-from llm_assets.experiments.job import EXPERIMENT, RESULT, experiment_config
+from llm_assets.experiments.job import ASSET, RESULT, partitions
 from llm_assets.experiments.result import COLUMNS, TrialResult, caption, ranked, rows
 from llm_assets.experiments.trials import plan_trials
 from llm_assets.maintenance.cleaning import clean
@@ -158,7 +157,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
         from llm_assets.definitions import defs
 
-        assets = _assets_in_order(defs)
+        keys = _assets_in_order(defs)
+        assets = [key.path[-1] for key in keys]
         # The endpoint is made each time; all others are kept in the store.
         kept = [name for name in assets if name != "endpoint"]
         if unknown := set(rebuild) - set(kept):
@@ -170,9 +170,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         with progress:
             job = defs.resolve_job_def(ASSET_JOB)
             # Named one by one, since the UI shows what is named as the run's target.
-            every = list(defs.resolve_asset_graph().materializable_asset_keys)
             tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
-            result = _execute(job, progress, settings.name, every, tags=tags)
+            result = _execute(job, progress, settings.name, keys, tags=tags)
         if result is None or progress.interrupted:
             console.print(f"\n{INTERRUPTED}")
             return 130
@@ -217,42 +216,42 @@ def materialize_assets(
     Raises:
         UserError: one of them failed, or the run was interrupted; the message names the log.
     """
-    keys = [asset_key(settings, name) for name in assets]
-    result, log_path = _run_in_this_process(settings, ASSET_JOB, keys, run_config)
+    result, log_path = _run_in_this_process(settings, assets, run_config)
     if not result.success:
         raise UserError(f"The run failed; the same command goes on from here. Its log: {log_path}")
 
 
-def run_job(
-    settings: PipelineSettings, name: str, run_config: dict[str, Any], quiet: bool = False
+def run_partition(
+    settings: PipelineSettings, asset: str, partition: str, quiet: bool
 ) -> ExecuteInProcessResult:
-    """Run a job of one step in this process; raises UserError where it was interrupted.
+    """Make a partition of an asset in this process; raises UserError where it was interrupted.
 
     Args:
         quiet: leaves the terminal to what the caller prints.
     """
-    result, _ = _run_in_this_process(settings, name, None, run_config, quiet)
+    result, _ = _run_in_this_process(settings, [asset], None, quiet, partition)
     return result
 
 
 def _run_in_this_process(
     settings: PipelineSettings,
-    name: str,
-    assets: Sequence[AssetKey] | None,
+    assets: Sequence[str],
     run_config: dict[str, Any] | None,
     quiet: bool = False,
+    partition: str | None = None,
 ) -> tuple[ExecuteInProcessResult, Path]:
-    """The result of a job, of which some assets may be chosen, and the log of it."""
+    """The result of making some assets, and the log of it."""
     use_this_folders_history()
     log_path = _log_path()
     with _terminal(log_path, verbose=False) as terminal:
         from llm_assets.definitions import defs
 
-        job = defs.resolve_job_def(name)
-        steps = _assets_in_order(defs) if name == ASSET_JOB else [one.name for one in job.nodes]
-        progress = Progress(Console(file=terminal, quiet=quiet), steps)
+        job = defs.resolve_job_def(ASSET_JOB)
+        keys = [asset_key(settings, name) for name in assets]
+        steps = assets if partition else [key.path[-1] for key in _assets_in_order(defs)]
+        progress = Progress(Console(file=terminal, quiet=quiet), list(steps))
         with progress:
-            result = _execute(job, progress, settings.name, assets, run_config)
+            result = _execute(job, progress, settings.name, keys, run_config, partition=partition)
     if result is None or progress.interrupted:
         raise UserError(INTERRUPTED)
     return result, log_path
@@ -266,9 +265,10 @@ def _execute(
     job: JobDefinition,
     progress: Progress,
     pipeline: str,
-    assets: Sequence[AssetKey] | None = None,
+    assets: Sequence[AssetKey],
     run_config: dict[str, Any] | None = None,
     tags: Mapping[str, str] = MappingProxyType({}),
+    partition: str | None = None,
 ) -> ExecuteInProcessResult | None:
     from dagster import DagsterExecutionInterruptedError
 
@@ -281,6 +281,7 @@ def _execute(
                 run_id=run_id,
                 raise_on_error=False,
                 asset_selection=assets,
+                partition_key=partition,
                 run_config=run_config,
                 tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder(), **tags},
             )
@@ -288,11 +289,11 @@ def _execute(
             return None
 
 
-def _assets_in_order(defs: Definitions) -> list[str]:
-    """The names of their steps, which have no prefix."""
+def _assets_in_order(defs: Definitions) -> list[AssetKey]:
+    """What a run of the whole graph makes; steps are named without the prefix."""
     graph = defs.resolve_asset_graph()
-    made = graph.materializable_asset_keys
-    return [key.path[-1] for key in graph.toposorted_asset_keys if key in made]
+    made = graph.unpartitioned_asset_keys & graph.materializable_asset_keys
+    return [key for key in graph.toposorted_asset_keys if key in made]
 
 
 @contextmanager
@@ -334,15 +335,20 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     """
     path = config_path()
     settings = load_settings(path)
-    plan_trials(path, changes)
+    trials = [trial.name for trial in plan_trials(path, changes)]
     preflight(settings, seconds_before_run(settings), is_judged=False)
-    ended = run_job(settings, EXPERIMENT, experiment_config(dict(changes)), quiet)
-    events = ended.filter_events(lambda event: event.event_type_value == "ASSET_MATERIALIZATION")
-    return ranked(_result(event.materialization) for event in events)
+    use_this_folders_history()
+    with DagsterInstance.get() as instance:
+        instance.add_dynamic_partitions(str(partitions(settings).name), trials)
+    return ranked(_result(trial, run_partition(settings, ASSET, trial, quiet)) for trial in trials)
 
 
-def _result(event: AssetMaterialization) -> TrialResult:
-    return TrialResult.model_validate(event.metadata[RESULT].value)
+def _result(trial: str, ended: ExecuteInProcessResult) -> TrialResult:
+    for event in ended.filter_events(lambda event: event.is_step_failure):
+        reason = failure_reason(event.step_failure_data)
+        return TrialResult(trial=trial, verdict="failed", reason=reason)
+    (made,) = ended.asset_materializations_for_node(ASSET)
+    return TrialResult.model_validate(made.metadata[RESULT].value)
 
 
 def print_results(console: Console, results: list[TrialResult]) -> None:

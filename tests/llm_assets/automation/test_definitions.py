@@ -2,21 +2,19 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from dagster import (
-    AssetKey,
     DagsterInstance,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
     SkipReason,
     build_schedule_context,
-    evaluate_automation_conditions,
 )
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
@@ -118,7 +116,7 @@ def test_sensors_are_on_where_the_pipeline_file_says_so(project: Project) -> Non
 
 def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
     defs = define(project)
-    jobs = {"retraining", "evaluation", "experiment", "redeployment", "rollback", "cleaning"}
+    jobs = {"retraining", "evaluation", "redeployment", "rollback", "cleaning"}
     assert jobs <= {job.name for job in defs.resolve_all_job_defs()}
     unset = {name for name in jobs if defs.resolve_job_def(name).run_config == {}}
     assert unset == {"evaluation", "redeployment", "cleaning"}
@@ -176,23 +174,6 @@ def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -
     assert {spec.group_name for spec in specs.values()} == {"manual"}
     columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns
     assert [column.name for column in columns][:2] == ["id", "text"]
-
-
-def test_declared_automation_reads_by_the_clock_and_follows_what_changed(
-    project: Project, instance: DagsterInstance
-) -> None:
-    defs = define(project, way="declarative", enabled=True, fresh_days=7)
-    statuses = {sensor.name: sensor.default_status for sensor in defs.sensors}
-    assert statuses["conditions_of_assets"] is DefaultSensorStatus.RUNNING
-    assert statuses["source_text_changed"] is DefaultSensorStatus.STOPPED
-
-    before = evaluate_automation_conditions(defs, instance, evaluation_time=SUNDAY_NOON)
-    after = evaluate_automation_conditions(
-        defs, instance, evaluation_time=SUNDAY_NOON + timedelta(hours=16), cursor=before.cursor
-    )
-    raw, checkpoint = AssetKey("raw_corpus"), AssetKey("checkpoint")
-    assert [result.get_num_requested(raw) for result in (before, after)] == [0, 1]
-    assert after.get_num_requested(checkpoint) == 0
 
 
 @pytest.mark.soak

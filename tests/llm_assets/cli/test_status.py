@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from dagster import (
     asset,
     define_asset_job,
 )
-from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.scheduler.instigation import TickData, TickStatus
-from dagster_shared.error import SerializableErrorInfo
 
 from tests.conftest import Project
+from tests.dagster_services import daemon
+from tests.waiting import wait_until
 
 SLOW = ("dagster", "numpy", "pandas", "pyarrow", "pyspark", "torch", "transformers", "starlette")
 SAY_WHAT_IS_LOADED = f"""
@@ -51,32 +49,30 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
     def anything() -> None: ...
 
     monkeypatch.chdir(project.folder)
+    project.configure(automation={"enabled": True, "check_seconds": 1})
     job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
     with DagsterInstance.from_config(str(project.folder)) as instance:
         ids = {
             status: instance.create_run_for_job(job, status=status).run_id
             for status in (DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS)
         }
-        for reason in ("The text is older.", "The text changed 3 s ago."):
-            instance.create_tick(_tick("source_text_changed", skip_reason=reason))
-        error = SerializableErrorInfo("The port is taken.\n", [], "Failure")
-        instance.create_tick(_tick("endpoint_follows", error=error))
-    status = json.loads(project.run("llm-assets", "status", "--json").stdout)
-    assert status["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
-    waits, fails = status["waiting"]
-    assert waits.startswith("source_text_changed waits (")
-    assert waits.endswith("UTC): The text changed 3 s ago.")
-    assert fails.startswith("endpoint_follows failed (") and fails.endswith("The port is taken.")
-    assert status["services"] is None
+    ticks = ("source_text_changed waits", "endpoint_follows waits")
 
+    def status() -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(project.run("llm-assets", "status", "--json").stdout)
+        return told
 
-def _tick(sensor: str, **outcome: Any) -> TickData:
-    return TickData(
-        instigator_origin_id="origin",
-        instigator_name=sensor,
-        instigator_type=InstigatorType.SENSOR,
-        status=TickStatus.FAILURE if "error" in outcome else TickStatus.SKIPPED,
-        timestamp=time.time(),
-        selector_id=sensor,
-        **outcome,
-    )
+    def told_of(*beginnings: str) -> list[str]:
+        waiting = status()["waiting"]
+        return [one for name in beginnings for one in waiting if one.startswith(f"{name} (")]
+
+    with daemon(project) as log:
+        wait_until(lambda: len(told_of(*ticks)) == 2, poll_seconds=1, told=log.read_text)
+        waits, _ = told_of(*ticks)
+        assert "UTC): The text changed " in waits and waits.endswith("until it is quiet for 300 s.")
+        (project.folder / "text").rename(project.folder / "gone")
+        failed = "source_text_changed failed"
+        wait_until(lambda: told_of(failed), poll_seconds=1, told=log.read_text)
+        assert "matches no file" in told_of(failed)[0]
+    assert status()["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
+    assert status()["services"] is None

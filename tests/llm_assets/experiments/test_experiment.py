@@ -6,37 +6,37 @@ import shlex
 from typing import Any
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus
+from dagster import AssetKey, DagsterInstance
 from rich.console import Console
 
 from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
 from llm_assets.experiments.result import TrialResult, finding, ranked
-from llm_assets.experiments.trials import parse_changes
+from llm_assets.experiments.trials import parse_changes, plan_trials
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, Verdict
 from llm_assets.registry.base import LocalRegistry
 from recipes.settings import TrainingSettings
 from tests.conftest import Project
-from tests.llm_assets.in_process import TrainingHere, run_job
+from tests.llm_assets.in_process import TrainingHere, ask
 
 RATE, STEPS = "checkpoint.optimizer.learning_rate", "checkpoint.budget.steps"
 USUAL, SMALL = f"{RATE}=0.01", f"{RATE}=0.0001"
 
 
-def experiment(
-    project: Project, instance: DagsterInstance, changes: dict[str, list[object]]
-) -> DagsterRunStatus:
-    config = {"ops": {"trials": {"config": {"settings": changes}}}}
-    return run_job(project, "experiment", config, instance, training=TrainingHere())
+def experiment(project: Project, instance: DagsterInstance, *trials: str) -> list[str]:
+    """Materialize a partition for each trial; what failed of each."""
+    instance.add_dynamic_partitions("manual_trials", trials)
+    here = {"instance": instance, "training": TrainingHere()}
+    return [ask(project, "experiments", partition=trial, **here) for trial in trials]
 
 
-def results(instance: DagsterInstance) -> dict[str, TrialResult]:
-    """What the partitions of the asset `experiments` hold."""
+def told(instance: DagsterInstance) -> dict[str, dict[str, Any]]:
+    """Partition to what its newest materialization says."""
     records = instance.fetch_materializations(AssetKey("experiments"), limit=100).records
     newest_last = [one.asset_materialization for one in reversed(records)]
     found = {
-        one.partition or "": TrialResult.model_validate(one.metadata["result"].value)
+        one.partition or "": {name: value.value for name, value in one.metadata.items()}
         for one in newest_last
         if one
     }
@@ -44,13 +44,17 @@ def results(instance: DagsterInstance) -> dict[str, TrialResult]:
     return found
 
 
+def results(instance: DagsterInstance) -> dict[str, TrialResult]:
+    return {name: TrialResult.model_validate(one["result"]) for name, one in told(instance).items()}
+
+
 def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: Project) -> None:
     before = LocalRegistry(with_shards.folder / "store", "manual").state()
     with DagsterInstance.ephemeral() as instance:
-        assert experiment(with_shards, instance, {RATE: [0.01, 0.0001]}) is DagsterRunStatus.SUCCESS
+        assert experiment(with_shards, instance, USUAL, SMALL) == ["", ""]
+        assert {one["made"] for one in told(instance).values()} == {"checkpoint, trial_metrics"}
+        assert len(str(told(instance)[SMALL]["trials"]).splitlines()) == 4, "a table of both"
         usual, small = (results(instance)[name] for name in (USUAL, SMALL))
-
-        assert usual.made == small.made == ("checkpoint", "trial_metrics")
         # A tenth of 240 documents is validation text.
         assert usual.verdict == "too few documents" and 0 < usual.documents < 30
         assert usual.reference == "base"
@@ -58,8 +62,8 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
         assert usual.gain_low and usual.gain_high
         assert usual.gain_low < usual.gain < usual.gain_high
 
-        assert experiment(with_shards, instance, {RATE: [0.01, 0.0001]}) is DagsterRunStatus.SUCCESS
-        assert {one.made for one in results(instance).values()} == {()}
+        assert experiment(with_shards, instance, SMALL) == [""]
+        assert told(instance)[SMALL]["made"] == "nothing; all was there"
 
     assert LocalRegistry(with_shards.folder / "store", "manual").state() == before
     assert with_shards.record.history().assets == {}
@@ -95,13 +99,12 @@ def test_a_gain_is_told_by_its_bounds_and_has_to_matter(
     assert finding(found, gate) == finding(turned, gate) == verdict
 
 
-def test_a_trial_that_fails_is_a_row_and_the_others_go_on(project: Project) -> None:
+def test_a_trial_that_fails_says_why_and_the_others_go_on(project: Project) -> None:
     (project.folder / "text").rename(project.folder / "gone")
     with DagsterInstance.ephemeral() as instance:
-        assert experiment(project, instance, {RATE: [0.01, 0.02]}) is DagsterRunStatus.FAILURE
-        found = results(instance)
-    assert {one.verdict for one in found.values()} == {"failed"} and len(found) == 2
-    assert "raw_corpus: " in found[USUAL].reason and "matches no file" in found[USUAL].reason
+        failures = experiment(project, instance, USUAL, f"{RATE}=0.02", "checkpoint.sede=1")
+    assert all("matches no file" in one for one in failures[:2])
+    assert "did you mean `seed`" in failures[2]
 
 
 def test_the_table_has_a_row_a_trial_the_best_first() -> None:
@@ -117,7 +120,6 @@ def test_the_table_has_a_row_a_trial_the_best_first() -> None:
         gain_high=0.2,
         training_seconds=90,
         cost=0.25,
-        made=("checkpoint",),
         **some,
     )
     failed = TrialResult(trial="b.a=3", verdict="failed", reason="no [memory]")
@@ -127,7 +129,6 @@ def test_the_table_has_a_row_a_trial_the_best_first() -> None:
     assert [line.split()[0] for line in lines] == ["a=2", "a=1", "a=3"]
     assert "+0.0500 to +0.2000" in lines[0] and "1 min 30 s" in lines[0] and "0.25" in lines[0]
     assert "failed: no [memory]" in lines[2]
-    assert "Made for it: checkpoint; all else was there." in " ".join(text.split())
     assert "40 independent validation documents" in text and "Nothing was promoted" in text
 
 
@@ -137,7 +138,6 @@ def test_the_command_prints_what_came_of_it(with_shards: Project) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     best, other = json.loads(ended.stdout)
     assert (best["trial"], other["trial"]) == (USUAL, SMALL)
-    assert best["made"] == other["made"] == ["checkpoint", "trial_metrics"]
     shown = with_shards.run("llm-assets", "experiment", "--set", f"{RATE}=0.01,0.0001")
     assert shown.returncode == 0 and "validation documents" in shown.stdout
 
@@ -152,12 +152,11 @@ def test_a_model_that_learnt_too_little_comes_with_a_command_that_finds_a_better
     assert advised == f"llm-assets experiment --set {RATE}=0.0004,0.0012,0.00013 --set {STEPS}=24"
     (_, _, _, rates, _, steps) = shlex.split(advised)
     with DagsterInstance.ephemeral() as instance:
-        tried: dict[str, list[object]] = {RATE: [0.0004], STEPS: [12]}
-        assert experiment(with_shards, instance, tried) is DagsterRunStatus.SUCCESS
+        assert experiment(with_shards, instance, f"{RATE}=0.0004 {STEPS}=12") == [""]
         (before,) = results(instance).values()
-    changes = parse_changes([rates, steps])
+    trials = plan_trials(with_shards.config, parse_changes([rates, steps]))
     with DagsterInstance.ephemeral() as instance:
-        assert experiment(with_shards, instance, changes) is DagsterRunStatus.SUCCESS
+        assert not any(experiment(with_shards, instance, *(trial.name for trial in trials)))
         best = ranked(results(instance).values())[0]
 
     assert before.gain and best.gain and best.gain > before.gain

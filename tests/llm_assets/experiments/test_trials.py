@@ -8,7 +8,9 @@ from click.testing import CliRunner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
+from llm_assets.experiments.job import read_trial
 from llm_assets.experiments.trials import parse_changes, plan_trials
+from llm_assets.pipeline import PipelineResource
 from tests.conftest import Project, make_project
 
 RATE = "checkpoint.optimizer.learning_rate"
@@ -27,6 +29,17 @@ def test_all_combinations_are_tried_each_under_a_name_that_says_them(project: Pr
         f"{RATE}=1e-3 checkpoint.seed=1",
         f"{RATE}=1e-3 checkpoint.seed=2",
     ]
+
+
+def test_a_trial_is_read_from_its_name(project: Project) -> None:
+    changes = {RATE: [1e-3], "tokenized_shards.mixing": [{"manual": {"share": 0.5}}]}
+    changes["base_model.folder"] = ["a, b's"]
+    (trial,) = plan_trials(project.config, changes)
+    pipeline = PipelineResource(config_path=str(project.config))
+    assert read_trial(pipeline, trial.name) == trial
+    for name in (f"{RATE}=1,2", f"{RATE}='1", f" {trial.name}"):
+        with pytest.raises(UserError):
+            read_trial(pipeline, name)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,189 @@
+"""What people do in Dagster's own UI, in a real browser beside its webserver and daemon."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripts.screenshots import click
+from tests.browser import Browser, browser
+from tests.conftest import ROOT, Project
+from tests.dagster_services import daemon, webserver
+from tests.needs import needs
+from tests.waiting import wait_until
+
+LAUNCH = """mutation($assets: [AssetKeyInput!]) { launchPipelineExecution(executionParams: {
+  selector: {repositoryLocationName: "llm_assets", repositoryName: "__repository__",
+    pipelineName: "__ASSET_JOB", assetSelection: $assets, assetCheckSelection: []},
+  runConfigData: "{}", mode: "default"}) {
+  ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+RUNS = """{ runsOrError { ... on Runs { results { runId status parentRunId
+  tags { key value } stepStats { stepKey status } } } } }"""
+BUTTONS = "[...document.querySelectorAll('button')]"
+EFFECT_SECONDS = 5.0
+OVER = ("SUCCESS", "FAILURE", "CANCELED")
+
+
+def _number_of(label: str) -> str:
+    """Script: the number of the first button that begins with a label, -1 for none."""
+    return f"{BUTTONS}.findIndex((one) => one.textContent.startsWith({json.dumps(label)}))"
+
+
+class Ui:
+    """Dagster's UI and daemon of a project, and a browser."""
+
+    def __init__(self, project: Project, address: str, page: Browser, log: Path) -> None:
+        self.project, self.address, self.page, self.log = project, address, page, log
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        body = {"query": query, "variables": variables}
+        answer = httpx.post(f"{self.address}/graphql", json=body, timeout=60)
+        found: dict[str, Any] = answer.raise_for_status().json()["data"]
+        return found
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        results: list[dict[str, Any]] = self.ask(RUNS)["runsOrError"]["results"]
+        return results
+
+    def wait_for_runs(self, count: int) -> list[dict[str, Any]]:
+        """All runs, once there are so many and all of them are over."""
+
+        def are_over() -> bool:
+            runs = self.runs()
+            return len(runs) == count and all(run["status"] in OVER for run in runs)
+
+        wait_until(
+            are_over, poll_seconds=0.5, told=lambda: f"{self.runs()}\n{self.log.read_text()}"
+        )
+        return self.runs()
+
+    def open(self, path: str, text: str) -> None:
+        """A page, once it shows some text."""
+        self.page.open(self.address + path)
+        self.shows(text)
+
+    def shows(self, text: str) -> None:
+        self.page.wait_for(f"document.body.innerText.includes({json.dumps(text)})")
+
+    def choose(self, label: str, item: str) -> None:
+        """Click an item of the menu beside a button."""
+        self.click_until(f"1 + {_number_of(label)}", f"{_number_of(item)} >= 0")
+        click(self.page, "button", item)
+
+    def click_until(self, number: str, condition: str) -> None:
+        """Click a button by its number until that has an effect; a page may not listen yet."""
+        done = f"Boolean({condition})"
+
+        def has_effect() -> bool:
+            self.page.evaluate(f"{BUTTONS}[{number}]?.click()")
+            end = time.monotonic() + EFFECT_SECONDS
+            while time.monotonic() < end and not self.page.evaluate(done):
+                time.sleep(0.1)
+            return bool(self.page.evaluate(done))
+
+        wait_until(has_effect, told=lambda: str(self.page.evaluate("document.body.innerText")))
+
+    def write(self, placeholder: str, text: str) -> None:
+        """Type into a field."""
+        field = f"document.querySelector('input[placeholder={json.dumps(placeholder)}]')"
+        self.page.wait_for(field)
+        typed = "Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set"
+        self.page.evaluate(
+            f"{typed}.call({field}, {json.dumps(text)});"
+            f"{field}.dispatchEvent(new Event('input', {{bubbles: true}})); 0"
+        )
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Type a run's config into the launchpad; YAML reads JSON."""
+        editor = "document.querySelector('.CodeMirror')"
+        self.page.wait_for(editor)
+        self.page.evaluate(f"{editor}.CodeMirror.setValue({json.dumps(json.dumps(config))})")
+
+
+@pytest.fixture
+def ui(project: Project, tmp_path: Path) -> Iterator[Ui]:
+    (project.folder / "workspace.yaml").write_text((ROOT / "workspace.yaml").read_text())
+    with (
+        daemon(project) as log,
+        webserver(project) as address,
+        browser(tmp_path) as page,
+    ):
+        yield Ui(project, address, page, log)
+
+
+@needs("Chromium")
+def test_the_launchpad_refuses_a_wrong_value_and_launches_another_than_the_files(ui: Ui) -> None:
+    ui.open("/assets/raw_corpus", "Materialize")
+    ui.choose("Materialize", "Open launchpad")
+    ui.write_config({"ops": {"raw_corpus": {"config": {"sorces": []}}}})
+    ui.shows('unexpected config entry "sorces"')
+    source = {"type": "files", "name": "manual", "path": str(ui.project.folder / "text")}
+    sources = [source | {"maximum_document_megabytes": 3}]
+    ui.write_config({"ops": {"raw_corpus": {"config": {"sources": sources}}}})
+    ui.shows("No errors")
+    click(ui.page, ".dagster-dialog button", "Materialize")
+    (run,) = ui.wait_for_runs(1)
+    assert run["status"] == "SUCCESS"
+    ui.open("/assets/raw_corpus?view=overview", "changed_for_this_run")
+
+
+@needs("Chromium")
+def test_a_backfill_has_a_run_for_each_partition_that_was_added(ui: Ui) -> None:
+    wrong = {"checkpoint.sede=1": "did you mean `seed`", "endpoint.port=1": "decides a model"}
+    launch_backfill(ui, *wrong)
+    runs = ui.wait_for_runs(2)
+    assert {tag(run, "dagster/partition") for run in runs} == set(wrong)
+    assert len({tag(run, "dagster/backfill") for run in runs}) == 1
+    for run in runs:
+        ui.open(f"/runs/{run['runId']}", wrong[tag(run, "dagster/partition")])
+
+
+@pytest.mark.soak
+@needs("Chromium")
+def test_a_backfill_tries_settings_side_by_side(ui: Ui) -> None:
+    trials = [f"checkpoint.optimizer.learning_rate={rate}" for rate in ("0.01", "0.0001")]
+    launch_backfill(ui, *trials)
+    assert {run["status"] for run in ui.wait_for_runs(2)} == {"SUCCESS"}
+    ui.open("/assets/experiments?view=partitions", "Materialized (2)")
+
+
+def launch_backfill(ui: Ui, *trials: str) -> None:
+    """Add partitions to `experiments` and materialize them."""
+    ui.open("/assets/experiments?view=partitions", "Materialize")
+    ui.click_until(_number_of("Materialize"), f"{_number_of('Add a partition')} >= 0")
+    for trial in trials:
+        click(ui.page, "button", "Add a partition")
+        ui.write("name", trial)
+        click(ui.page, "button", "Save")
+        ui.page.wait_for("!document.querySelector('input[placeholder=\"name\"]')")
+        ui.shows(trial)
+    ui.click_until(
+        _number_of("All"), f"{BUTTONS}[{_number_of('Launch backfill')}].disabled === false"
+    )
+    click(ui.page, "button", "Launch backfill")
+
+
+def tag(run: dict[str, Any], name: str) -> str:
+    (value,) = [one["value"] for one in run["tags"] if one["key"] == name]
+    return str(value)
+
+
+@needs("Chromium")
+def test_a_run_goes_on_from_the_step_that_failed(ui: Ui) -> None:
+    text = ui.project.folder / "text"
+    away = text.rename(ui.project.folder / "away")
+    ui.ask(LAUNCH, assets=[{"path": [name]} for name in ("base_model", "raw_corpus")])
+    (failed,) = ui.wait_for_runs(1)
+    steps = {step["stepKey"]: step["status"] for step in failed["stepStats"]}
+    assert steps == {"base_model": "SUCCESS", "raw_corpus": "FAILURE"}
+    away.rename(text)
+    ui.open(f"/runs/{failed['runId']}", "matches no file")
+    ui.choose("Re-execute", "From failure")
+    again, _ = ui.wait_for_runs(2)
+    assert again["parentRunId"] == failed["runId"] and again["status"] == "SUCCESS"
+    assert [step["stepKey"] for step in again["stepStats"]] == ["raw_corpus"]
