@@ -48,10 +48,10 @@ def test_what_dg_scaffolds_is_a_pipeline_file_that_it_checks_and_lists(tmp_path:
     path = str(package.parent)
     dg(tmp_path, "scaffold", "defs", "llm_assets.LanguageModel", "manuals", PYTHONPATH=path)
     assert load_settings(package / "defs" / "manuals" / "defs.yaml").name == "manuals"
-    assert "All components validated" in dg(tmp_path, "check", "yaml", PYTHONPATH=path)
+    assert "validated successfully" in dg(tmp_path, "check", "yaml", PYTHONPATH=path)
     dg(tmp_path, "check", "defs", PYTHONPATH=path)
     listed = json.loads(dg(tmp_path, "list", "defs", "--json", PYTHONPATH=path))
-    keys = {asset["key"] for asset in listed["assets"]}
+    keys = {asset["asset_key"] for asset in listed["assets"]}
     assert {"checkpoint", "endpoint", "sources/text"} <= keys
 
 

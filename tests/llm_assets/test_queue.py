@@ -33,6 +33,15 @@ def create_run(
     return instance.create_run_for_job(job, status=status)
 
 
+def launch(project: Project, job: str) -> None:
+    """Put a run into the queue by Dagster's command."""
+    variables = project.environment()
+    del variables["DAGSTER_MODULE_NAME"]
+    command = ("dagster", "job", "launch", "-w", str(ROOT / "workspace.yaml"), "-j", job)
+    launched = run_command(command, project.folder, variables, timeout=300)
+    assert launched.returncode == 0, launched.stderr
+
+
 def test_a_second_training_waits_in_the_queue_for_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,9 +50,7 @@ def test_a_second_training_waits_in_the_queue_for_the_first(
     monkeypatch.chdir(project.folder)
     with DagsterInstance.from_config(str(project.folder)) as instance:
         create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
-    command = ("dagster", "job", "launch", "-m", "llm_assets.definitions", "-j", "retraining")
-    launched = project.run(*command)
-    assert launched.returncode == 0, launched.stdout + launched.stderr
+    launch(project, "retraining")
     with daemon(project) as log:
         waits = "is blocked by global concurrency limits"
         wait_until(lambda: waits in log.read_text(), told=log.read_text)
@@ -84,12 +91,7 @@ def test_a_run_whose_process_was_killed_is_launched_again_by_dagster(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.folder)
-    workspace = ("-w", str(ROOT / "workspace.yaml"))
-    variables = project.environment()
-    del variables["DAGSTER_MODULE_NAME"]
-    command = ("dagster", "job", "launch", *workspace, "-j", "retraining")
-    launched = run_command(command, project.folder, variables, timeout=300)
-    assert launched.returncode == 0, launched.stderr
+    launch(project, "retraining")
     with (
         daemon(project) as log,
         DagsterInstance.from_config(str(project.folder)) as instance,

@@ -169,7 +169,8 @@ def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -
     defs = define(project)
     graph = defs.resolve_asset_graph()
     checked = {key.asset_key for key in graph.asset_check_keys}
-    assert checked == graph.materializable_asset_keys
+    # A trial of `experiments` has its verdict.
+    assert checked == graph.materializable_asset_keys & graph.unpartitioned_asset_keys
     specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
     assert {spec.group_name for spec in specs.values()} == {"manual"}
     columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns
