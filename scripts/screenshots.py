@@ -24,8 +24,7 @@ from tests.browser import Browser, browser
 LOCATION = "llm_assets"
 DOCS = (
     *("asset_graph", "automation", "source_text_changed", "launchpad", "run"),
-    *("experiments", "experiments_partitions"),
-    *("eval_metrics", "endpoint_plots", "model_version_checks"),
+    *("eval_metrics", "endpoint_plots", "model_version_checks", "experiments_partitions"),
 )
 """Those that docs/ shows."""
 COLORS = 128
