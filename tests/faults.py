@@ -81,14 +81,15 @@ def stopped(pid: int) -> Iterator[psutil.Process]:
             process.resume()
 
 
-def killed_at(point: str) -> dict[str, str]:
+def killed_at(point: str, call: int = 1) -> dict[str, str]:
     """The environment in which Python ends by SIGKILL when it calls a function.
 
     Args:
         point: `module:function` or `module:Class.method`.
+        call: at which of the process's calls, from 1.
     """
     path = [str(HOOK_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {KILL_VARIABLE: point, "PYTHONPATH": os.pathsep.join(path)}
+    return {KILL_VARIABLE: f"{point}:{call}", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def run_killed_at(point: str, *command: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import pytest
 
 from recipes.spec import read_metrics
 from tests.conftest import Project, make_project
+from tests.faults import killed_at
 from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -66,6 +66,7 @@ def resumed(project: Project) -> list[int]:
     return [int(step) for step in re.findall(r"Going on from .* step (\d+)", log.read_text())]
 
 
+NEXT_STEP = "recipes.training.trainer:Trainer._train_next_step"
 MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
 
 
@@ -100,10 +101,13 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
 
 WEEK = 7 * 24 * 12
 """Steps of five minutes."""
-LIFE = 3 * 12
-"""Steps until a machine is taken."""
-MADE_ANEW = 1
+SAVED_EVERY = 3
+"""A GPU's checkpoints come every quarter of an hour."""
+LIFE = 3 * 12 + SAVED_EVERY - 1
+"""Steps until a machine is taken: three hours, and then just before the next checkpoint."""
+MADE_AGAIN = 1
 """Steps that pass until there is another machine, its image pulled and the model read."""
+WEEK_SECONDS = 3_600
 
 
 @pytest.mark.soak
@@ -114,26 +118,24 @@ MADE_ANEW = 1
     then="nine tenths of the machines' time are of use; the weights of an unbroken run, to the bit",
 )
 def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
-    prepared: Project, already_made: Project, tmp_path: Path, tiny_model_folder: Path
+    prepared: Project,
+    already_made: Project,
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A GPU's checkpoints come every quarter of an hour; here that is every third step.
-    settings = {"budget": {"steps": WEEK}, "checkpointing": {"every_steps": 3}}
+    settings = {"budget": {"steps": WEEK}, "checkpointing": {"every_steps": SAVED_EVERY}}
     prepared.configure(checkpoint=settings)
-    running = prepared.fork(*MATERIALIZE)
-    taken: list[int] = []
-    while running.poll() is None:
-        done = steps_done(prepared)
-        if done >= (len(taken) + 1) * LIFE:
-            for worker in training_workers(running):
-                worker.kill()
-            taken.append(steps_done(prepared))
-            wait_until(lambda: running.poll() is not None or len(resumed(prepared)) == len(taken))
-        time.sleep(0.02)
-    assert running.wait(WAIT_SECONDS) == 0, running.output.read_text()
+    with monkeypatch.context() as patched:
+        for name, value in killed_at(NEXT_STEP, call=LIFE + 1).items():
+            patched.setenv(name, value)
+        running = prepared.fork(*MATERIALIZE)
+    assert running.wait(WEEK_SECONDS) == 0, running.output.read_text()
 
-    repeated = sum(last - first for last, first in zip(taken, resumed(prepared), strict=True))
-    assert len(taken) >= WEEK // LIFE - 1
-    assert WEEK / (WEEK + repeated + MADE_ANEW * len(taken)) >= 0.9
+    starts = resumed(prepared)
+    assert starts == list(range(36, WEEK, 36))
+    steps = len(starts) * LIFE + WEEK - starts[-1]
+    assert WEEK / (steps + MADE_AGAIN * len(starts)) >= 0.9
     unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
     unbroken.adopt(already_made, *SHARDS)
     unbroken.configure(checkpoint=settings)
