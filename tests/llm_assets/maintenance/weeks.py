@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from llm_assets.registry.local import LocalRegistry
+from llm_assets.registry.base import LocalRegistry
 
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
