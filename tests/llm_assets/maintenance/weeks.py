@@ -3,13 +3,12 @@
 import os
 from pathlib import Path
 
-from llm_assets.registry.base import LocalRegistry
-
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
+from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import lineage, weights_fingerprint
 from llm_assets.registry.state import ModelEntry
 from tests.llm_assets.registry.conftest import verdict
