@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,14 @@ def sqlite_folder(home: Path) -> Path | None:
 
     None where the history is in another database, or Dagster takes the path from the environment.
     """
-    storage: Any = (read_yaml(home / "dagster.yaml") or {}).get("storage") or {}
+    settings = home / "dagster.yaml"
+    return _sqlite_folder(settings, settings.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _sqlite_folder(settings: Path, _changed_at: int) -> Path | None:
+    # The board asks for each reader of its first page, and YAML takes longer than all else there.
+    storage: Any = (read_yaml(settings) or {}).get("storage") or {}
     base = storage.get("sqlite", {}).get("base_dir")
     return Path(base) if isinstance(base, str) else None
 

@@ -31,6 +31,7 @@ COLORS = 128
 """Of a palette, which keeps a picture under 60 KB."""
 SETTLED_SECONDS = 1.5
 MOST_LOOKS = 12
+ANSWERED = "(time) => time.textContent.includes('request')"
 LOADING = "[class*=shimmer], [class*=Shimmer], [class*=spinner], [class*=Spinner]"
 WIDTH, HEIGHT = 1360, 860
 ASSETS = (
@@ -51,7 +52,7 @@ BOARD = {
     "board_text": "/text",
     "board_decide": "/decide",
 }
-BOARD_DOCS = ("board_now", "board_ask")
+BOARD_DOCS = ("board_now", "board_ask", "board_compare")
 
 
 def pages(prefix: str, run: str) -> dict[str, str]:
@@ -104,8 +105,10 @@ def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int
     """Open a page, wait until it shows the same twice, and keep that."""
     page.open(url)
     if path.stem == "board_ask":
+        page.evaluate("for (const box of document.querySelectorAll('.card input')) box.click()")
         click(page, ".examples button")
         click(page, "button.span")
+        page.wait_for(f"[...document.querySelectorAll('.time')].every({ANSWERED})")
         page.evaluate("scrollTo(0, 0)")
     if path.stem == SENSORS[0]:
         click(page, "button, a", "requested")

@@ -16,6 +16,7 @@ from artifacts.store.store import Artifact
 from llm_assets.board.engines import OnDemandEngines
 from llm_assets.board.pages import Board, Fields, fragment, number, page, posted
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
+from llm_assets.exam.answers import find_exam
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions
@@ -63,6 +64,7 @@ def routes(board: Board) -> list[BaseRoute]:
         own = board.store.find_named("eval_metrics", lineage.get("eval_metrics", ""))
         # What a base model can be asked is what its newest candidate was.
         evaluation = own or board.record.find_current("eval_metrics")
+        exam = find_exam(evaluation) if evaluation else None
         chosen = number(request, "version", -1)
         return page(
             board,
@@ -71,7 +73,7 @@ def routes(board: Board) -> list[BaseRoute]:
             runs=status is not None,
             asked=list(_asked_versions(engines, state, shares, chosen)),
             chosen=chosen,
-            examples=find_examples(evaluation) if evaluation else [],
+            examples=board.remember(find_examples, [evaluation, exam]) if evaluation else [],
             prompt=query.get("prompt", ""),
         )
 
@@ -148,9 +150,8 @@ def _asked_versions(
             yield AskedVersion(version.version, label, serves, version.is_base, obstacle)
 
 
-def find_examples(evaluation: Artifact) -> list[str]:
+def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
     """Prompts that are worth asking: questions of the exam, else beginnings of held-out text."""
-    exam = evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
     asked = [one for one in read_questions(exam.path) if not one["placebo"]] if exam else []
     # One of each subject and relation, so that they differ.
     first = {(one["subject"], one["relation"]): str(one["question"]) for one in asked[::-1]}
@@ -172,6 +173,9 @@ def _pieces(trace: Trace, colors: dict[str, int]) -> Iterator[AnswerPiece]:
     end = 0
     for place, one in sorted(enumerate(trace.verbatim), key=lambda numbered: numbered[1].start):
         start = max(one.start, end)
+        stretch = trace.answer[start : one.end]
+        # White space before its first word is not marked.
+        start += len(stretch) - len(stretch.lstrip())
         if start >= one.end:
             continue
         if start > end:

@@ -1,43 +1,56 @@
 """The first page: what the model knows now that it did not know before, and what goes on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import shorten
+from typing import NamedTuple
 
-import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from artifacts.shards.shard_set import text_numbers
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Store, layout
 from llm_assets.board.pages import Board, page
-from llm_assets.exam.answers import AnswerPair, exam_shares, read_answers
+from llm_assets.exam.answers import AnswerPair, exam_shares, find_exam, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.passages import Exposure, exposures
-from llm_assets.tracing.training_text import TrainingRun, runs_behind
-from recipes.data.records import read_trained, texts_of
+from llm_assets.tracing.training_text import runs_behind
 from recipes.evaluation.settings import SCORES_NAME, Metric
 from recipes.spec import describe_progress, read_metrics
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_SHOWN = 8
+BEGINNING = 160
+"""Characters of a document that are shown."""
 MOST_LOOKED_AT = 2_000
 """Documents of the text, when those are looked for that were read since."""
 
 
-@dataclass(frozen=True)
-class DocumentGain:
+class SizedScore(NamedTuple):
+    """Of a document or an answer; a figure is a sum of scores over a sum of sizes."""
+
+    group: str
+    """Its source or relation."""
+    score: float
+    size: float
+
+    @property
+    def value(self) -> float:
+        """In the unit of the recipe's metric."""
+        return self.score / self.size
+
+
+class DocumentGain(NamedTuple):
     """A held-out document that the model reads better, or worse, than the one before."""
 
-    document: str
-    source: str
-    before: float
-    after: float
-    """In the unit of the recipe's metric."""
     gain: float
+    document: str
+    before: SizedScore
+    after: SizedScore
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,6 @@ class Knowledge:
     gains: list[DocumentGain]
     """Best first; of text that neither was trained on."""
     unit: str
-    figures: Mapping[str, float | None]
-    """The metric on held-out text before and after."""
 
 
 def routes(board: Board) -> list[Route]:
@@ -63,9 +74,9 @@ def routes(board: Board) -> list[Route]:
     def show(request: Request) -> Response:
         state = board.registry.state()
         champion = state.find("champion")
-        moves = [one for one in state.history if champion and one.version == champion.version]
-        wanted = [move for move in moves if move.alias == "wanted"]
-        learned = find_learned(board.store, state, champion) if champion else None
+        wanted = [one for one in state.history if one.alias == "wanted"]
+        chosen = [one for one in wanted if champion and one.version == champion.version]
+        learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
         return page(
             board,
@@ -73,11 +84,11 @@ def routes(board: Board) -> list[Route]:
             "now.html",
             state=state,
             champion=champion,
-            chosen=wanted[-1] if wanted else None,
-            served_since=moves[-1].at if moves else None,
+            chosen=chosen[-1] if chosen else None,
+            served=[one for one in state.history if one.alias == "champion"],
             learned=learned,
             # An exam says what was learned from which document.
-            read=find_new_text(board.store, state, champion) if champion and not won else ([], 0),
+            read=find_new_text(board, state, champion) if champion and not won else ([], 0),
             now=board.status(),
             making=list(_making(board.store)),
             most=MOST_SHOWN,
@@ -86,59 +97,62 @@ def routes(board: Board) -> list[Route]:
     return [Route("/", show)]
 
 
-def find_learned(store: Store, state: RegistryState, version: ModelVersion) -> Knowledge | None:
+def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> Knowledge | None:
     """By the version's own evaluation; None where that is gone, or there never was one."""
-    evaluation = store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
+    evaluation = board.store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
     if evaluation is None:
         return None
-    against = _version_before(state, version)
+    before = _version_before(state, version)
+    number = None if before is None or before.is_base else before.version
+    return board.remember(_learned, [evaluation, find_exam(evaluation)], number)
+
+
+def _learned(evaluation: Artifact, _: Artifact | None, before: int | None) -> Knowledge:
     metric = Metric.model_validate(evaluation.stats["metric"])
     measured = evaluation.stats["metrics"].get(f"held_out_{metric.name}", {})
     role = "incumbent" if "incumbent" in measured else "base"
     answers = read_answers(evaluation, role)
-    is_base = role == "base" or against is None or against.is_base
+    is_base = role == "base" or before is None
     return Knowledge(
-        before="the base model" if is_base or against is None else f"version {against.version}",
+        before="the base model" if is_base else f"version {before}",
         won=[one for one in answers if one.is_won],
         lost=[one for one in answers if one.is_lost],
         shares=exam_shares(evaluation.stats, role),
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
-        figures={
-            "before": measured.get(role, {}).get("value"),
-            "after": measured.get("candidate", {}).get("value"),
-        },
     )
 
 
-def find_new_text(
-    store: Store, state: RegistryState, version: ModelVersion
-) -> tuple[list[Exposure], int]:
-    """Documents that a version was trained on and the one before was not, and how many.
+NewText = tuple[list[tuple[Exposure, str]], int]
+"""Documents with how they begin, the first MOST_SHOWN, and how many there are."""
 
-    The first MOST_SHOWN, counted among the first MOST_LOOKED_AT of its text.
+
+def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> NewText:
+    """Documents that a version was trained on and the one before was not.
+
+    They are counted among the first MOST_LOOKED_AT of its text.
     """
-    clean = store.find_named("clean_corpus", version.lineage.get("clean_corpus", ""))
+    clean = board.store.find_named("clean_corpus", version.lineage.get("clean_corpus", ""))
     before = _version_before(state, version)
     if clean is None or before is None:
         return [], 0
-    columns, is_train = ["id", "source", "split", "text_hash"], pc.field("split") == "train"
-    rows = open_parts([clean.url], columns).head(MOST_LOOKED_AT, filter=is_train).to_pylist()
-    known = {run.checkpoint for run in runs_behind(store, state, before)}
-    runs = runs_behind(store, state, version)
-    own = [run for run in runs if run.checkpoint not in known]
-    older = [run for run in runs if run.checkpoint in known]
-    texts = text_numbers([row["text_hash"] for row in rows])
-    is_new = _are_read(own, texts) & ~_are_read(older, texts)
-    new = [row for row, is_one in zip(rows, is_new, strict=True) if is_one]
-    return exposures(own, new[:MOST_SHOWN]), len(new)
+    runs, older = (runs_behind(board.store, state, one) for one in (version, before))
 
+    def find(clean: Artifact, *_: int) -> NewText:
+        columns, is_train = ["id", "source", "split", "text_hash"], pc.field("split") == "train"
+        parts = open_parts([clean.url], [*columns, "text"])
+        rows = parts.scanner(columns, is_train).head(MOST_LOOKED_AT).to_pylist()
+        read = [one for one in exposures(runs, rows) if one.lessons]
+        new = [one for one in read if one.lessons[0].run not in older]
+        ids = pa.array([one.document for one in new[:MOST_SHOWN]], pa.string())
+        texts = parts.scanner(["id", "text"], pc.field("id").isin(ids)).head(len(ids))
+        begin = {
+            row["id"]: shorten((row["text"] or "")[: 2 * BEGINNING], BEGINNING, placeholder=" …")
+            for row in texts.to_pylist()
+        }
+        return [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]], len(new)
 
-def _are_read(runs: Sequence[TrainingRun], texts: np.ndarray) -> np.ndarray:
-    """Shape (texts,): whether any run was trained on each."""
-    wanted = np.sort(texts)
-    read = [texts_of(read_trained(run.record, wanted)) for run in runs if run.record]
-    return np.isin(texts, np.concatenate([*read, np.array([], np.uint64)]))
+    return board.remember(find, [clean], version.version, before.version)
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:
@@ -148,17 +162,23 @@ def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion
 
 
 def _gains(evaluation: Artifact, role: str, metric: Metric) -> list[DocumentGain]:
-    scores = pq.read_table(evaluation.path / SCORES_NAME, filters=[("task", "=", "held_out")])
+    earlier, later = (read_scores(evaluation, one) for one in (role, "candidate"))
     sign = 1 if metric.higher_is_better else -1
-    found = []
-    for row in scores.to_pylist():
-        before, after = (row.get(f"score_{one}") for one in (role, "candidate"))
-        if before is None or after is None or not row["size"]:
-            continue
-        values = before / row["size"], after / row["size"]
-        gain = sign * (values[1] - values[0])
-        found.append(DocumentGain(row["document"], row["source"], *values, gain))
-    return sorted(found, key=lambda one: -one.gain)
+    gains = (
+        DocumentGain(sign * (later[name].value - before.value), name, before, later[name])
+        for name, before in earlier.items()
+        if name in later
+    )
+    return sorted(gains, reverse=True)
+
+
+def read_scores(evaluation: Artifact, role: str) -> dict[str, SizedScore]:
+    """The scores of each held-out document, of those that have one."""
+    columns = ["document", "source", f"score_{role}", "size"]
+    held_out = [("task", "=", "held_out")]
+    scores = pq.read_table(evaluation.path / SCORES_NAME, columns=columns, filters=held_out)
+    rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)
+    return {name: SizedScore(*row) for name, *row in rows if row[1] is not None and row[2]}
 
 
 def _making(store: Store) -> Iterator[tuple[Identity, str]]:

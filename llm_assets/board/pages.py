@@ -3,11 +3,12 @@
 import hmac
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote
 
 from jinja2 import Environment, PackageLoader
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import reason_of, shown
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
+from artifacts.store.store import Artifact, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import Registry
 from serving.api.app import check_origin
@@ -40,8 +41,11 @@ HEADERS = {
     # Without one, browsers would give the form's own origin as `null`.
     "Referrer-Policy": "same-origin",
 }
+MOST_REMEMBERED = 16
+"""Of what pages show of artifacts."""
 PUBLIC = ("/sign-in", "/board.css", "/board.js")
 Fields = dict[str, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Board:
     """Whether everybody on this machine may read, as they may ask the endpoint."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     """What the cookie of a browser holds that gave the key."""
+    _remembered: dict[Hashable, tuple[list[Any], Any]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
 
     @property
     def store(self) -> Store:
@@ -73,6 +79,26 @@ class Board:
     def cookie(self) -> str:
         """Its name; cookies know no ports, so other boards have others."""
         return f"board_{self.settings.name}"
+
+    def remember(
+        self, make: Callable[..., T], artifacts: Sequence[Artifact | None], *more: Hashable
+    ) -> T:
+        """What `make(*artifacts, *more)` gave before, or gives now.
+
+        Forgetting rewrites artifacts in place and changes their manifests, so those are compared.
+        """
+        manifests = [artifact and artifact.manifest for artifact in artifacts]
+        key = make.__qualname__, *(one and one.fingerprint for one in manifests), *more
+        known = self._remembered.get(key)
+        if known is None or known[0] != manifests:
+            known = manifests, make(*artifacts, *more)
+            with self._lock:
+                self._remembered.pop(key, None)
+                self._remembered[key] = known
+                while len(self._remembered) > MOST_REMEMBERED:
+                    del self._remembered[next(iter(self._remembered))]
+        made: T = known[1]
+        return made
 
     def knows(self, request: Request) -> bool:
         """Whether a request comes from who gave the key."""

@@ -85,11 +85,7 @@ def build_app(board: Board, report: Report = print) -> Starlette:
 
 def _file(name: str, media_type: str) -> Route:
     content = (Path(__file__).with_name("templates") / name).read_bytes()
-
-    async def answer(_: Request) -> Response:
-        return Response(content, media_type=media_type)
-
-    return Route(f"/{name}", answer)
+    return Route(f"/{name}", lambda _: Response(content, media_type=media_type))
 
 
 def _metrics(board: Board, report: Report) -> Route:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow.compute as pc
 from starlette.requests import Request
@@ -37,37 +36,27 @@ class SearchHit:
     after: str
 
 
-@dataclass(frozen=True)
-class SourceRow:
-    """One source of the snapshot."""
-
-    name: str
-    documents: int
-    bytes: int
-    kept: int
-    """Documents that are left after cleaning."""
-    growth: int | None
-    """Documents more than in the snapshot before; None where there was none."""
-
-
 def routes(board: Board) -> list[Route]:
     """The pages below `/text`."""
 
     def show(request: Request) -> Response:
         clean = board.record.find_current("clean_corpus")
         raw = board.record.find_current("raw_corpus")
+        past = board.record.known("raw_corpus")[1:]
         wanted = request.query_params.get("search", "").strip()
         forgotten = read_list(board.store, board.settings.name)
-        hidden = {one.id for one in forgotten.active}
+        hidden = frozenset(one.id for one in forgotten.active)
         return page(
             board,
             request,
             "text.html",
-            sources=_sources(board, raw, clean) if raw else [],
+            earlier=find_manifest(board.store, "raw_corpus", past[-1]) if past else None,
             raw=raw,
             clean=clean,
-            dropped=find_dropped(clean, raw, hidden, MOST_COPIES) if clean else None,
-            coverage=_coverage(board),
+            dropped=(
+                board.remember(find_dropped, [clean, raw], hidden, MOST_COPIES) if clean else None
+            ),
+            champion=board.registry.state().find("champion"),
             search=wanted,
             hits=search(clean, wanted) if clean and wanted else None,
             most=MOST_FOUND,
@@ -77,7 +66,11 @@ def routes(board: Board) -> list[Route]:
         identifier = request.query_params.get("id", "")
         found = find_document(board.record, board.registry.state(), identifier)
         clean, story = board.record.find_current("clean_corpus"), found.story
-        text = _read_text(clean, story.survivor) if story else ""
+        text = ""
+        if clean and story:
+            parts = open_parts([clean.url], ["id", "text"])
+            rows = parts.to_table(["text"], filter=pc.field("id") == story.survivor)
+            text = (rows["text"].to_pylist() or [""])[0] or ""
         return page(
             board,
             request,
@@ -105,42 +98,8 @@ def search(clean: Artifact, words: str) -> list[SearchHit]:
         text = row["text"] or ""
         match = found_by.search(text)
         start, end = match.span() if match else (0, 0)
-        before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
-        sides = (
-            "…" + before if start > AROUND else before,
-            text[start:end],
-            after + "…" if end + AROUND < len(text) else after,
-        )
+        before = ("…" if start > AROUND else "") + text[max(0, start - AROUND) : start]
+        after = text[end : end + AROUND] + ("…" if end + AROUND < len(text) else "")
+        sides = before, text[start:end], after
         hits.append(SearchHit(row["id"], row["source"], row["split"], *sides))
     return hits
-
-
-def _sources(board: Board, raw: Artifact, clean: Artifact | None) -> list[SourceRow]:
-    entry = board.record.history().assets["raw_corpus"]
-    before = entry.previous[-1].fingerprint if entry.previous else ""
-    earlier = find_manifest(board.store, "raw_corpus", before) if before else None
-    kept: dict[str, int] = clean.stats.get("sources", {}) if clean else {}
-    past: dict[str, Any] = earlier.stats.get("sources", {}) if earlier else {}
-    return [
-        SourceRow(
-            name,
-            one["documents"],
-            one["bytes"],
-            kept.get(name, 0),
-            one["documents"] - past.get(name, {}).get("documents", 0) if earlier else None,
-        )
-        for name, one in raw.stats.get("sources", {}).items()
-    ]
-
-
-def _coverage(board: Board) -> float | None:
-    champion = board.registry.state().find("champion")
-    return champion.coverage if champion else None
-
-
-def _read_text(clean: Artifact | None, identifier: str) -> str:
-    if clean is None:
-        return ""
-    parts = open_parts([clean.url], ["id", "text"])
-    rows = parts.to_table(["text"], filter=pc.field("id") == identifier).to_pylist()
-    return rows[0]["text"] or "" if rows else ""

@@ -3,18 +3,17 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow.parquet as pq
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from artifacts.store.store import Artifact, Store
-from llm_assets.board.now import find_learned
+from llm_assets.board.now import SizedScore, find_learned, read_scores
 from llm_assets.board.pages import Board, number, page
 from llm_assets.exam.answers import AnswerPair, read_answers
 from llm_assets.gate.verdict import Comparison
@@ -23,7 +22,7 @@ from llm_assets.registry.start import find_manifest
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.explain import ORDER, explain, listed
 from recipes.evaluation.exam import CLOSED_BOOK
-from recipes.evaluation.settings import SCORES_NAME, Metric
+from recipes.evaluation.settings import Metric
 from recipes.spec import read_metrics
 
 MOST_ON_PAGE = 50
@@ -42,12 +41,10 @@ class VersionRow:
     aliases: list[str]
     outcome: str
     """Who decided, and how."""
-    against: str
     interval: Comparison | None
     """Against the champion of that day; None for a base model."""
-    coverage: str
-    cost: str
-    """Empty where none is on record."""
+    trained_on: str
+    """How much of the text, and what it cost where that is on record."""
 
 
 def routes(board: Board) -> list[Route]:
@@ -72,14 +69,15 @@ def routes(board: Board) -> list[Route]:
     def show_one(request: Request) -> Response:
         state = board.registry.state()
         version = state.get(request.path_params["version"])
+        older = [one.version for one in state.versions if one.version < version.version]
         return page(
             board,
             request,
             "version.html",
             row=describe(state, version),
             story=tell_story(state, version),
-            before=_before(state, version),
-            learned=find_learned(board.store, state, version),
+            before=max(older, default=version.version),
+            learned=find_learned(board, state, version),
             has_page=board.store.read_bytes(page_path(board.settings.name, version.version)),
             provenance=explain(board.store, state, version),
             most=MOST_EXAMPLES,
@@ -123,17 +121,16 @@ def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
         outcome = f"{'promoted' if verdicts[-1].promoted else 'rejected'} by the gate"
     else:
         outcome = "the base model" if version.is_base else "not judged"
+    against = state.find_model(verdicts[-1].against or "") if verdicts else None
     compared = verdicts[-1].comparisons if verdicts else []
     ranked = sorted(compared, key=lambda one: (one.reference != "incumbent", one.task == "general"))
-    against = state.find_model(verdicts[-1].against or "") if verdicts else None
+    cost = f"; {describe_cost(version)}" if version.dollars is not None else ""
     return VersionRow(
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
-        outcome,
-        f"version {against.version}" if against else "",
+        f"{outcome}, against version {against.version}" if against else outcome,
         ranked[0] if ranked else None,
-        describe_coverage(version),
-        describe_cost(version) if version.dollars is not None else "",
+        describe_coverage(version) + cost,
     )
 
 
@@ -145,20 +142,6 @@ def _scale(rows: list[VersionRow]) -> float:
     return (largest[len(largest) * 3 // 4] or largest[-1] or 1.0) if largest else 1.0
 
 
-def _before(state: RegistryState, version: ModelVersion) -> int:
-    older = [one.version for one in state.versions if one.version < version.version]
-    return max(older, default=version.version)
-
-
-class SizedScore(NamedTuple):
-    """Of a document or an answer; a figure is a sum of scores over a sum of sizes."""
-
-    group: str
-    """Its source or relation."""
-    score: float
-    size: float
-
-
 RoleInEvaluation = tuple[Artifact, str]
 """An evaluation, and the role that a version has in it."""
 
@@ -166,20 +149,23 @@ RoleInEvaluation = tuple[Artifact, str]
 def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str, Any]:
     """What was measured of both: by source, by relation, examples won and lost, and settings."""
     places = _measured(store, one, other), _measured(store, other, one)
-    scores = [_by_document(*place) if place else {} for place in places]
+    scores = [read_scores(*place) if place else {} for place in places]
     shared = sorted(scores[0].keys() & scores[1].keys())
     answers = [_closed_book(*place) if place else {} for place in places]
-    names = sorted(answers[0].keys() & answers[1])
-    asked = [(answers[0][name], answers[1][name]) for name in names]
+    asked = [
+        replace(pair, before=answers[0][name].after, said_before=answers[0][name].said_after)
+        for name, pair in sorted(answers[1].items())
+        if name in answers[0]
+    ]
     return {
-        "unit": _unit(places[0]),
+        "unit": Metric.model_validate(places[0][0].stats["metric"]).unit if places[0] else "",
         "sources": _figures((scores[0][name], scores[1][name]) for name in shared),
         "relations": _figures(
-            (SizedScore(one.relation, one.after, 1), SizedScore(one.relation, two.after, 1))
-            for one, two in asked
+            (SizedScore(pair.relation, pair.before, 1), SizedScore(pair.relation, pair.after, 1))
+            for pair in asked
         ),
-        "won": [pair for pair in asked if pair[1].after > pair[0].after],
-        "lost": [pair for pair in asked if pair[1].after < pair[0].after],
+        "won": [pair for pair in asked if pair.is_won],
+        "lost": [pair for pair in asked if pair.is_lost],
         "losses": [_losses(store, version) for version in (one, other)],
         "settings": list(_differences(store, one, other)),
     }
@@ -219,19 +205,6 @@ def _figures(pairs: Iterable[tuple[SizedScore, SizedScore]]) -> dict[str, tuple[
     return figures
 
 
-def _unit(place: RoleInEvaluation | None) -> str:
-    return Metric.model_validate(place[0].stats["metric"]).unit if place else ""
-
-
-def _by_document(evaluation: Artifact, role: str) -> dict[str, SizedScore]:
-    """The scores of each held-out document."""
-    columns = ["document", "source", f"score_{role}", "size"]
-    held_out = [("task", "=", "held_out")]
-    scores = pq.read_table(evaluation.path / SCORES_NAME, columns=columns, filters=held_out)
-    rows = zip(*(scores[name].to_pylist() for name in columns), strict=True)
-    return {name: SizedScore(*row) for name, *row in rows if row[1] is not None and row[2]}
-
-
 def _closed_book(evaluation: Artifact, role: str) -> dict[str, AnswerPair]:
     found = read_answers(evaluation, role, role)
     return {str(one.question["id"]): one for one in found if one.task == CLOSED_BOOK}
@@ -243,7 +216,8 @@ def _differences(
     """Settings of the stages behind two versions that are not the same: name and both values."""
     for kind in [*ORDER, *sorted({*one.lineage, *other.lineage} - set(ORDER))]:
         sides = [_settings(store, kind, version) for version in (one, other)]
-        for name in sorted({*sides[0], *sides[1]}):
+        # A base model has no stage but its own.
+        for name in sorted({*sides[0], *sides[1]}) if all(sides) else ():
             first, second = (side.get(name, "-") for side in sides)
             if first != second:
                 yield f"{kind}.{name}", first, second

@@ -40,12 +40,17 @@ class AnswerPair:
         return self.task == CLOSED_BOOK and self.after < self.before
 
 
+def find_exam(evaluation: Artifact) -> Artifact | None:
+    """The exam that an evaluation's models took; None where none was, or it is no longer there."""
+    return evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
+
+
 def read_answers(evaluation: Artifact, before: str, after: str = "candidate") -> list[AnswerPair]:
     """The answers of two roles of an `eval_metrics` artifact.
 
     None where one of them took no exam, or where the exam is no longer in the store.
     """
-    exam = evaluation.store.find_named("exam", evaluation.manifest.inputs.get("exam", ""))
+    exam = find_exam(evaluation)
     if exam is None or not evaluation.stats.get("exam"):
         return []
     questions = {question["id"]: question for question in read_questions(exam.path)}

@@ -61,7 +61,8 @@ async function read(reader, answer) {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices[0];
-      answer.textContent += choice?.text ?? choice?.delta?.content ?? "";
+      const piece = choice?.text ?? choice?.delta?.content ?? "";
+      answer.textContent = (answer.textContent + piece).trimStart();
     }
   }
 }

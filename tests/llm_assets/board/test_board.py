@@ -30,6 +30,7 @@ from starlette.testclient import TestClient
 from artifacts.leases import process_started
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
+from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft, Store
 from llm_assets.board import engines
 from llm_assets.board.pages import Board, read_key
@@ -188,11 +189,36 @@ def test_the_first_page_names_documents_that_the_version_before_had_not_read(sho
     with client_of(board_of(shop)) as client:
         shown = client.get("/").text
     listed = re.findall(r'manual/(\d+)</a> <span class="small">version 2 at step', shown)
-    assert listed and "let it serve" in shown
+    assert listed and "let it serve" in shown and "before, version 1 served since" in shown
+    for number in listed:
+        assert shop.documents[int(number)].strip()[:40] in shown
     state = shop.registry.state()
     texts = [f"text-{number}" for number in listed]
     lessons = lessons_of(runs_behind(shop.store, state, state.get(1)), texts)
     assert not any(lessons.values())
+
+
+def test_what_a_page_has_read_is_read_again_once_it_was_rewritten(
+    shop: Shop, tmp_path: Path
+) -> None:
+    (part,) = Path(shop.record.find_current("clean_corpus").path).glob("part-*")
+    with client_of(board_of(shop)) as client:
+        shown = client.get("/").text
+        part.rename(part.with_name("away"))
+        try:
+            assert client.get("/").text == shown
+        finally:
+            part.with_name("away").rename(part)
+    store = Store(str(tmp_path / "store"))
+    record, registry = Pipeline(store, "manual"), LocalRegistry(tmp_path / "store", "manual")
+    identity = Identity(kind="clean_corpus", code_version="1")
+    clean, _ = store.make(identity, lambda draft: write_clean(draft, ["Seven jars of jelly."]))
+    record.advance(clean)
+    board = board_of(SimpleNamespace(store=store, record=record, registry=registry))
+    with client_of(board) as client:
+        assert client.get("/text").text.count("Seven jars of jelly.") == 1
+        rewrite(clean, [], clean.stats | {"dropped_examples": {}}, "texts were forgotten")
+        assert "Seven jars" not in client.get("/text").text
 
 
 def test_pages_are_small_and_say_what_a_browser_may_do(shop: Shop) -> None:
