@@ -183,6 +183,8 @@ class LocalTrainingRunner(TrainingRunner):
         placement.python()
 
     def precision(self) -> Precision:
+        if not may_have_bfloat16():
+            return "float32"
         from recipes.device import device_of, local_device
 
         return device_of(local_device()).precision()
@@ -208,6 +210,21 @@ class LocalTrainingRunner(TrainingRunner):
         run_child(context, program, output / "program.log")
         result: dict[str, Any] = json.loads((output / "result.json").read_text())
         return result
+
+
+def may_have_bfloat16(machine: Path = Path("/")) -> bool:
+    """False where this machine surely multiplies no bfloat16, which spares the import of torch.
+
+    That import is a third of a run that finds everything made. No GPU works without one of these
+    files; of processors, x86's with these units do (`recipes.device.Device.precision`).
+    """
+    if any(next((machine / "dev").glob(name), None) for name in ("nvidia*", "dxg", "kfd")):
+        return True
+    try:
+        flags = (machine / "proc/cpuinfo").read_text().split()
+    except OSError:
+        return True
+    return not {"avx512_bf16", "amx_tile"}.isdisjoint(flags)
 
 
 def train_into(store: Store, draft: Draft, spec: TrainingSpec, train: Train) -> None:
