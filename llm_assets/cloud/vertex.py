@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.pipes.failures import Backoff, JobService, RetryPolicy, call_with_retries, explain
+from llm_assets.pipes.failures import Backoff, RetryPolicy, call_with_retries, refusal
+from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 
 REST_SECONDS = 30.0
 
@@ -158,18 +159,8 @@ class Vertex:
 
     def refusal(self, doing: str, error: Exception) -> VertexRefused:
         """Google's words and what to do about them."""
-        message = getattr(error, "message", None) or str(error)
-        status = getattr(error, "code", None)
-        place = JobService(
-            "Vertex AI (Gemini Enterprise Agent Platform)",
-            "aiplatform.googleapis.com",
-            "roles/aiplatform.user",
-            self.settings.project,
-            self.settings.region,
-        )
-        advice = explain(message, status if isinstance(status, int) else None, place)
-        text = f"{place.service} refused {doing} ({status or type(error).__name__}): {message}"
-        return VertexRefused(f"{text}\n{advice}".strip())
+        place = VertexCustomJobs(None, self.parent).place
+        return VertexRefused("\n".join(refusal(error, doing, place)).strip())
 
     def _client(self, kind: Callable[..., Any]) -> Any:
         from google.auth.exceptions import GoogleAuthError

@@ -122,6 +122,13 @@ def _explain_status(message: str, status: int | None, place: JobService) -> str:
     return ""
 
 
+def refusal(error: Exception, doing: str, place: JobService) -> tuple[str, str]:
+    """What Google refused while `doing` something, in its words, and advice if there is any."""
+    message, status = getattr(error, "message", None) or str(error), getattr(error, "code", None)
+    advice = explain(message, status if isinstance(status, int) else None, place)
+    return f"{place.service} refused {doing} ({status or type(error).__name__}): {message}", advice
+
+
 def failure_of(
     error: Exception, doing: str, place: JobService, running: str | None = None
 ) -> RemoteJobFailed:
@@ -130,10 +137,7 @@ def failure_of(
     Args:
         running: the console's page of a job that goes on all the same.
     """
-    message = getattr(error, "message", None) or str(error)
-    status = getattr(error, "code", None)
-    advice = explain(message, status, place)
-    text = f"{place.service} refused {doing} ({status or type(error).__name__}): {message}"
+    text, advice = refusal(error, doing, place)
     parts = [text, advice]
     if running:
         parts.append(

@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
-from dagster import (
-    MetadataValue,
-    PipesClient,
-    PipesClientCompletedInvocation,
-    PipesContextInjector,
-    PipesEnvContextInjector,
-    PipesSession,
-    open_pipes_session,
-)
+import dagster as dg
 
 from artifacts.errors import LOST_WORKER
 from llm_assets.pipes import failures
@@ -61,15 +53,15 @@ class RemoteRun:
     accept_succeeded: Callable[[], bool]
     before_submit: Callable[[], None]
     forward_termination: bool
-    session: PipesSession = field(init=False)
+    session: dg.PipesSession = field(init=False)
     job: RemoteJob | None = None
     adopted: bool = False
     restarts: Restarts = field(init=False)
     _mark: str = ""
 
     def run(
-        self, context_injector: PipesContextInjector, extras: dict[str, Any] | None
-    ) -> PipesClientCompletedInvocation:
+        self, context_injector: dg.PipesContextInjector, extras: dict[str, Any] | None
+    ) -> dg.PipesClientCompletedInvocation:
         """From the search for an existing job to its judged end.
 
         Raises:
@@ -77,7 +69,7 @@ class RemoteRun:
                 message.
         """
         self._guard("reading the messages' bucket", self.reader.check_readable)
-        with open_pipes_session(
+        with dg.open_pipes_session(
             context=self.context,
             message_reader=self.reader,
             context_injector=context_injector,
@@ -94,7 +86,7 @@ class RemoteRun:
                 if not isinstance(error, Exception) and self.forward_termination:
                     self._cancel()
                 raise
-            return PipesClientCompletedInvocation(session, metadata=self._metadata())
+            return dg.PipesClientCompletedInvocation(session, metadata=self._metadata())
 
     def _guard(self, doing: str, function: Callable[[], Any]) -> Any:
         """Call Google with retries; what fails for good becomes a failure that says what to do."""
@@ -314,7 +306,9 @@ class RemoteRun:
         assert self.job is not None
         return {
             "job": self.job.name,
-            **{k: MetadataValue.url(url) for k, url in self.service.links(self.job.name).items()},
+            **{
+                k: dg.MetadataValue.url(url) for k, url in self.service.links(self.job.name).items()
+            },
             "adopted": self.adopted,
             "restarts": self.restarts.total,
         }
@@ -323,7 +317,7 @@ class RemoteRun:
 ServiceClient = TypeVar("ServiceClient")
 
 
-class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
+class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
     """A Pipes client whose work is one job of a remote service.
 
     Every container receives the Pipes parameters; one process of the job has to open the session.
@@ -343,13 +337,13 @@ class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
         self,
         message_reader: PipesGCSLiveMessageReader,
         client: ServiceClient | None = None,
-        context_injector: PipesContextInjector | None = None,
+        context_injector: dg.PipesContextInjector | None = None,
         forward_termination: bool = True,
         limits: Limits | None = None,
     ) -> None:
         self._message_reader = message_reader
         self._client = client
-        self._context_injector = context_injector or PipesEnvContextInjector()
+        self._context_injector = context_injector or dg.PipesEnvContextInjector()
         self._forward_termination = forward_termination
         self._limits = limits or Limits()
 
@@ -364,7 +358,7 @@ class RemoteJobPipesClient(PipesClient, Generic[ServiceClient]):
         accept_succeeded: Callable[[], bool] = lambda: True,
         before_submit: Callable[[], None] = lambda: None,
         extras: dict[str, Any] | None = None,
-    ) -> PipesClientCompletedInvocation:
+    ) -> dg.PipesClientCompletedInvocation:
         """Run a job to its end.
 
         Args:

@@ -11,14 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from dagster import (
-    AssetExecutionContext,
-    DagsterInstance,
-    MaterializeResult,
-    PipesClientCompletedInvocation,
-    asset,
-    materialize,
-)
+import dagster as dg
 from pydantic import BaseModel
 
 from artifacts.checkpoints import newest_step
@@ -76,7 +69,7 @@ class DataprocSparkRunner(SparkRunner):
     """The cloud project's file."""
 
     def run(
-        self, context: AssetExecutionContext, job: ModuleType, spec: BaseModel
+        self, context: dg.AssetExecutionContext, job: ModuleType, spec: BaseModel
     ) -> dict[str, Any]:
         output: str = vars(spec)["output"]
         settings = load_cloud_settings(Path(self.cloud_config_path))
@@ -116,7 +109,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
 
     service: ClassVar[ContainerService]
 
-    def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
+    def train(self, context: dg.AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         result = f"{spec.run_folder}/{RESULT_NAME}"
         spec = self._placed(spec)
         self._run(
@@ -130,14 +123,14 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         )
         return TrainingResult.model_validate_json(files.read(result))
 
-    def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
+    def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         missing, output = partial(missing_of_evaluation, spec), str(spec.output)
         settings = self._settings()
         self._run(context, "recipes.evaluate", spec, missing, output, settings.evaluation, 0)
         return _read_result(output)
 
     def smoke(
-        self, context: AssetExecutionContext, spec: SmokeSpec, nodes: int = 1
+        self, context: dg.AssetExecutionContext, spec: SmokeSpec, nodes: int = 1
     ) -> dict[str, Any]:
         """Run the smallest training on the evaluation's machines; returns what it found."""
         files.write(f"{spec.output}/{UPLOADED}", PROBE)
@@ -199,7 +192,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
 
     def _run(
         self,
-        context: AssetExecutionContext,
+        context: dg.AssetExecutionContext,
         module: str,
         spec: BaseModel,
         missing: Callable[[], list[str]],
@@ -248,7 +241,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
 
     def _submit(
         self,
-        context: AssetExecutionContext,
+        context: dg.AssetExecutionContext,
         settings: GoogleCloudSettings,
         machines: MachineSettings,
         job: Any,
@@ -257,7 +250,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         accept_succeeded: Callable[[], bool] = lambda: True,
         lease: str | None = None,
         progress: Callable[[], object] = lambda: None,
-    ) -> PipesClientCompletedInvocation:
+    ) -> dg.PipesClientCompletedInvocation:
         """Follow a job to its end, renewing its lease."""
         price = hourly(settings, machines)
         spending = Spending(
@@ -290,7 +283,7 @@ class VertexTrainingRunner(CloudTrainingRunner):
 
     service = ContainerService(PipesVertexCustomJobClient, jobs.custom_job)
 
-    def smoke_serving(self, context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+    def smoke_serving(self, context: dg.AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Have the serve image parse its engine's arguments and answer; returns what was found."""
         settings = self._settings()
         fingerprint, folder = _stage_spec(settings, "serving", spec)
@@ -342,14 +335,14 @@ def _read_result(folder: str) -> dict[str, Any]:
 
 def _follow(
     kind: type[RemoteJobPipesClient[Any]],
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     spending: Spending,
     job: Any,
     fingerprint: str,
     output: str,
     accept_succeeded: Callable[[], bool],
     limits: Limits,
-) -> PipesClientCompletedInvocation:
+) -> dg.PipesClientCompletedInvocation:
     """Run a job to its end; what it cost is the asset's metadata."""
     from dagster_gcp import GCSResource
 
@@ -376,7 +369,7 @@ def _follow(
     return invocation
 
 
-def _stats(invocation: PipesClientCompletedInvocation) -> dict[str, Any]:
+def _stats(invocation: dg.PipesClientCompletedInvocation) -> dict[str, Any]:
     """What a program has returned."""
     (stats,) = [m["stats"] for m in invocation.get_custom_messages() if "stats" in m][-1:]
     return dict(stats)
@@ -404,7 +397,7 @@ def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None =
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """What goes wrong is a finding, without a traceback."""
-Program = Callable[[AssetExecutionContext, SmokeSpec], dict[str, Any]]
+Program = Callable[[dg.AssetExecutionContext, SmokeSpec], dict[str, Any]]
 
 
 def smoke(settings: GoogleCloudSettings, cloud_config: Path, nodes: int = 1) -> Iterator[Finding]:
@@ -422,7 +415,7 @@ def smoke(settings: GoogleCloudSettings, cloud_config: Path, nodes: int = 1) -> 
     spark = DataprocSparkRunner(cloud_config_path=str(cloud_config))
     training = VertexTrainingRunner(cloud_config_path=str(cloud_config))
 
-    def batch(context: AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
+    def batch(context: dg.AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         return spark.run(context, smallest_batch, spec)
 
     yield from _run("images.spark", batch, spec, settings)
@@ -445,13 +438,13 @@ def _run(
 ) -> Iterator[Finding]:
     found: dict[str, Any] = {}
 
-    @asset(name=f"smoke_{key.rpartition('.')[2]}")
-    def smallest(context: AssetExecutionContext) -> MaterializeResult:
+    @dg.asset(name=f"smoke_{key.rpartition('.')[2]}")
+    def smallest(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         found.update(program(context, spec))
-        return MaterializeResult(metadata=found)
+        return dg.MaterializeResult(metadata=found)
 
-    with DagsterInstance.ephemeral() as instance:
-        done = materialize([smallest], instance=instance, run_config=QUIET, raise_on_error=False)
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = dg.materialize([smallest], instance=instance, run_config=QUIET, raise_on_error=False)
     if not done.success:
         (failure,) = [event.step_failure_data for event in done.get_step_failure_events()]
         told = failure.user_failure_data and failure.user_failure_data.description

@@ -10,13 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagster import (
-    AssetExecutionContext,
-    ConfigurableResource,
-    PipesTempFileContextInjector,
-    PipesTempFileMessageReader,
-    open_pipes_session,
-)
+import dagster as dg
 
 from artifacts.checkpoints import newest_step
 from artifacts.errors import LOST_WORKER, UserError, free_space, shown, why_killed
@@ -36,7 +30,7 @@ _LAST_CHARACTERS = 1_000
 
 
 def run_child(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     command: Sequence[str],
     log_path: Path,
     restarts: int = 0,
@@ -79,15 +73,15 @@ def run_child(
 
 
 def _run_once(
-    context: AssetExecutionContext, command: Sequence[str], log_path: Path
+    context: dg.AssetExecutionContext, command: Sequence[str], log_path: Path
 ) -> tuple[int, bool, str | None]:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with (
         log_path.open("ab") as log,
-        open_pipes_session(
+        dg.open_pipes_session(
             context=context,
-            context_injector=PipesTempFileContextInjector(),
-            message_reader=PipesTempFileMessageReader(),
+            context_injector=dg.PipesTempFileContextInjector(),
+            message_reader=dg.PipesTempFileMessageReader(),
         ) as session,
     ):
         environment = os.environ | session.get_bootstrap_env_vars()
@@ -123,15 +117,15 @@ def _tail(path: Path) -> str:
 Train = Callable[[TrainingSpec], TrainingResult]
 
 
-class TrainingRunner(ConfigurableResource, ABC):
+class TrainingRunner(dg.ConfigurableResource, ABC):
     """Runs the programs of `recipes` somewhere."""
 
     @abstractmethod
-    def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
+    def train(self, context: dg.AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         """Train to the end, continuing an interrupted run of the same specification."""
 
     @abstractmethod
-    def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
+    def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         """Measure the models and return the evaluation's `result.json`."""
 
     def place(self, settings: RecipeSettings) -> RecipeSettings:
@@ -189,7 +183,7 @@ class LocalTrainingRunner(TrainingRunner):
 
         return device_of(local_device()).precision()
 
-    def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
+    def train(self, context: dg.AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         run_folder = Path(spec.run_folder)
         spec_path = run_folder / SPEC_NAME
         spec.write(spec_path)
@@ -201,7 +195,7 @@ class LocalTrainingRunner(TrainingRunner):
         assert result is not None, "a training that ended well leaves its result"
         return result
 
-    def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
+    def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         output = Path(spec.output)
         output.mkdir(parents=True, exist_ok=True)
         spec_path = output / "spec.json"

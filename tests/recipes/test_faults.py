@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import DamagedArtifact, UserError
-from recipes.checkpointing.train_state import TrainState
+from recipes.checkpointing.checkpoint import TrainState
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import (
     SpecMaker,

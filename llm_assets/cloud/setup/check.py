@@ -224,27 +224,22 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
         ("training", check_quotas),
     ]
     findings: list[Finding] = []
-    for key, test in tests:
-        try:
-            findings += test(settings)
-        except Exception as error:
-            # One check that cannot be made is a finding, and the others are made all the same.
-            status = getattr(error, "code", None)
-            advice = explain(
-                str(error), status if isinstance(status, int) else None, _place(settings)
-            )
-            findings.append(Finding(key, False, f"{first_line(error)}\n{advice}".strip()))
-    return findings
-
-
-def _place(settings: GoogleCloudSettings) -> JobService:
-    return JobService(
+    place = JobService(
         "Google Cloud",
         "cloudresourcemanager.googleapis.com",
         "roles/viewer",
         settings.project,
         settings.region,
     )
+    for key, test in tests:
+        try:
+            findings += test(settings)
+        except Exception as error:
+            # One check that cannot be made is a finding, and the others are made all the same.
+            status = getattr(error, "code", None)
+            advice = explain(str(error), status if isinstance(status, int) else None, place)
+            findings.append(Finding(key, False, f"{first_line(error)}\n{advice}".strip()))
+    return findings
 
 
 def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:

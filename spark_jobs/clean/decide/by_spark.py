@@ -16,22 +16,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_jobs.clean import history
 from spark_jobs.clean.decide import decider, pairs
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
-from spark_jobs.clean.history import (
-    NAMES,
-    NONE,
-    ON_RECORD,
-    VALIDATION,
-    ClusterFacts,
-    TextFacts,
-    by_hash,
-    by_source,
-    codes_of,
-    decide,
-    final_splits,
-    representative_rank,
-)
 from spark_jobs.runtime.parquet import Part, PartRows
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import SplitSettings
@@ -225,15 +212,15 @@ def _read_documents(
 ) -> pa.Table:
     number, part = item
     documents = part.read(forgotten)
-    forced = by_source(documents["source"], split)
-    rank = representative_rank(documents["past"].to_numpy(), forced)
+    forced = history.by_source(documents["source"], split)
+    rank = history.representative_rank(documents["past"].to_numpy(), forced)
     columns = [*_places(number, documents), *documents.columns, pa.array(forced), pa.array(rank)]
     return pa.Table.from_arrays(columns, schema=PLACED_SCHEMA)
 
 
 def _read_record(number: int, part: Part) -> pa.Table:
     record = part.read(["id", "text_hash", "split", "slice"])
-    splits = pa.array(codes_of(record["split"]))
+    splits = pa.array(history.codes_of(record["split"]))
     columns = [*_places(number, record), record["id"], record["text_hash"], splits, record["slice"]]
     return pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
 
@@ -281,7 +268,9 @@ def group_exact(
             *(f"best.{name}" for name in ("id", "part", "row", "past", "forced", "slice", "shape")),
             (-F.col("best.characters")).alias("characters"),
             "by_text",
-            F.when(F.col("by_text") == NONE, F.col("by_id")).otherwise(NONE).alias("by_id"),
+            F.when(F.col("by_text") == history.NONE, F.col("by_id"))
+            .otherwise(history.NONE)
+            .alias("by_id"),
             "members",
             "present",
         )
@@ -296,11 +285,11 @@ def group_exact(
 
 def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
     """The texts that `in_memory.thin_out` leaves."""
-    order = Window.partitionBy("shape").orderBy(F.col("by_text") == NONE, "text_hash")
+    order = Window.partitionBy("shape").orderBy(F.col("by_text") == history.NONE, "text_hash")
     ranked = texts.where("shape is not null and not past").select(
         "text", "by_text", F.row_number().over(order).alias("rank")
     )
-    is_too_much = (F.col("by_text") == NONE) & (F.col("rank") > F.lit(keep))
+    is_too_much = (F.col("by_text") == history.NONE) & (F.col("rank") > F.lit(keep))
     too_many = work.keep(ranked.where(is_too_much).select("text"), "thinning templates out")
     if too_many.isEmpty():
         return texts
@@ -313,7 +302,7 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
     Where the record has a text or an id several times, the first place counts.
     """
     if record is None:
-        unknown = F.lit(NONE).cast("long")
+        unknown = F.lit(history.NONE).cast("long")
         return documents.select(
             *("*", unknown.alias("by_text"), unknown.alias("by_id")),
             F.lit(slice_).cast("long").alias("slice"),
@@ -328,16 +317,18 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
         # Under other cleaning settings a text may have another hash than it was recorded with.
         return F.when(past, F.col(recorded).cast("long")).otherwise(found)
 
-    is_same, judges = F.col("known.id") == F.col("id"), F.col("known.split") >= VALIDATION
-    added = F.when(~is_same | past, 0).when(judges, ON_RECORD).when(is_same, 1).otherwise(0)
-    of_id = F.coalesce(F.col("known_id.split"), F.lit(NONE))
+    is_same, judges = F.col("known.id") == F.col("id"), F.col("known.split") >= history.VALIDATION
+    added = F.when(~is_same | past, 0).when(judges, history.ON_RECORD).when(is_same, 1).otherwise(0)
+    of_id = F.coalesce(F.col("known_id.split"), F.lit(history.NONE))
     return (
         documents.join(texts, "text_hash", "left")
-        .withColumn("by_text", known("recorded_split", "split", NONE))
+        .withColumn("by_text", known("recorded_split", "split", history.NONE))
         .withColumn("slice", known("recorded_slice", "slice", slice_))
         .withColumn("rank", F.col("rank") + added)
         .join(ids, "id", "left")
-        .withColumn("by_id", F.when(F.col("by_text") == NONE, of_id).otherwise(NONE))
+        .withColumn(
+            "by_id", F.when(F.col("by_text") == history.NONE, of_id).otherwise(history.NONE)
+        )
     )
 
 
@@ -358,7 +349,7 @@ _TEXT = [
     ("copies", _NUMBER),
     ("cluster", _NUMBER),
 ]
-_FACTS = [f"cluster_{name}" for name in ClusterFacts.__dataclass_fields__]
+_FACTS = [f"cluster_{name}" for name in history.ClusterFacts.__dataclass_fields__]
 FACT_SCHEMA = pa.schema([*_TEXT, *((name, _NUMBER) for name in _FACTS)])
 FATE_SCHEMA = pa.schema(
     [
@@ -426,8 +417,8 @@ def decide_survivors(
     return work.keep(decided, "choosing survivors")
 
 
-def _facts_of(batch: pa.RecordBatch) -> TextFacts:
-    return TextFacts(
+def _facts_of(batch: pa.RecordBatch) -> history.TextFacts:
+    return history.TextFacts(
         present=~batch["past"].to_numpy(zero_copy_only=False),
         forced=batch["forced"].to_numpy(),
         by_text=batch["by_text"].to_numpy(),
@@ -450,12 +441,12 @@ def _apply_rules(
     """Texts with the facts of their clusters to rows of `FATE_SCHEMA`."""
     for batch in batches:
         texts = _facts_of(batch)
-        names = list(ClusterFacts.__dataclass_fields__)
-        clusters = ClusterFacts(
+        names = list(history.ClusterFacts.__dataclass_fields__)
+        clusters = history.ClusterFacts(
             **{n: batch[fact].to_numpy() for n, fact in zip(names, _FACTS, strict=True)}
         )
-        new = by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
-        fates = decide(texts, clusters, new)
+        new = history.by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
+        fates = history.decide(texts, clusters, new)
         spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, _STRING))
         yield pa.record_batch(
             [
@@ -464,7 +455,7 @@ def _apply_rules(
                 pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
                 pa.array(fates.eligible),
                 pa.array(fates.stays),
-                pa.array(NAMES, _STRING).take(pa.array(final_splits(fates, texts))),
+                pa.array(history.NAMES, _STRING).take(pa.array(history.final_splits(fates, texts))),
             ],
             schema=FATE_SCHEMA,
         )
