@@ -13,8 +13,7 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.shards.format import in_split
-from spark_jobs.decontaminate.overlap import LISTED_SCHEMA
-from spark_jobs.decontaminate.references import PartOverlaps, entry_key
+from spark_jobs.decontaminate.overlap import LISTED_SCHEMA, PartOverlaps, entry_key
 from spark_jobs.runtime.parquet import Part, cached_rows
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
 from spark_jobs.tokenize.shards import (

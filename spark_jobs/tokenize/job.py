@@ -27,12 +27,13 @@ from artifacts.shards.shard_set import ShardSet, tokens_of
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
 from spark_jobs.clean.write import NEEDED_COLUMNS
-from spark_jobs.decontaminate.overlap import DOCUMENTS_PER_LIST, save_evaluation_ngrams
-from spark_jobs.decontaminate.references import (
+from spark_jobs.decontaminate.overlap import (
+    DOCUMENTS_PER_LIST,
     OverlapSearch,
     PartOverlaps,
     References,
     find_references,
+    save_evaluation_ngrams,
 )
 from spark_jobs.runtime.parquet import SAMPLED, Part, find_parts, spread
 from spark_jobs.runtime.session import measured, session

@@ -25,8 +25,7 @@ from artifacts.numbers import run_starts, sorted_unique
 from artifacts.progress import Report
 from artifacts.shards import format
 from artifacts.storage import files
-from spark_jobs.decontaminate.overlap import write_list
-from spark_jobs.decontaminate.references import References
+from spark_jobs.decontaminate.overlap import References, write_list
 from spark_jobs.runtime.parquet import Part, to_stream
 from spark_jobs.runtime.tasks import progress, spread, user_errors
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings

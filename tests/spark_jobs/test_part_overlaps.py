@@ -7,8 +7,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decontaminate.overlap import NGrams, load_ngrams, save_ngrams, text_ngrams
-from spark_jobs.decontaminate.references import PartOverlaps
+from spark_jobs.decontaminate.overlap import (
+    NGrams,
+    PartOverlaps,
+    load_ngrams,
+    save_ngrams,
+    text_ngrams,
+)
 
 SIZE = 2
 TEXTS = [" ".join(text) for text in ("abcde", "bcdea", "cde", "eeeab", "a", "abab", "deabc")]
