@@ -6,11 +6,11 @@ metrics are absent; the others are there.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
-from dagster import DagsterInstance, RunsFilter
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -55,9 +55,7 @@ class GraphCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Every metric, with the state as it is now."""
-        readable = GaugeMetricFamily(
-            "llm_assets_readable", "1 where this part of the state can be read.", labels=["part"]
-        )
+        readable: dict[str, float] = {}
         parts: tuple[tuple[str, Part], ...] = (
             ("history", self._history),
             ("registry", self._registry),
@@ -69,9 +67,9 @@ class GraphCollector(Collector):
             except Exception as error:  # A scrape tells of a fault instead of failing by it.
                 self._report(f"{name}: {reason_of(error) or repr(error)}")
                 found = []
-            readable.add_metric([name], float(bool(found)))
+            readable[name] = bool(found)
             yield from found
-        yield readable
+        yield _family("readable", "1 where this part of the state can be read.", "part", readable)
 
     def _history(self) -> Iterator[Metric]:
         with self._open_history() as instance:
@@ -82,34 +80,21 @@ class GraphCollector(Collector):
 
     def _registry(self) -> Iterator[Metric]:
         state = self._models.state()
-        versions = GaugeMetricFamily(
-            "llm_assets_version", "Number of the version that an alias points to.", labels=["alias"]
-        )
         found = {alias: state.find(alias) for alias in ALIASES}
-        for alias, version in found.items():
-            if version is not None:
-                versions.add_metric([alias], version.version)
-        yield versions
+        numbers = {alias: version.version for alias, version in found.items() if version}
+        yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
         in_place = found["wanted"] == found["champion"]
         text = "1 where the endpoint has confirmed that it serves the wanted version."
         yield GaugeMetricFamily("llm_assets_wanted_serves", text, value=float(in_place))
-        verdicts = CounterMetricFamily(
-            "llm_assets_verdicts", "Verdicts of the gate.", labels=["promoted"]
-        )
-        for promoted in (True, False):
-            count = sum(verdict.promoted is promoted for verdict in state.verdicts)
-            verdicts.add_metric([str(promoted).lower()], count)
-        yield verdicts
+        promoted = [verdict.promoted for verdict in state.verdicts]
+        counts = {"true": promoted.count(True), "false": promoted.count(False)}
+        yield _family("verdicts", "Verdicts of the gate.", "promoted", counts, CounterMetricFamily)
 
     def _store(self) -> Iterator[Metric]:
-        made = GaugeMetricFamily(
-            "llm_assets_artifact_since_timestamp_seconds",
-            "Since when an asset's current artifact is current.",
-            labels=["asset"],
-        )
-        for asset, history in self._record.history().assets.items():
-            made.add_metric([asset], history.current.since.timestamp())
-        yield made
+        assets = self._record.history().assets
+        since = {asset: made.current.since.timestamp() for asset, made in assets.items()}
+        text = "Since when an asset's current artifact is current."
+        yield _family("artifact_since_timestamp_seconds", text, "asset", since)
         store = self._record.store
         if not store.is_local:
             return
@@ -121,59 +106,57 @@ class GraphCollector(Collector):
         yield GaugeMetricFamily("llm_assets_endpoint_runs", text, value=float(serves is not None))
 
 
+def _family(
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    """A metric with a number for each value of its one label."""
+    family = kind(f"llm_assets_{name}", text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], float(number))
+    return family
+
+
 def _runs(instance: DagsterInstance) -> Iterator[Metric]:
-    waiting = GaugeMetricFamily(
-        "llm_assets_runs", "Runs that wait or are under way.", labels=["status"]
-    )
-    for status in UNFINISHED:
-        count = instance.get_runs_count(RunsFilter(statuses=[status]))
-        waiting.add_metric([status.value.lower()], count)
-    yield waiting
-    ended = CounterMetricFamily(
-        "llm_assets_runs_ended", "Runs in the history that have ended.", labels=["status"]
-    )
-    last = GaugeMetricFamily(
-        "llm_assets_run_end_timestamp_seconds",
-        "When the newest run of this status ended.",
-        labels=["status"],
-    )
-    for status in ENDED:
-        chosen = RunsFilter(statuses=[status])
-        ended.add_metric([status.value.lower()], instance.get_runs_count(chosen))
-        for record in instance.get_run_records(chosen, limit=1):
-            if record.end_time:
-                last.add_metric([status.value.lower()], record.end_time)
-    yield from (ended, last)
+    def count(status: DagsterRunStatus) -> int:
+        return instance.get_runs_count(RunsFilter(statuses=[status]))
+
+    waiting = {status.value.lower(): count(status) for status in UNFINISHED}
+    yield _family("runs", "Runs that wait or are under way.", "status", waiting)
+    ended = {status.value.lower(): count(status) for status in ENDED}
+    text = "Runs in the history that have ended."
+    yield _family("runs_ended", text, "status", ended, CounterMetricFamily)
+    last = {
+        status.value.lower(): record.end_time
+        for status in ENDED
+        for record in instance.get_run_records(RunsFilter(statuses=[status]), limit=1)
+        if record.end_time
+    }
+    text = "When the newest run of this status ended."
+    yield _family("run_end_timestamp_seconds", text, "status", last)
 
 
 def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
-    at = GaugeMetricFamily(
-        "llm_assets_tick_timestamp_seconds",
-        "When a sensor or schedule ticked last.",
-        labels=["name"],
-    )
-    failed = GaugeMetricFamily(
-        "llm_assets_tick_failed", "1 where the last tick failed.", labels=["name"]
-    )
-    for state in instance.all_instigator_state():
-        if not state.is_running:
-            continue
-        ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
-        for tick in ticks:
-            at.add_metric([state.instigator_name], tick.timestamp)
-            failed.add_metric([state.instigator_name], float(tick.status.value == "FAILURE"))
-    yield from (at, failed)
+    last = {
+        state.instigator_name: tick
+        for state in instance.all_instigator_state()
+        if state.is_running
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
+    }
+    at = {name: tick.timestamp for name, tick in last.items()}
+    yield _family("tick_timestamp_seconds", "When a sensor or schedule ticked last.", "name", at)
+    failed = {name: tick.status.value == "FAILURE" for name, tick in last.items()}
+    yield _family("tick_failed", "1 where the last tick failed.", "name", failed)
 
 
 def _daemons(instance: DagsterInstance) -> Iterator[Metric]:
-    beat = GaugeMetricFamily(
-        "llm_assets_daemon_heartbeat_timestamp_seconds",
-        "When a part of the daemon last said that it lives.",
-        labels=["daemon"],
-    )
-    for name, heartbeat in instance.get_daemon_heartbeats().items():
-        beat.add_metric([name.lower()], heartbeat.timestamp)
-    yield beat
+    beats = instance.get_daemon_heartbeats()
+    at = {name.lower(): heartbeat.timestamp for name, heartbeat in beats.items()}
+    text = "When a part of the daemon last said that it lives."
+    yield _family("daemon_heartbeat_timestamp_seconds", text, "daemon", at)
 
 
 def _budget(runs: Runs) -> Iterator[Metric]:
