@@ -81,7 +81,7 @@ class GraphCollector(Collector):
     def _registry(self) -> Iterator[Metric]:
         state = self._models.state()
         found = {alias: state.find(alias) for alias in ALIASES}
-        numbers = {alias: version.version for alias, version in found.items() if version}
+        numbers = {str(alias): version.version for alias, version in found.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
         in_place = found["wanted"] == found["champion"]
         text = "1 where the endpoint has confirmed that it serves the wanted version."
