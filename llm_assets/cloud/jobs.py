@@ -20,28 +20,15 @@ from llm_assets.cloud.settings import (
     GoogleCloudSettings,
     MachineSettings,
 )
-from recipes.launcher.environment import (
-    ENDPOINT_VARIABLE,
-    LEASE_VARIABLE,
-    MOUNT_VARIABLE,
-    PREFIX,
-    SECONDS_VARIABLE,
-)
+from recipes.launcher import environment
 
-CALL_SECONDS = 30.0
 HUB_VARIABLE = "HF_TOKEN"
 
 
 def read_secret(settings: GoogleCloudSettings, name: str) -> str:
     """The newest value of a secret; raises what Google raises (NotFound, PermissionDenied)."""
-    from google.cloud.secretmanager_v1 import SecretManagerServiceClient
-
-    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
-    client = SecretManagerServiceClient(client_options=options)
-    reply = client.access_secret_version(
-        name=f"projects/{settings.project}/secrets/{name}/versions/latest", timeout=CALL_SECONDS
-    )
-    return str(reply.payload.data.decode().strip())
+    version = f"projects/{settings.project}/secrets/{name}/versions/latest"
+    return environment.read_secret(version, settings.api_endpoint)
 
 
 @contextmanager
@@ -247,7 +234,7 @@ def batch_job(
     folders = ("model", "checkpoints", "logs")
     variables = {
         **_variables(settings, output),
-        MOUNT_VARIABLE: MOUNT,
+        environment.MOUNT_VARIABLE: MOUNT,
         **{name: f"{output}/{folder}/" for name, folder in zip(FOLDERS, folders, strict=True)},
     }
     bucket, several = f"{MOUNT}/{settings.bucket}", machines.replicas > 1
@@ -386,12 +373,14 @@ def lease_of(output: str) -> str:
 def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
     """What the launcher reads: the job's lease, and secrets, of which it holds names alone."""
     lease = {
-        LEASE_VARIABLE: lease_of(output),
-        SECONDS_VARIABLE: str(round(settings.lease_hours * HOUR)),
+        environment.LEASE_VARIABLE: lease_of(output),
+        environment.SECONDS_VARIABLE: str(round(settings.lease_hours * HOUR)),
     }
     key = settings.secrets.weights_and_biases_key
     if key is None:
         return lease
     name = f"projects/{settings.project}/secrets/{key}/versions/latest"
-    endpoint = {ENDPOINT_VARIABLE: settings.api_endpoint} if settings.api_endpoint else {}
-    return {**lease, f"{PREFIX}WANDB_API_KEY": name, **endpoint}
+    endpoint = (
+        {environment.ENDPOINT_VARIABLE: settings.api_endpoint} if settings.api_endpoint else {}
+    )
+    return {**lease, f"{environment.PREFIX}WANDB_API_KEY": name, **endpoint}

@@ -129,14 +129,9 @@ class PipesDataprocServerlessClient(RemoteJobPipesClient["BatchControllerClient"
         ...             "environment_config": {"execution_config": {"ttl": {"seconds": 7200}}},
         ...         },
         ...     ).get_materialize_result(implicit_materialization=False)
-        >>> defs = Definitions(
-        ...     assets=[clean_text],
-        ...     resources={
-        ...         "dataproc": PipesDataprocServerlessClient(
-        ...             message_reader=PipesGCSLiveMessageReader(bucket="my-bucket")
-        ...         )
-        ...     },
-        ... )
+        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
+        >>> resources = {"dataproc": PipesDataprocServerlessClient(message_reader=reader)}
+        >>> defs = Definitions(assets=[clean_text], resources=resources)
     """
 
     jobs = DataprocBatches

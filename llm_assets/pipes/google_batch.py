@@ -151,14 +151,9 @@ class PipesGoogleBatchClient(RemoteJobPipesClient["BatchServiceClient"]):
         ...             "allocation_policy": {"instances": instances},
         ...         },
         ...     ).get_materialize_result(implicit_materialization=False)
-        >>> defs = Definitions(
-        ...     assets=[checkpoint],
-        ...     resources={
-        ...         "machines": PipesGoogleBatchClient(
-        ...             message_reader=PipesGCSLiveMessageReader(bucket="my-bucket")
-        ...         )
-        ...     },
-        ... )
+        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
+        >>> resources = {"machines": PipesGoogleBatchClient(message_reader=reader)}
+        >>> defs = Definitions(assets=[checkpoint], resources=resources)
     """
 
     jobs = BatchJobs

@@ -153,14 +153,9 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
         ...             }
         ...         },
         ...     ).get_materialize_result(implicit_materialization=False)
-        >>> defs = Definitions(
-        ...     assets=[checkpoint],
-        ...     resources={
-        ...         "vertex": PipesVertexCustomJobClient(
-        ...             message_reader=PipesGCSLiveMessageReader(bucket="my-bucket")
-        ...         )
-        ...     },
-        ... )
+        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
+        >>> resources = {"vertex": PipesVertexCustomJobClient(message_reader=reader)}
+        >>> defs = Definitions(assets=[checkpoint], resources=resources)
     """
 
     jobs = VertexCustomJobs

@@ -22,8 +22,15 @@ from artifacts.program.lifetime import Interruption
 from artifacts.progress import Report
 from artifacts.shards.shard_set import ShardSet
 from artifacts.storage import files
-from recipes.checkpointing.checkpoint import Checkpointer, SavingPlan, TrainState
-from recipes.checkpointing.export import BestExports, copy_model, export_model, is_whole
+from recipes.checkpointing.checkpoint import (
+    BestExports,
+    Checkpointer,
+    SavingPlan,
+    TrainState,
+    copy_model,
+    export_model,
+    is_whole,
+)
 from recipes.data import records
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
 from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, read_ahead

@@ -11,15 +11,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 from uuid import uuid4
 
-from dagster import (
-    AssetKey,
-    DagsterEventType,
-    DagsterInstance,
-    Definitions,
-    EventLogEntry,
-    ExecuteInProcessResult,
-    JobDefinition,
-)
+import dagster as dg
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
@@ -67,7 +59,7 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         self._status.stop()
 
-    def handle(self, entry: EventLogEntry) -> None:
+    def handle(self, entry: dg.EventLogEntry) -> None:
         """Dagster's event listener."""
         step = entry.step_key or ""
         asset = step if step in self._assets else None
@@ -75,16 +67,16 @@ class Progress:
         if event is None:
             if asset and entry.user_message:
                 self._show(asset, entry.user_message)
-        elif event.event_type == DagsterEventType.STEP_START and asset:
+        elif event.event_type == dg.DagsterEventType.STEP_START and asset:
             self._started[asset] = time.monotonic()
             self._show(asset, "started")
-        elif event.event_type == DagsterEventType.ASSET_MATERIALIZATION and asset:
+        elif event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION and asset:
             self._keep_result(asset, event.materialization.metadata)
-        elif event.event_type == DagsterEventType.STEP_SUCCESS and asset:
+        elif event.event_type == dg.DagsterEventType.STEP_SUCCESS and asset:
             self._finish(asset)
-        elif event.event_type == DagsterEventType.STEP_FAILURE:
+        elif event.event_type == dg.DagsterEventType.STEP_FAILURE:
             self._fail(step, event)
-        elif event.event_type == DagsterEventType.ASSET_CHECK_EVALUATION:
+        elif event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             self._check(event.asset_check_evaluation_data)
 
     def _keep_result(self, asset: str, metadata: Any) -> None:
@@ -223,7 +215,7 @@ def materialize_assets(
 
 def run_partition(
     settings: PipelineSettings, asset: str, partition: str, quiet: bool
-) -> ExecuteInProcessResult:
+) -> dg.ExecuteInProcessResult:
     """Make a partition of an asset in this process; raises UserError where it was interrupted.
 
     Args:
@@ -239,7 +231,7 @@ def _run_in_this_process(
     run_config: dict[str, Any] | None,
     quiet: bool = False,
     partition: str | None = None,
-) -> tuple[ExecuteInProcessResult, Path]:
+) -> tuple[dg.ExecuteInProcessResult, Path]:
     """The result of making some assets, and the log of it."""
     use_this_folders_history()
     log_path = _log_path()
@@ -262,18 +254,18 @@ def _log_path() -> Path:
 
 
 def _execute(
-    job: JobDefinition,
+    job: dg.JobDefinition,
     progress: Progress,
     pipeline: str,
-    assets: Sequence[AssetKey],
+    assets: Sequence[dg.AssetKey],
     run_config: dict[str, Any] | None = None,
     tags: Mapping[str, str] = MappingProxyType({}),
     partition: str | None = None,
-) -> ExecuteInProcessResult | None:
+) -> dg.ExecuteInProcessResult | None:
     from dagster import DagsterExecutionInterruptedError
 
     run_id = str(uuid4())
-    with DagsterInstance.get() as instance:
+    with dg.DagsterInstance.get() as instance:
         instance.add_event_listener(run_id, progress.handle)
         try:
             return job.execute_in_process(
@@ -289,7 +281,7 @@ def _execute(
             return None
 
 
-def _assets_in_order(defs: Definitions) -> list[AssetKey]:
+def _assets_in_order(defs: dg.Definitions) -> list[dg.AssetKey]:
     """What a run of the whole graph makes; steps are named without the prefix."""
     graph = defs.resolve_asset_graph()
     made = graph.unpartitioned_asset_keys & graph.materializable_asset_keys
@@ -338,12 +330,12 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     trials = [trial.name for trial in plan_trials(path, changes)]
     preflight(settings, seconds_before_run(settings), is_judged=False)
     use_this_folders_history()
-    with DagsterInstance.get() as instance:
+    with dg.DagsterInstance.get() as instance:
         instance.add_dynamic_partitions(str(partitions(settings).name), trials)
     return ranked(_result(trial, run_partition(settings, ASSET, trial, quiet)) for trial in trials)
 
 
-def _result(trial: str, ended: ExecuteInProcessResult) -> TrialResult:
+def _result(trial: str, ended: dg.ExecuteInProcessResult) -> TrialResult:
     for event in ended.filter_events(lambda event: event.is_step_failure):
         reason = failure_reason(event.step_failure_data)
         return TrialResult(trial=trial, verdict="failed", reason=reason)

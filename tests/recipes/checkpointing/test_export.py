@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes.checkpointing import export
-from recipes.checkpointing.export import export_model
+from recipes.checkpointing import checkpoint
+from recipes.checkpointing.checkpoint import export_model
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import load_model
@@ -43,7 +43,7 @@ def test_no_more_than_one_file_is_held(
     strategy = Watched(model, [], 1.0, "float32", CPU)
     whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     largest = max(tensor.nbytes for tensor in whole.values())
-    monkeypatch.setattr(export, "MAX_SHARD_BYTES", largest)
+    monkeypatch.setattr(checkpoint, "MAX_SHARD_BYTES", largest)
     export_model(strategy, base_model, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
 
     assert strategy.most <= 2 * largest < sum(tensor.nbytes for tensor in whole.values())

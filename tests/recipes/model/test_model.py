@@ -22,7 +22,7 @@ from transformers import (
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.checkpointing.export import export_model
+from recipes.checkpointing.checkpoint import export_model
 from recipes.data.batch import IGNORED, Batch, read_batch
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
