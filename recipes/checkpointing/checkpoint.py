@@ -489,8 +489,8 @@ def copy_model(source: Path, folder: Path) -> None:
     files.write(folder / CONFIG_NAME, files.read(source / CONFIG_NAME))
 
 
-# A mounted bucket renames no folders, so files are written where they belong and `config.json` comes
-# last: a folder without it is no model.
+# A mounted bucket renames no folders, so files are written where they belong and `config.json`
+# comes last: a folder without it is no model.
 class BestExports:
     """The weights of a run's best validation, by step: `<folder>/step-<n>`.
 
