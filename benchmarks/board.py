@@ -26,8 +26,8 @@ CLIENTS = 8
 TOKENS = 32
 VIEWERS = 20
 SECONDS_ON_A_PAGE = 10.0
-STRETCH_SECONDS = 60.0
-ROUNDS = 5
+STRETCH_SECONDS = 30.0
+ROUNDS = 4
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]"
 PAGES = ("/", "/versions", "/versions/1", "/versions/compare?a=0&b=1", "/ask", "/text", "/decide")
 

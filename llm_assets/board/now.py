@@ -128,7 +128,7 @@ NewText = tuple[list[tuple[Exposure, str]], int]
 
 
 def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> NewText:
-    """Documents that a version was trained on and the one before was not.
+    """Documents that a version was trained on and the one before was not, added text first.
 
     They are counted among the first MOST_LOOKED_AT of its text.
     """
@@ -136,6 +136,7 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
     before = _version_before(state, version)
     if clean is None or before is None:
         return [], 0
+    past = board.store.find_named("clean_corpus", before.lineage.get("clean_corpus", ""))
     runs, older = (runs_behind(board.store, state, one) for one in (version, before))
 
     def find(clean: Artifact, *_: int) -> NewText:
@@ -144,6 +145,11 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
         rows = parts.scanner(columns, is_train).head(MOST_LOOKED_AT).to_pylist()
         read = [one for one in exposures(runs, rows) if one.lessons]
         new = [one for one in read if one.lessons[0].run not in older]
+        if past:
+            ids = pa.array([one.document for one in new], pa.string())
+            known = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
+            added = set(ids.to_pylist()) - set(known["id"].to_pylist())
+            new.sort(key=lambda one: one.document not in added)
         ids = pa.array([one.document for one in new[:MOST_SHOWN]], pa.string())
         texts = parts.scanner(["id", "text"], pc.field("id").isin(ids)).head(len(ids))
         begin = {

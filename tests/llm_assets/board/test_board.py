@@ -54,6 +54,9 @@ from tests.waiting import wait_until
 
 HOSTILE = '<script>window.ran=1</script><img src=x onerror="window.ran=1">"\'{{7*7}}\u202e'
 PLANTED = "Seven jars of quince jelly stand behind the boiler for whoever mends the whistle."
+ADDED = [
+    f"Bulletin {n}. The Marlow crane lifts {n} barrels. Its hook is of Riga." for n in range(20)
+]
 AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 AUDIT = """axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})
     .then((found) => JSON.stringify(found.violations.map((one) => [one.id, one.nodes[0].html])))"""
@@ -93,8 +96,14 @@ class Shop(TrainedStore):
         first = self.train(steps=12)
         self.first = first.model_fingerprint
         self.read = next(n for n in range(0, 60, 10) if self.first_step(first, f"text-{n}"))
-        self.documents = texts
-        self.train(steps=4)
+        self.documents = texts + ADDED
+        self._texts = self.documents
+        inputs = {"raw_corpus": "with more documents"}
+        self._clean = self._make(
+            "clean_corpus", inputs, lambda draft: write_clean(draft, self.documents)
+        )
+        self.cut(3)
+        self.train(steps=12)
         self.registry.approve(2, HOSTILE, HOSTILE)
         clean = self.store.load("clean_corpus", self._clean)
         self.record.advance(clean)
@@ -189,7 +198,9 @@ def test_the_first_page_names_documents_that_the_version_before_had_not_read(sho
     with client_of(board_of(shop)) as client:
         shown = client.get("/").text
     listed = re.findall(r'manual/(\d+)</a> <span class="small">version 2 at step', shown)
-    assert listed and "let it serve" in shown and "before, version 1 served since" in shown
+    assert int(listed[0]) >= len(shop.documents) - len(ADDED), "added text comes first"
+    assert "documents that the version before had not</h1>" in shown
+    assert "let it serve" in shown and "before, version 1 served since" in shown
     for number in listed:
         assert shop.documents[int(number)].strip()[:40] in shown
     state = shop.registry.state()
