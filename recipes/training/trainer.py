@@ -22,15 +22,7 @@ from artifacts.program.lifetime import Interruption
 from artifacts.progress import Report
 from artifacts.shards.shard_set import ShardSet
 from artifacts.storage import files
-from recipes.checkpointing.checkpoint import (
-    BestExports,
-    Checkpointer,
-    SavingPlan,
-    TrainState,
-    copy_model,
-    export_model,
-    is_whole,
-)
+from recipes.checkpointing import checkpoint
 from recipes.data import records
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
 from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, read_ahead
@@ -267,7 +259,7 @@ def record_text(
     spec: TrainingSpec,
     known: records.RowCounts,
     order: DataOrder,
-    state: TrainState,
+    state: checkpoint.TrainState,
     last_step: int,
     is_rank_zero: bool,
 ) -> tuple[float, int]:
@@ -328,7 +320,7 @@ class Trainer:
         self._strategy = self._build()
         self._parameters = self._strategy.model.parameter_count
         saving, device = self._training.checkpointing, device_of(workers.device)
-        self._checkpointer = Checkpointer(
+        self._checkpointer = checkpoint.Checkpointer(
             self._strategy,
             spec.checkpoints_url or spec.run_folder,
             spec.content(),
@@ -338,7 +330,7 @@ class Trainer:
             workers,
             report,
         )
-        self._saving = SavingPlan(saving, device)
+        self._saving = checkpoint.SavingPlan(saving, device)
         self._order = DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
@@ -347,7 +339,7 @@ class Trainer:
         audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
         self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._state = self._resume()
-        self._bests = BestExports(self._run_folder / BEST_NAME, self._state.best_step)
+        self._bests = checkpoint.BestExports(self._run_folder / BEST_NAME, self._state.best_step)
         self._steps_to_read = self._open_reader()
         tracks = self._training.logging.weights_and_biases
         title = spec.title or self._run_folder.name
@@ -407,7 +399,7 @@ class Trainer:
         if self._telemetry:
             self._telemetry.close()
 
-    def _resume(self) -> tuple[int, TrainState]:
+    def _resume(self) -> tuple[int, checkpoint.TrainState]:
         restored = self._checkpointer.restore()
         setting = (
             f"{self._parameters / 1e6:,.0f} M parameters, {self._precision}, {len(self._shards):,} "
@@ -415,10 +407,10 @@ class Trainer:
         )
         if restored is None:
             self._report(f"Training for {self._steps} steps: {setting}")
-            return 0, TrainState()
+            return 0, checkpoint.TrainState()
         step, state = restored
         self._report(f"Going on from the checkpoint of step {step}: {setting}")
-        return step, TrainState.model_validate(state)
+        return step, checkpoint.TrainState.model_validate(state)
 
     def _train_next_step(self) -> None:
         began = time.perf_counter()
@@ -549,7 +541,7 @@ class Trainer:
         if exported == self._step:
             self._export(folder)
         elif is_first:
-            copy_model(self._bests.folder(exported), folder)
+            checkpoint.copy_model(self._bests.folder(exported), folder)
         coverage, seen_before = record_text(
             self._spec, self._known, self._order, self._state, exported, is_first
         )
@@ -571,7 +563,7 @@ class Trainer:
         return result
 
     def _export(self, folder: Path) -> None:
-        export_model(
+        checkpoint.export_model(
             self._strategy,
             Path(self._spec.base_model_folder),
             folder,
@@ -591,7 +583,7 @@ def train(
         Interrupted: a signal came; everything is saved.
     """
     finished = find_result(Path(spec.run_folder), report)
-    if finished and is_whole(Path(spec.export_folder)):
+    if finished and checkpoint.is_whole(Path(spec.export_folder)):
         report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
         return finished
     objective: Objective = spec.training.objective()

@@ -29,15 +29,7 @@ from artifacts.numbers import ends_of, run_starts, sorted_unique, spans
 from artifacts.progress import Report
 from artifacts.shards.format import in_split
 from artifacts.storage import files
-from spark_jobs.runtime.parquet import (
-    Part,
-    PartRows,
-    cached_rows,
-    list_files,
-    read_table,
-    to_stream,
-    write_table,
-)
+from spark_jobs.runtime import parquet
 from spark_jobs.runtime.tasks import Work, map_tasks
 from spark_jobs.settings import DecontaminationSettings
 from spark_jobs.text import Shingles, WordSums, fold, mix, shingle, sum_words
@@ -313,14 +305,14 @@ def write_list(number: int, removed: pa.Table, folder: str) -> dict[str, int]:
         The split that they were of, to how many.
     """
     listed = removed.sort_by("id")
-    write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", listed)
+    parquet.write_table(f"{folder}/overlaps_held_out-{number:05d}.parquet", listed)
     return dict(Counter(listed["split"].to_pylist()))
 
 
 def find_overlap(folder: str, identifier: str) -> float | None:
     """The share of a document that is reference text, where it was left out for that."""
-    for url in list_files(folder, "overlaps_held_out*.parquet"):
-        removed = read_table(url, ["id", "overlap"])
+    for url in parquet.list_files(folder, "overlaps_held_out*.parquet"):
+        removed = parquet.read_table(url, ["id", "overlap"])
         row = pc.index(removed["id"], pa.scalar(identifier)).as_py()
         if row >= 0:
             return float(removed["overlap"][row].as_py())
@@ -370,10 +362,10 @@ class PartNGrams:
             chosen = texts().take(pa.array(places)).to_pylist()
             return pa.table({"ngrams": pack_ngrams(chosen, self.size)})
 
-        found = cached_rows(self.folder, entry_key(self.key, name), ids, make)
+        found = parquet.cached_rows(self.folder, entry_key(self.key, name), ids, make)
         return unpack_ngrams(found["ngrams"])
 
-    def of_held_out(self, part: Part) -> Shingles:
+    def of_held_out(self, part: parquet.Part) -> Shingles:
         """The n-grams of the part's held-out documents."""
         documents = part.read(["id", "split"])
         places = pa.array(np.flatnonzero(in_split(documents, "held_out")))
@@ -382,7 +374,7 @@ class PartNGrams:
         ids = documents["id"].take(places)
         return self.of_documents(name, ids, lambda: part.read(["text"])["text"].take(places))
 
-    def of_training(self, part: Part) -> np.ndarray:
+    def of_training(self, part: parquet.Part) -> np.ndarray:
         """The different n-grams of the part's other documents, sorted: shape (n-grams,)."""
         documents = part.read(["id", "split"])
         found = self.of_documents(
@@ -447,7 +439,7 @@ class PartOverlaps:
             found = self._compare(kept, places, ngrams(), references)
         table = pa.table({"id": ids, "overlap": found})
         table = table.replace_schema_metadata({_COMPARED_WITH: references.name})
-        write_cached(folder, key, to_stream(table))
+        write_cached(folder, key, parquet.to_stream(table))
         return found
 
     def _compare(
@@ -517,9 +509,9 @@ class OverlapSearch:
     """What is compared."""
 
     spark: SparkSession
-    parts: list[Part]
+    parts: list[parquet.Part]
     """Of the clean corpus; their numbers are those that `References` is asked by."""
-    with_held_out: list[Part]
+    with_held_out: list[parquet.Part]
     """Those with held-out documents."""
     evaluation: str | None
     """URL of the n-grams of the evaluation texts (`overlap.save_ngrams`)."""
@@ -566,7 +558,7 @@ def _send_references(comparison: OverlapSearch) -> References:
     return SentReferences(url)
 
 
-def _write(part: Part, ngrams: PartNGrams, folder: str) -> dict[str, Any]:
+def _write(part: parquet.Part, ngrams: PartNGrams, folder: str) -> dict[str, Any]:
     return {"url": save_ngrams(folder, group_ngrams(ngrams.of_held_out(part)))}
 
 
@@ -574,7 +566,7 @@ def _write(part: Part, ngrams: PartNGrams, folder: str) -> dict[str, Any]:
 class JoinedReferences(References):
     """The n-grams that each part holds, apart."""
 
-    rows: PartRows
+    rows: parquet.PartRows
     """Of `REFERENCE_SCHEMA`, by the number of the part."""
 
     def of_part(self, number: int) -> NGrams:
@@ -606,9 +598,9 @@ def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
     return first.drop("place").join(phrases, "ngram", "left_anti").union(phrases)
 
 
-def _gather(number: int, source: Part | str, ngrams: PartNGrams) -> pa.Table:
+def _gather(number: int, source: parquet.Part | str, ngrams: PartNGrams) -> pa.Table:
     """The n-grams of a part's held-out texts, or of the evaluation texts at a URL."""
-    if isinstance(source, Part):
+    if isinstance(source, parquet.Part):
         found = group_ngrams(ngrams.of_held_out(source))
     else:
         found = load_ngrams(source)
@@ -617,7 +609,7 @@ def _gather(number: int, source: Part | str, ngrams: PartNGrams) -> pa.Table:
     return pa.Table.from_arrays(list(map(pa.array, columns)), schema=REFERENCE_SCHEMA)
 
 
-def _list_held(number: int, part: Part, ngrams: PartNGrams) -> pa.Table:
+def _list_held(number: int, part: parquet.Part, ngrams: PartNGrams) -> pa.Table:
     hashes = ngrams.of_training(part).view(np.int64)
     columns = [pa.array(hashes), pa.array(np.full(len(hashes), number))]
     return pa.Table.from_arrays(columns, schema=HELD_SCHEMA)
