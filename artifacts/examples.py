@@ -32,8 +32,7 @@ def write_example(example: Example) -> str:
 
 def read_example(line: str) -> Example:
     """What `write_example` wrote."""
-    example: Example = json.loads(line)
-    return example
+    return json.loads(line)
 
 
 def map_texts(example: Example, change: Callable[[str], str]) -> Example:

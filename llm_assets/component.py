@@ -53,5 +53,4 @@ class LanguageModel(dg.Component):
                 f"{loaded.path} and {self.path} are two pipelines in one code location. Give one "
                 "of them a project of its own in the workspace, with a `key_prefix`."
             )
-        definitions: dg.Definitions = loaded.defs
-        return definitions
+        return loaded.defs

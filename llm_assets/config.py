@@ -150,8 +150,7 @@ class PipelineSettings(Settings):
     def stage(self, name: str, model: type[Model]) -> Model:
         """The section of a stage; raises UserError where that of one of your own is wrong."""
         if name in type(self).model_fields:
-            section: Model = getattr(self, name)
-            return section
+            return getattr(self, name)
         values = self.stages.get(name, {})
         return check_settings(values, model, f"`stages.{name}` of the pipeline {self.name}")
 

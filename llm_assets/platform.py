@@ -11,11 +11,7 @@ from llm_assets.endpoint.vertex import VertexServingPlatform
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import LocalRegistryResource
 from llm_assets.registry.vertex import VertexModelRegistryResource
-from llm_assets.runners.google_cloud import (
-    BatchTrainingRunner,
-    DataprocSparkRunner,
-    VertexTrainingRunner,
-)
+from llm_assets.runners import google_cloud
 from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import LocalTrainingRunner
 from spark_jobs.runtime.session import local_conf
@@ -28,12 +24,12 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     # Each is a few settings; what they talk to is opened when it is asked for.
     spark = {
         "local": LocalSparkRunner(pyspark=LazyPySparkResource(spark_config=conf)),
-        "google_cloud": DataprocSparkRunner(cloud_config_path=cloud),
+        "google_cloud": google_cloud.DataprocSparkRunner(cloud_config_path=cloud),
     }
     training = {
         "local": LocalTrainingRunner(restarts=settings.training.restarts),
-        "google_cloud": VertexTrainingRunner(cloud_config_path=cloud),
-        "google_batch": BatchTrainingRunner(cloud_config_path=cloud),
+        "google_cloud": google_cloud.VertexTrainingRunner(cloud_config_path=cloud),
+        "google_batch": google_cloud.BatchTrainingRunner(cloud_config_path=cloud),
     }
     registry = {
         "local": LocalRegistryResource(),

@@ -512,8 +512,7 @@ class WarmStartSettings(TrainingSettings):
 
 def training_settings(values: Any) -> TrainingSettings:
     """Validate training settings of any recipe; raises pydantic's ValidationError."""
-    settings: TrainingSettings = _validate(TrainingSettings, "recipe", RECIPES, values)
-    return settings
+    return _validate(TrainingSettings, "recipe", RECIPES, values)
 
 
 RecipeSettings = Annotated[SerializeAsAny[TrainingSettings], PlainValidator(training_settings)]

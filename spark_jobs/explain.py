@@ -134,8 +134,7 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
     for table in _clean_rows(clean_corpus):
         row = pc.index(table["id"], survivor).as_py()
         if row >= 0:
-            found: dict[str, str] = table.slice(row, 1).to_pylist()[0]
-            return found
+            return table.slice(row, 1).to_pylist()[0]
     similar = read_similar(clean_corpus)
     for one in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
         raise UserError(

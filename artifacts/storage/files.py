@@ -141,8 +141,7 @@ def open_file(url: str | Path, mode: str = "rb", **options: Any) -> IO[Any]:
     """A file opened for reading or writing, for libraries that want a file object."""
     import fsspec
 
-    opened: IO[Any] = fsspec.open(str(url), mode, **options).open()
-    return opened
+    return fsspec.open(str(url), mode, **options).open()
 
 
 def exists(url: str | Path) -> bool:

@@ -40,20 +40,17 @@ class Session:
         """The registry of the pipeline's model versions."""
         if self.settings.platform == "local":
             return LocalRegistry.of(self.record)
-        registry: Registry = self._resources["registry"].open(self.pipeline)
-        return registry
+        return self._resources["registry"].open(self.pipeline)
 
     @property
     def pipeline(self) -> "PipelineResource":
         """Settings and store as assets use them."""
-        pipeline: PipelineResource = self._resources["pipeline"]
-        return pipeline
+        return self._resources["pipeline"]
 
     @property
     def serving(self) -> "ServingPlatform":
         """What serves the champion."""
-        serving: ServingPlatform = self._resources["serving"]
-        return serving
+        return self._resources["serving"]
 
     @cached_property
     def _resources(self) -> dict[str, Any]:

@@ -35,16 +35,14 @@ def get_json(session: Any, url: str) -> dict[str, Any]:
     """A JSON answer; raises what `requests` raises."""
     reply = session.get(url, timeout=REST_SECONDS)
     reply.raise_for_status()
-    content: dict[str, Any] = reply.json()
-    return content
+    return reply.json()
 
 
 def post_json(session: Any, url: str, body: dict[str, Any]) -> dict[str, Any]:
     """The JSON answer to a JSON body; raises what `requests` raises."""
     reply = session.post(url, json=body, timeout=REST_SECONDS)
     reply.raise_for_status()
-    content: dict[str, Any] = reply.json()
-    return content
+    return reply.json()
 
 
 CALL_SECONDS = 60.0

@@ -329,8 +329,7 @@ def _missing(folder: str, wanted: set[str]) -> list[str]:
 
 
 def _read_result(folder: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(files.read(f"{folder}/{RESULT_NAME}"))
-    return content
+    return json.loads(files.read(f"{folder}/{RESULT_NAME}"))
 
 
 def _follow(

@@ -202,8 +202,7 @@ class LocalTrainingRunner(TrainingRunner):
         spec_path.write_text(spec.model_dump_json(indent=2))
         program = [sys.executable, "-m", "recipes.evaluate", "--spec", str(spec_path)]
         run_child(context, program, output / "program.log")
-        result: dict[str, Any] = json.loads((output / "result.json").read_text())
-        return result
+        return json.loads((output / "result.json").read_text())
 
 
 def may_have_bfloat16(machine: Path = Path("/")) -> bool:

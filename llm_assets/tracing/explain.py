@@ -205,8 +205,7 @@ def _chosen(
         together = pa.concat_tables([chosen, copies.cast(DUPLICATE_SCHEMA)])
         order = [("similarity", "ascending"), ("id", "ascending")]
         chosen = together.sort_by(order).slice(0, most)
-    rows: list[dict[str, Any]] = chosen.to_pylist()
-    return rows
+    return chosen.to_pylist()
 
 
 def _texts(raw_corpus: str, ids: Iterable[str]) -> dict[str, str]:

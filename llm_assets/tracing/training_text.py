@@ -440,8 +440,7 @@ class TrainingText:
 
     def _record(self, shard: IndexedShard, segment: int) -> dict[str, str]:
         number = int(shard.shard.segments["document"][segment])
-        found: dict[str, str] = shard.documents.slice(number, 1).to_pylist()[0]
-        return found
+        return shard.documents.slice(number, 1).to_pylist()[0]
 
     def _look_up_licenses(self, sources: dict[str, str | None]) -> None:
         """Note the licenses of documents, given by id and, where known, source; or that none is
@@ -499,7 +498,4 @@ def _text_of(shard: IndexedShard, segment: int) -> int:
 
 
 def _of_text(lessons: pa.Table, text: int) -> list[dict[str, int]]:
-    found: list[dict[str, int]] = lessons.filter(
-        pc.equal(lessons["text"], pa.scalar(text, pa.uint64()))
-    ).to_pylist()
-    return found
+    return lessons.filter(pc.equal(lessons["text"], pa.scalar(text, pa.uint64()))).to_pylist()

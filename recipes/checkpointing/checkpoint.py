@@ -188,8 +188,7 @@ class StagingBuffers:
             stream: where to copy on a GPU, from `side_stream`.
         """
         if stream is None:
-            copied: dict[str, Any] = self._copy("", state)
-            return copied
+            return self._copy("", state)
         with torch.cuda.stream(stream):
             copied = self._copy("", state)
         stream.synchronize()

@@ -112,8 +112,7 @@ class Zero(Strategy):
         )
 
     def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
-        loss: torch.Tensor = self._engine(batch.to(self._workers.device))
-        return loss
+        return self._engine(batch.to(self._workers.device))
 
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(is_last)

@@ -121,8 +121,7 @@ def join_workers(strategy: StrategySettings | None = None) -> Workers:
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if strategy and strategy.joins:
-        workers: Workers = resolve_name(strategy.joins)(count)
-        return workers
+        return resolve_name(strategy.joins)(count)
     device = local_device(local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -159,10 +159,7 @@ class MaskedNetwork(ExampleNetwork):
             arguments = {"attention_mask": mask, "position_ids": positions}
         shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
         pad = self.inner.config.pad_token_id or 0
-        logits: torch.Tensor = self.inner(
-            input_ids=shown.masked_fill(~is_text, pad), **arguments
-        ).logits
-        return logits
+        return self.inner(input_ids=shown.masked_fill(~is_text, pad), **arguments).logits
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of the hidden tokens in nats, summed."""

@@ -57,8 +57,7 @@ class TransformersNetwork(nn.Module):
     @property
     def head_weight(self) -> torch.Tensor:
         """The output matrix, shape (vocabulary, hidden size)."""
-        weight: torch.Tensor = self.inner.get_output_embeddings().weight
-        return weight
+        return self.inner.get_output_embeddings().weight
 
     @property
     def has_router_loss(self) -> bool:
@@ -70,8 +69,7 @@ class TransformersNetwork(nn.Module):
     ) -> torch.Tensor:
         """Hidden states of shape (rows, sequence_length, hidden_size) after the last norm."""
         arguments = self._arguments(self.inner.base_model, tokens, positions, segments)
-        hidden: torch.Tensor = self.inner.base_model(**arguments).last_hidden_state
-        return hidden
+        return self.inner.base_model(**arguments).last_hidden_state
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The model's own logits, shape (rows, sequence_length, vocabulary)."""
@@ -79,8 +77,7 @@ class TransformersNetwork(nn.Module):
         if self.has_router_loss:
             # With the mask of packed rows its own router loss would fail; `router_loss` is ours.
             arguments["output_router_logits"] = False
-        logits: torch.Tensor = self.inner(**arguments).logits
-        return logits
+        return self.inner(**arguments).logits
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of the model's own logits in nats, summed over the batch's targets."""
@@ -171,8 +168,7 @@ class ExampleNetwork(TransformersNetwork):
     @property
     def head_weight(self) -> torch.Tensor:
         """The embeddings, shape (vocabulary, hidden size)."""
-        weight: torch.Tensor = self.inner.get_input_embeddings().weight
-        return weight
+        return self.inner.get_input_embeddings().weight
 
 
 def load_transformers(folder: Path) -> TransformersNetwork:

@@ -477,10 +477,7 @@ def build_strategy(
     training, placement = spec.training, spec.training.placement
     if placement.strategy:
         build = resolve_name(placement.strategy.builds)
-        built: Strategy = build(
-            spec, workers, precision, lambda: _build_model(spec, objective, workers)
-        )
-        return built
+        return build(spec, workers, precision, lambda: _build_model(spec, objective, workers))
     model = _build_model(spec, objective, workers)
     shard(model, workers, placement.replicas, precision)
     model.read_weights(workers.device)

@@ -281,8 +281,7 @@ def find_rows(url: str, which: "Expression", columns: list[str], most: int) -> l
         return []
     corpus = dataset(parts, filesystem=files.resolve(url)[0])
     # `head` stops at the first rows that fit, and a table would read all parts.
-    found: list[dict[str, Any]] = corpus.head(most, columns=columns, filter=which).to_pylist()
-    return found
+    return corpus.head(most, columns=columns, filter=which).to_pylist()
 
 
 def spread(parts: list[Part], columns: list[str]) -> pa.Table:

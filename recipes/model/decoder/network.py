@@ -40,10 +40,9 @@ def summed_cross_entropy(
     device = hidden.device.type
     mixed = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
-    loss: torch.Tensor = _LinearCrossEntropy.apply(
+    return _LinearCrossEntropy.apply(
         hidden.flatten(0, 1), head_weight, targets.flatten(), dtype, torch.is_grad_enabled()
     )
-    return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -215,8 +214,7 @@ def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
 def document_blocks(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
     """`block_mask`, on a GPU by one kernel of its own."""
     build = _compiled_block_mask() if segments.is_cuda else block_mask
-    blocks: BlockMask = build(segments, is_causal)
-    return blocks
+    return build(segments, is_causal)
 
 
 def block_mask(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
