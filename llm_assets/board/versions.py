@@ -1,12 +1,13 @@
 """The versions through time, one of them, and two compared."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -142,10 +143,6 @@ def _scale(rows: list[VersionRow]) -> float:
     return (largest[len(largest) * 3 // 4] or largest[-1] or 1.0) if largest else 1.0
 
 
-RoleInEvaluation = tuple[Artifact, str]
-"""An evaluation, and the role that a version has in it."""
-
-
 def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str, Any]:
     """What was measured of both: by source, by relation, examples won and lost, and settings."""
     places = _measured(store, one, other), _measured(store, other, one)
@@ -171,8 +168,10 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
     }
 
 
-def _measured(store: Store, version: ModelVersion, other: ModelVersion) -> RoleInEvaluation | None:
-    """Where a version's scores are: of a base model, with those of the version made from it."""
+def _measured(
+    store: Store, version: ModelVersion, other: ModelVersion
+) -> tuple[Artifact, str] | None:
+    """The evaluation and the role in it: of a base model, in that of the version made from it."""
     own = store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
     if own:
         return own, "candidate"
@@ -194,15 +193,12 @@ def _losses(store: Store, version: ModelVersion) -> list[tuple[float, float]]:
 
 def _figures(pairs: Iterable[tuple[SizedScore, SizedScore]]) -> dict[str, tuple[float, float, int]]:
     """Group to the figures of both sides, and of how many."""
-    groups: dict[str, list[tuple[SizedScore, SizedScore]]] = defaultdict(list)
-    for pair in pairs:
-        groups[pair[0].group].append(pair)
-    figures = {}
-    for name, of in groups.items():
-        sides = zip(*of, strict=True)
-        first, second = (sum(s.score for s in side) / sum(s.size for s in side) for side in sides)
-        figures[name] = (first, second, len(of))
-    return figures
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4))
+    of: Counter[str] = Counter()
+    for one, two in pairs:
+        sums[one.group] += (one.score, one.size, two.score, two.size)
+        of[one.group] += 1
+    return {name: (a / b, c / d, of[name]) for name, (a, b, c, d) in sums.items()}
 
 
 def _closed_book(evaluation: Artifact, role: str) -> dict[str, AnswerPair]:
