@@ -189,7 +189,7 @@ def test_loading_the_definitions_imports_no_torch(project: Project) -> None:
     ended = subprocess.run(
         command, cwd=project.folder, env=project.environment(), capture_output=True, text=True
     )
-    assert ended.stdout.split() == ["[]", "8"], ended.stderr
+    assert ended.stdout.split() == ["[]", "9"], ended.stderr
 
 
 def test_the_checkpoint_keeps_its_loss_curve(made: Project) -> None:
