@@ -77,6 +77,13 @@ def test_what_is_no_assignment_is_named(typed: list[str], told: str) -> None:
         parse_changes(typed)
 
 
+def test_a_partition_that_is_not_there_is_named(project: Project) -> None:
+    command = ("dagster", "asset", "materialize", "--select", "experiments", "--partition", "gone")
+    refused = project.run(*command)
+    assert refused.returncode != 0
+    assert "containing the passed partition key `gone`" in refused.stdout + refused.stderr
+
+
 def test_the_command_refuses_before_any_work(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
