@@ -165,7 +165,9 @@ def test_a_backfill_tries_settings_side_by_side(ui: Ui) -> None:
 def launch_backfill(ui: Ui, *trials: str) -> None:
     """Add partitions to `experiments` and materialize them."""
     ui.open("/assets/experiments?view=partitions", "Materialize")
-    ui.click_until(_number_of("Materialize"), f"{_number_of('Add a partition')} >= 0")
+    # Where nothing was made yet, Dagster asks whether one is sure.
+    button = f"Math.max({_number_of('Materialize')}, {_number_of('Confirm')})"
+    ui.click_until(button, f"{_number_of('Add a partition')} >= 0")
     for trial in trials:
         click(ui.page, "button", "Add a partition")
         ui.write("name", trial)
