@@ -42,6 +42,19 @@ def launch(project: Project, job: str) -> None:
     assert launched.returncode == 0, launched.stderr
 
 
+def test_trainings_need_a_pool_that_lets_one_run_go_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+    monkeypatch.chdir(project.folder)
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        pools = instance.get_concurrency_config().pool_config
+        assert pools.default_pool_limit == 1
+        run = create_run(instance, project, "retraining", DagsterRunStatus.NOT_STARTED)
+        assert "training" in run.run_op_concurrency.all_pools
+
+
+@pytest.mark.soak
 def test_a_second_training_waits_in_the_queue_for_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,11 +62,15 @@ def test_a_second_training_waits_in_the_queue_for_the_first(
     # The history's folder is relative to where one is.
     monkeypatch.chdir(project.folder)
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
-    launch(project, "retraining")
-    with daemon(project) as log:
-        waits = "is blocked by global concurrency limits"
-        wait_until(lambda: waits in log.read_text(), told=log.read_text)
+        launch(project, "evaluation")
+        with daemon(project) as log:
+            # Dagster knows a history's pools from its first run on.
+            ended = (DagsterRunStatus.FAILURE,)
+            wait_until(lambda: instance.get_runs()[0].status in ended, told=log.read_text)
+            create_run(instance, project, "evaluation", DagsterRunStatus.STARTED)
+            launch(project, "evaluation")
+            waits = "is blocked by global concurrency limits"
+            wait_until(lambda: waits in log.read_text(), told=log.read_text)
 
 
 def test_a_run_is_failed_once_its_process_has_died(
