@@ -49,7 +49,14 @@ class Browser:
     def wait_for(self, condition: str) -> None:
         """Wait until a condition holds in the page, which may be another one by then."""
         end = monotonic() + SECONDS
-        while not self.evaluate(f"Boolean({condition})"):
+        while True:
+            try:
+                if self.evaluate(f"Boolean({condition})"):
+                    return
+            except AssertionError as error:
+                # The page gave way to another while it was asked.
+                if "target navigated" not in str(error):
+                    raise
             assert monotonic() < end, self.evaluate("document.body?.innerText")
             sleep(0.05)
 
