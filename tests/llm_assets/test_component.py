@@ -37,6 +37,7 @@ def dg(folder: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.soak
 def test_what_dg_scaffolds_is_a_pipeline_file_that_it_checks_and_lists(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())

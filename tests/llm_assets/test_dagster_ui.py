@@ -126,6 +126,7 @@ def ui(opened: Ui) -> Ui:
 
 
 @needs("Chromium")
+@pytest.mark.soak
 def test_the_launchpad_refuses_a_wrong_value_and_launches_another_than_the_files(ui: Ui) -> None:
     ui.open("/assets/raw_corpus", "Materialize")
     ui.choose("Materialize", "Open launchpad")
@@ -186,6 +187,7 @@ def tag(run: dict[str, Any], name: str) -> str:
 
 
 @needs("Chromium")
+@pytest.mark.soak
 def test_a_run_goes_on_from_the_step_that_failed(ui: Ui) -> None:
     text = ui.project.folder / "text"
     away = text.rename(ui.project.folder / "away")

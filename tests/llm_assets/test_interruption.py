@@ -196,6 +196,7 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
     sees="Interrupted. Nothing is lost",
     then="saved; the same command goes on",
 )
+@pytest.mark.soak
 def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) -> None:
     project = prepared
     running = project.fork("llm-assets", "run")

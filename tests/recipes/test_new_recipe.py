@@ -59,6 +59,7 @@ def run(project: Project, *command: str, packages: Path) -> subprocess.Completed
     )
 
 
+@pytest.mark.soak
 def test_the_pages_package_is_trained_and_measured_with_by_a_pipeline(
     project: Project, tmp_path: Path
 ) -> None:

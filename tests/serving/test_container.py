@@ -177,6 +177,7 @@ def test_command_is_told_how_long_a_text_fits_and_braces_of_its_own_stay(
     assert told == (*command[:4], str(config["max_position_embeddings"]), *command[5:])
 
 
+@pytest.mark.soak
 def test_an_engine_by_its_command_answers_and_is_started_again(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:

@@ -101,7 +101,9 @@ def returned(forgotten: str, other: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])
+@pytest.mark.parametrize(
+    "documents_in_memory", [IN_MEMORY, pytest.param(BY_SPARK, marks=pytest.mark.soak)]
+)
 def test_it_comes_back_in_none_of_the_ways_that_text_comes_back(
     maker: Maker, tmp_path: Path, documents_in_memory: int
 ) -> None:

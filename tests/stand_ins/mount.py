@@ -24,6 +24,8 @@ from tests.stand_ins.processes import REPOSITORY, start_process
 
 SCAN_SECONDS = 0.3
 MOUNT_SECONDS = 120.0
+UNMOUNT_SECONDS = 10.0
+"""A mount that is in use does not go by itself."""
 
 
 class Mount(ABC):
@@ -99,7 +101,7 @@ class FuseMount(Mount):
     def stop(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(MOUNT_SECONDS)
+            self._process.wait(UNMOUNT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
         # A mount that was in use outlives its process; `ismount` says no to one without a process.

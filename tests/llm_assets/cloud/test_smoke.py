@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from artifacts.program.entry import SmokeSpec
@@ -24,6 +25,7 @@ L4 = {
 JOB = {"python": "3.11.2", "torch": "2.13.0+cu126", "cuda": "12.6", "bucket": True}
 
 
+@pytest.mark.soak
 def test_smallest_batch_and_job_say_what_they_found(google: LocalGoogle, tmp_path: Path) -> None:
     path = tmp_path / "google_cloud.yaml"
     content = cloud_settings(google) | {"secrets": {"weights_and_biases_key": "tracking"}}

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from starlette.testclient import TestClient
 
 from llm_assets.board.server import build_app, open_board
@@ -16,6 +17,7 @@ SHIPPED = ROOT / "config" / "invented_products"
 FORMS = {"forms": str(SHIPPED / "forms.yaml")}
 
 
+@pytest.mark.soak
 def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> None:
     facts = project.folder / "facts.csv"
     facts.write_text((SHIPPED / "facts.csv").read_text())

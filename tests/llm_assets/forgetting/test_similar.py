@@ -157,6 +157,7 @@ def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
     assert pipeline.documents() == TEXTS.keys()
 
 
+@pytest.mark.soak
 def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_of_it(
     pipeline: Pipeline,
 ) -> None:
