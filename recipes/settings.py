@@ -334,7 +334,8 @@ class CheckpointingSettings(ExecutionSettings):
     every_minutes: float | None = Field(default=15.0, gt=0)
     """Most minutes between checkpoints."""
     permanent_every_steps: int | None = Field(default=None, ge=1)
-    """Checkpoints at multiples of this many steps stay while others rotate; absent: none."""
+    """Checkpoints at multiples of this many steps stay while others rotate; absent: none. Once the
+    model is exported, `retention.optimizer_state` says whether they go on staying."""
     keep: int = Field(default=2, ge=1)
     """Newest checkpoints kept while training, beside the permanent ones."""
     in_background: Switch = "auto"
