@@ -59,6 +59,9 @@ class RemoteRun:
     restarts: Restarts = field(init=False)
     _mark: str = ""
 
+    def __post_init__(self) -> None:
+        self.restarts = Restarts(self.limits.restarts, self.limits.progress)
+
     def run(
         self, context_injector: dg.PipesContextInjector, extras: dict[str, Any] | None
     ) -> dg.PipesClientCompletedInvocation:
@@ -77,7 +80,6 @@ class RemoteRun:
         ) as session:
             self.session = session
             try:
-                self.restarts = self._guard("a look at what is saved", self._count_restarts)
                 self._adopt_or_submit()
                 while not self._follow_to_end():
                     self._submit_again()
@@ -110,9 +112,6 @@ class RemoteRun:
         job = self._guard("looking for or submitting the job", self._find_or_create)
         self.adopted = job.labels.get(MESSAGES_LABEL) != self._mark
         self._take(job, "Adopted" if self.adopted else "Submitted")
-
-    def _count_restarts(self) -> Restarts:
-        return Restarts(self.limits.restarts, self.limits.progress)
 
     def _submit_again(self) -> None:
         assert self.job is not None

@@ -249,9 +249,8 @@ class Restarts:
     """What the program has reached."""
     in_vain: int = field(default=0, init=False)
     total: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._reached = self.progress()
+    # Before the first restart none was in vain, so what was reached then need not be known.
+    _reached: object = field(default=None, init=False)
 
     def allow(self) -> bool:
         """Whether to start it once more, which is counted."""

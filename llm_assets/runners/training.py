@@ -26,7 +26,6 @@ from recipes.spec import METRICS_NAME, SPEC_NAME, TrainingResult, TrainingSpec, 
 
 TERMINATION_SECONDS = 60
 LOG_TAIL_LINES = 25
-_LAST_CHARACTERS = 1_000
 
 
 def run_child(
