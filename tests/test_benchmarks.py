@@ -116,6 +116,7 @@ def test_a_part_of_the_gpu_kit_says_what_each_of_its_runs_came_to() -> None:
 
     done = turns.in_turn({"first": fail, "second": lambda: 2}, seconds=math.inf)
     assert done == {"first": {"failed": "no memory"}, "second": 2}
+    # The first run takes more time than there is, so none is left for the second.
     soon = time.monotonic() - turns.BEGAN + 0.2
     late = turns.in_turn({"first": lambda: time.sleep(0.3), "second": lambda: 2}, seconds=soon)
     assert late["first"] is None and "left_out" in late["second"]

@@ -84,6 +84,7 @@ class Ui:
 
         def has_effect() -> bool:
             self.page.evaluate(f"{BUTTONS}[{number}]?.click()")
+            # Not `wait_until`: a click that came too early is no fault, and is made again.
             end = time.monotonic() + EFFECT_SECONDS
             while time.monotonic() < end and not self.page.evaluate(done):
                 time.sleep(0.1)
