@@ -177,7 +177,7 @@ def launch_backfill(ui: Ui, *trials: str) -> None:
         ui.page.wait_for("!document.querySelector('input[placeholder=\"name\"]')")
         ui.shows(trial)
     ui.click_until(
-        _number_of("Missing"), f"{BUTTONS}[{_number_of('Launch backfill')}].disabled === false"
+        _number_of("Missing"), f"{BUTTONS}[{_number_of('Launch backfill')}]?.disabled === false"
     )
     click(ui.page, "button", "Launch backfill")
 
