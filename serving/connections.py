@@ -133,6 +133,8 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
         def _probe(self) -> None:
             """One that has gone looks alike, until something is written to it: what HTTP lets a
             server say before an answer, which has no other effect."""
+            if self not in self.connections:
+                return
             if self._is_half_closed and self._is_asked and not self.cycle.response_started:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 self.loop.call_later(PROBE_SECONDS, self._probe)
