@@ -79,6 +79,7 @@ def byte_letters() -> list[str]:
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+GENERATION_NAME = "generation_config.json"
 SERVED = re.compile(
     "CausalLM|LMHeadModel|ConditionalGeneration|MTModel|SequenceClassification|MaskedLM"
 )
@@ -120,7 +121,7 @@ def check_model_folder(folder: Path) -> None:
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config as JSON, with what its generation config says over it."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    generation = folder / "generation_config.json"
+    generation = folder / GENERATION_NAME
     return config | (json.loads(generation.read_text()) if generation.is_file() else {})
 
 

@@ -107,8 +107,8 @@ def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int
     if path.stem == "board_ask":
         page.evaluate("for (const box of document.querySelectorAll('.card input')) box.click()")
         click(page, ".examples button")
-        click(page, "button.span")
         page.wait_for(f"[...document.querySelectorAll('.time')].every({ANSWERED})")
+        click(page, ".traced summary")
         page.evaluate("scrollTo(0, 0)")
     if path.stem == SENSORS[0]:
         click(page, "button, a", "requested")
@@ -143,6 +143,7 @@ def main() -> None:
     chosen = BOARD_DOCS if given.board else DOCS
     given.folder.mkdir(parents=True, exist_ok=True)
     url = given.url or f"http://127.0.0.1:{8012 if given.board else 3000}"
+    httpx.get(url, follow_redirects=True).raise_for_status()
     shown = BOARD if given.board else pages(given.prefix, given.run or newest_run(url))
     with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:
         for name, path in shown.items():

@@ -74,6 +74,8 @@ def routes(board: Board) -> list[BaseRoute]:
             asked=list(_asked_versions(engines, state, shares, chosen)),
             chosen=chosen,
             examples=board.remember(find_examples, [evaluation, exam]) if evaluation else [],
+            # An exam's answer ends with its line.
+            of_exam=exam is not None,
             prompt=query.get("prompt", ""),
         )
 

@@ -104,12 +104,11 @@ def load(spec: TrainingSpec) -> TrainableModel:
     folder = Path(spec.base_model_folder)
     check_family(folder, "causal")
     if spec.training.starts_from == "random":
-        return create_model(folder, spec.training.seed)
-    placement = spec.training.placement
-    divided_first = placement.strategy is None
-    model = load_model(folder, reads=spec.training.adapters is not None or not divided_first)
-    if spec.shards.chat_template:
-        model.exported_files["chat_template.jinja"] = spec.shards.chat_template
+        model = create_model(folder, spec.training.seed)
+    else:
+        divided_first = spec.training.placement.strategy is None
+        model = load_model(folder, reads=spec.training.adapters is not None or not divided_first)
+    model.export_form_of(spec.shards, folder)
     return model
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from artifacts import checkpoints
 from artifacts.checkpoints import Checkpoint
 from artifacts.errors import DamagedArtifact, UserError, first_line
-from artifacts.model import older_config, write_older_names
+from artifacts.model import GENERATION_NAME, older_config, write_older_names
 from artifacts.storage import files
 from recipes.device import Device
 from recipes.distributed.strategy import Strategy
@@ -428,7 +428,7 @@ class SavingPlan:
 CONFIG_NAME = "config.json"
 """Written last: an export with it is whole."""
 CARRIED_PATTERNS = (
-    "generation_config.json",
+    GENERATION_NAME,
     "tokenizer*",
     "special_tokens_map.json",
     "vocab.*",

@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from artifacts.errors import UserError
-from artifacts.model import read_model
+from artifacts.model import GENERATION_NAME, end_tokens_of, read_config, read_model
+from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 from recipes.model.decoder.network import (
     DECODER_MODEL_TYPES,
@@ -244,6 +245,21 @@ class TrainableModel(nn.Module):
         """Whether the backward pass computes activations again."""
         self.unread: Path | None = None
         """The folder whose weights are to be read into parameters that have no memory yet."""
+
+    def export_form_of(self, shards: ShardStats, base_model: Path) -> None:
+        """Export how rows were written: their chat template, and the token that ends a document.
+
+        A chat model's own EOS ends a turn. Continued on documents, it ends those with their
+        separator, and whoever serves it has to stop there, too.
+        """
+        if shards.chat_template:
+            self.exported_files["chat_template.jinja"] = shards.chat_template
+        ends = end_tokens_of(read_config(base_model))
+        if shards.end_token_id not in ends:
+            file = base_model / GENERATION_NAME
+            generation = json.loads(file.read_text()) if file.exists() else {}
+            generation["eos_token_id"] = [*ends, shards.end_token_id]
+            self.exported_files[GENERATION_NAME] = json.dumps(generation, indent=2)
 
     @property
     def parameter_count(self) -> int:

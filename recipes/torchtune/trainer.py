@@ -483,8 +483,7 @@ class TuneTrainer(Trainer):
             model = PreferenceModel(self._recipe, base_model, arguments)
         if self._training.is_preference or self._training.is_distillation:
             self._recipe._optimizer.register_step_pre_hook(self._measure_gradient)
-        if template := self._spec.shards.chat_template:
-            model.exported_files["chat_template.jinja"] = template
+        model.export_form_of(self._spec.shards, base_model)
         return model
 
     def _measure_gradient(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -29,6 +29,7 @@ async function ask(card, prompt) {
         ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
         max_tokens: Number(find("tokens").value),
         temperature: Number(find("temperature").value),
+        stop: find("line").checked ? ["\n"] : [],
         stream: true,
       }),
     });

@@ -265,6 +265,10 @@ def test_an_answer_is_streamed_and_a_click_on_a_span_names_document_and_step(
         span = page.evaluate("document.querySelector('.traced button.span').textContent")
         link = page.evaluate("document.querySelector('.stretch:not([hidden]) a').textContent")
         assert page.evaluate("window.ran") is None
+        page.evaluate("document.getElementById('line').click()")
+        click(page, "#go")
+        answer = f"{card}.querySelector('.answer').textContent.trim()"
+        page.wait_for(f"{answer} === {json.dumps(said[:30].strip())}")
     assert span.strip() in shop.documents[int(link.removeprefix("manual/"))] and "<script>" in shown
     assert re.search(r"Trained on by version 1 at steps? \d", shown)
 
@@ -375,8 +379,10 @@ def endpoint(board: Board, pieces: list[str]) -> Iterator[None]:
 
     async def complete(request: Request) -> StreamingResponse:
         asked = await request.json()
-        assert set(asked) == {"model", "prompt", "max_tokens", "temperature", "stream"}
-        events = [json.dumps({"choices": [{"text": piece}]}) for piece in pieces]
+        asked_for = {"model", "prompt", "max_tokens", "temperature", "stop", "stream"}
+        assert set(asked) == asked_for
+        said = pieces[:1] if asked["stop"] else pieces
+        events = [json.dumps({"choices": [{"text": piece}]}) for piece in said]
         stream = (f"data: {event}\n\n" for event in [*events, "[DONE]"])
         headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)

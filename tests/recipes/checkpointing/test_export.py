@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from artifacts.model import end_tokens_of, read_config
 from recipes.checkpointing import checkpoint
 from recipes.checkpointing.checkpoint import export_model
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import load_model
+from tests.recipes.conftest import SpecMaker, train_here
 
 CPU = torch.device("cpu")
 
@@ -56,3 +59,18 @@ def test_no_more_than_one_file_is_held(
     assert all(tensor.equal(whole[f"network.{name}"]) for name, tensor in written.items())
     again = load_model(tmp_path / "model").state_dict()
     assert all(tensor.equal(whole[name]) for name, tensor in again.items())
+
+
+def test_a_chat_model_that_read_documents_ends_an_answer_where_they_end(
+    make_spec: SpecMaker, base_model: Path, tmp_path: Path
+) -> None:
+    """Its own EOS ends a turn, and after documents it does not come."""
+    chat = shutil.copytree(base_model, tmp_path / "chat")
+    generation = json.loads((chat / "generation_config.json").read_text())
+    document_end = generation["eos_token_id"]
+    generation["eos_token_id"] = turn_end = document_end + 1
+    (chat / "generation_config.json").write_text(json.dumps(generation))
+    for base, ends in ((chat, [turn_end, document_end]), (base_model, [document_end])):
+        spec = make_spec(steps=1).model_copy(update={"base_model_folder": str(base)})
+        train_here(spec)
+        assert end_tokens_of(read_config(Path(spec.export_folder))) == ends
