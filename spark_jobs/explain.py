@@ -1,6 +1,5 @@
-"""What became of one document: what it was merged with, what it lost, which rows hold it."""
+"""What became of one document: what it was merged with, which rows hold it."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Occurrence, find_occurrences
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import read_similar
-from spark_jobs.clean.history import PAST_FOLDER
-from spark_jobs.clean.repeated import DROPPED_PREFIX, REPEATED, SPAN_SCHEMA
 from spark_jobs.decontaminate.overlap import find_overlap
-from spark_jobs.runtime.parquet import find_parts, list_files, read_table
+from spark_jobs.runtime.parquet import find_parts
 
 
 @dataclass(frozen=True)
@@ -27,19 +24,6 @@ class DroppedCopy:
     similarity: float
     neighbor: str
     """The document that it was found to be a copy of: the survivor, or another of the cluster."""
-
-
-@dataclass(frozen=True)
-class RepeatedSpan:
-    """A span of a document that stands in another one first."""
-
-    begin: int
-    """In characters of the normalized text."""
-    end: int
-    words: int
-    neighbor: str
-    fate: str
-    """`counted`, `removed`, or `dropped` with the whole document."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +40,6 @@ class DocumentStory:
     text_hash: str
     merged: list[DroppedCopy]
     """The cluster's dropped documents."""
-    repeated: list[RepeatedSpan]
-    """The survivor's spans that stand in other documents first, where they were looked for."""
     overlap: float | None
     """Share of it that is held-out text, where it was left out for that."""
     occurrences: list[Occurrence]
@@ -70,19 +52,12 @@ class DocumentStory:
                 f"  {copy.id} was dropped ({copy.reason}, similarity {copy.similarity:.2f} to "
                 f"{copy.neighbor})"
             )
-        for span in self.repeated:
-            lines.append(
-                f"  characters {span.begin:,} to {span.end:,} ({span.words:,} words) stand first "
-                f"in {span.neighbor}: {span.fate}"
-            )
         for found in self.occurrences:
             count = f"{len(found.rows):,} rows" if len(found.rows) > 1 else f"row {found.rows[0]}"
             lines.append(f"  {found.split}, shard {found.shard}, {count}")
         return "\n".join(lines)
 
     def _fate(self) -> str:
-        if any(span.fate == "dropped" for span in self.repeated):
-            return "dropped; too little is in it that does not stand in other documents"
         if self.survivor != self.id:
             return f"dropped; {self.survivor} is kept in its place"
         if self.overlap is not None:
@@ -121,7 +96,6 @@ def explain_document(
         survivor=survivor,
         **{name: kept[name] for name in _CLEAN_COLUMNS if name != "id"},
         merged=merged,
-        repeated=list(_repeated_spans(clean_corpus, survivor)),
         overlap=overlap,
         occurrences=occurrences,
     )
@@ -131,7 +105,8 @@ _CLEAN_COLUMNS = ["id", "cluster", "source", "split", "text_hash"]
 
 
 def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, str]:
-    for table in _clean_rows(clean_corpus):
+    for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
+        table = part.read(_CLEAN_COLUMNS)
         row = pc.index(table["id"], survivor).as_py()
         if row >= 0:
             return table.slice(row, 1).to_pylist()[0]
@@ -147,18 +122,3 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
         "dropped as a copy. It may have been dropped for another reason: see `dropped_examples` of "
         "the asset."
     )
-
-
-def _clean_rows(clean_corpus: str) -> Iterator[pa.Table]:
-    """`_CLEAN_COLUMNS` of what is kept, and of what was dropped for its repeated spans."""
-    for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
-        yield part.read(_CLEAN_COLUMNS)
-    for url in list_files(f"{clean_corpus}/{PAST_FOLDER}", f"{DROPPED_PREFIX}*"):
-        yield read_table(url, _CLEAN_COLUMNS)
-
-
-def _repeated_spans(clean_corpus: str, identifier: str) -> Iterator[RepeatedSpan]:
-    for url in list_files(f"{clean_corpus}/{REPEATED}"):
-        spans = read_table(url, SPAN_SCHEMA.names)
-        for row in spans.filter(pc.equal(spans["id"], identifier)).drop_columns("id").to_pylist():
-            yield RepeatedSpan(**row)

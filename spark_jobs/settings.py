@@ -70,16 +70,6 @@ class ClassifierSettings(Settings):
         return self
 
 
-class RepeatedSpanSettings(Settings):
-    """What becomes of spans of words that stand in several documents, such as boilerplate."""
-
-    action: Literal["ignore", "count", "remove"] = "ignore"
-    """`remove` takes each span out of every document but the first (those to measure on are first
-    and stay whole), and drops documents with too little else; `count` only lists them."""
-    minimum_words: int = Field(default=50, ge=10, le=1000)
-    """Words in a row that a span has at least; 50 are hardly ever repeated by chance."""
-
-
 class TemplateSettings(Settings):
     """What becomes of texts that differ in figures, dates and ids alone: in words with a digit, and
     in English months and weekdays."""
@@ -146,8 +136,6 @@ class CleanCorpusSettings(Settings):
     """Search for texts of one template; examples of a task are none."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of documents that overlap with the evaluation texts."""
-    repeated_spans: RepeatedSpanSettings = RepeatedSpanSettings()
-    """Search for repeated spans within the documents that stay."""
     split: SplitSettings = SplitSettings()
     """How new text is divided into training, validation and held-out text."""
     examples_per_reason: int = Field(default=3, ge=0)
@@ -172,7 +160,10 @@ class CleanCorpusSettings(Settings):
 
     def content(self) -> dict[str, Any]:
         """What decides the clean corpus, but for what is in the classifiers' models."""
-        return self.model_dump(mode="json", exclude={"classifiers": {"__all__": {"model"}}})
+        content = self.model_dump(mode="json", exclude={"classifiers": {"__all__": {"model"}}})
+        # No setting any more, but a part of the name of every clean corpus in a store: without it
+        # all of them, and what follows from them, would be made again.
+        return content | {"repeated_spans": {"action": "ignore", "minimum_words": 50}}
 
     def preparation(self) -> dict[str, Any]:
         """What of this decides how one document is prepared, apart from all others."""

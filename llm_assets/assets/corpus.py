@@ -171,8 +171,7 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
     ]
     sizes = {int(size): count for size, count in stats["cluster_sizes"].items()}
     lengths = {int(length): count for length, count in stats["length_histogram"].items()}
-    repeated = stats.get("repeated_spans")
-    looked_for = {"repeated_spans": table(["in all", ""], repeated.items())} if repeated else {}
+    looked_for = {}
     if similar := stats.get("similar_to_forgotten"):
         rows = [(row["id"], row["forgotten"], f"{row['similarity']:.0%}") for row in similar]
         looked_for["similar_to_forgotten"] = table(["document", "holds text of", "share"], rows)

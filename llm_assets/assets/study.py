@@ -19,7 +19,6 @@ from spark_jobs.clean.prepare import libraries_of as clean_libraries
 from spark_jobs.clean.write import CLEAN_SCHEMA
 from spark_jobs.settings import (
     CleanCorpusSettings,
-    RepeatedSpanSettings,
     SplitSettings,
     TemplateSettings,
 )
@@ -101,7 +100,6 @@ def _cleaning(settings: CleanCorpusSettings) -> CleanCorpusSettings:
         update={
             "minimum_characters": 1,
             "templates": TemplateSettings(keep=None),
-            "repeated_spans": RepeatedSpanSettings(),
             "split": SplitSettings(sources={SOURCE: "train"}),
         }
     )

@@ -3,8 +3,7 @@
 Each document by itself is normalized, filtered and signed (`prepare`). Then it is decided over all
 of them, from their small columns (`decide`): exact copies are grouped, near-copies found among the
 rest (candidates by shared bands, verified by true similarity, connected components), and one
-survivor and its split chosen for each cluster. Where the settings ask for it, spans that stand in
-several of them are taken out (`repeated`). Last, tasks write the documents that stay (`write`).
+survivor and its split chosen for each cluster. Last, tasks write the documents that stay (`write`).
 
 Run as a program: `python -m spark_jobs.clean.job --spec spec.json`. After an upgrade of a library
 that decides how documents are cleaned, `compare_documents` says whether they are cleaned as before.
@@ -50,7 +49,6 @@ from spark_jobs.clean.forgotten import (
 )
 from spark_jobs.clean.history import PAST_FOLDER, read_history, write_past
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_parts, prepare_rows, prepared_schema
-from spark_jobs.clean.repeated import REPEATED, trim_repeats
 from spark_jobs.clean.write import CLEAN_SCHEMA, write_part, writing_key
 from spark_jobs.decontaminate.overlap import save_evaluation_ngrams
 from spark_jobs.runtime import parquet
@@ -90,10 +88,8 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
     """Write the clean corpus, `part-NNNNN.parquet` of `CLEAN_SCHEMA`; return the stats.
 
     Beside the parts, `duplicates-NNNNN.parquet` list every copy that was dropped and why
-    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), `similar_to_forgotten.parquet` what was
-    left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`), and under
-    `repeated_spans/` every span that stands in an earlier document
-    (`spark_jobs.clean.repeated.SPAN_SCHEMA`).
+    (`spark_jobs.clean.decide.decider.DUPLICATE_SCHEMA`), and `similar_to_forgotten.parquet` what
+    was left out since it holds forgotten text (`spark_jobs.clean.forgotten.SIMILAR_SCHEMA`).
 
     Returns:
         `documents`, `bytes`, `documents_read`, `bytes_read`, `dropped` (reason to documents),
@@ -105,10 +101,9 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
         corpora that are none of its documents), `sources` (name to documents kept),
         `length_histogram` (a power of two to the documents of so many characters or up to twice
         that), `candidate_pairs`, `verified_pairs`, `parts`, `parts_prepared` (the others were
-        cached); with classifiers, `labels` (of each, label to documents kept); where they are
-        looked for, `repeated_spans` (`documents` with any, `spans`, their `words` and `bytes`);
-        where there are such, `similar_to_forgotten` (the first documents that were left out since
-        they hold forgotten text: `id`, `forgotten`, `similarity`).
+        cached); with classifiers, `labels` (of each, label to documents kept); where there are
+        such, `similar_to_forgotten` (the first documents that were left out since they hold
+        forgotten text: `id`, `forgotten`, `similarity`).
 
     Raises:
         UserError: there is no raw corpus, an id comes twice, no document is left, or very many hold
@@ -182,11 +177,7 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
         f"{outcome.verified:,} of them compared, {outcome.near_copies:,} near-copies"
     )
     stats = corpus_stats(outcome, settings) | {"past": outcome.left.count}
-    changed = parquet.PartRows({})
-    if settings.repeated_spans.action != "ignore":
-        trimmed = trim_repeats(run, outcome, parts, spec.output)
-        outcome, changed, stats = trimmed.outcome, trimmed.texts, trimmed.stats(stats)
-    labels = _write(run, outcome, changed, parts, spec.output)
+    labels = _write(run, outcome, parts, spec.output)
     if history:
         write_past(spark, history, outcome.left, f"{spec.output}/{PAST_FOLDER}", report)
     if similar.num_rows:
@@ -284,17 +275,16 @@ def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> str
 def _write(
     run: DecisionContext,
     outcome: DecidedDocuments,
-    changed: parquet.PartRows,
     parts: list[DocumentPart],
     output: str,
 ) -> dict[str, dict[str, int]]:
-    """Write the documents that stay, some with other texts, and the list of the dropped copies.
+    """Write the documents that stay, and the list of the dropped copies.
 
     Returns:
         Each classifier's name to its labels to documents.
     """
     places = sorted(outcome.stay.places.items())
-    items = [(n, parts[n].prepared, place, changed.places.get(n)) for n, place in places]
+    items = [(n, parts[n].prepared, place) for n, place in places]
     classifiers = run.settings.classifiers
     work = partial(
         write_part,
@@ -337,8 +327,8 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
 
     Texts that are not ASCII come first, since repair and normalization change no others. Of copies
     is told only that they were not dropped for what they say. Passed over is what other text
-    decided: what is forgotten or holds such text, what was trimmed of repeated spans, and what may
-    be one of a template's many texts, which are not on record.
+    decided: what is forgotten or holds such text, and what may be one of a template's many texts,
+    which are not on record.
     """
     settings = spec.settings
     raw = parquet.spread(
@@ -358,10 +348,7 @@ def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str,
     )
     kept = {row["id"]: [row[name] for name in columns] for row in found}
     copies = set(find_duplicates(clean_corpus, "id", ids)["id"].to_pylist())
-    cut = pc.field("id").isin(ids) & (pc.field("fate") != "counted")
-    trimmed = parquet.find_rows(f"{clean_corpus}/{REPEATED}", cut, ["id"], 100 * parquet.SAMPLED)
-    passed_over = {*spec.forgotten.ids, *(row["id"] for row in trimmed)}
-    passed_over.update(read_similar(clean_corpus)["id"].to_pylist())
+    passed_over = {*spec.forgotten.ids, *read_similar(clean_corpus)["id"].to_pylist()}
     for row in prepared.to_pylist():
         values = [row[name] for name in columns]
         if row["id"] in passed_over or row["text_hash"] in spec.forgotten.texts:

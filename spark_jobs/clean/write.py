@@ -4,9 +4,7 @@ import hashlib
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from artifacts.cache import cache_key, cached
 from artifacts.storage import files
@@ -38,7 +36,7 @@ NEEDED_COLUMNS = [field.name for field in CLEAN_SCHEMA if not field.nullable]
 
 
 def write_part(
-    part: tuple[int, PreparedPart, RowLocation, RowLocation | None],
+    part: tuple[int, PreparedPart, RowLocation],
     classifiers: list[ClassifierSettings],
     output: str,
     key: str,
@@ -47,25 +45,20 @@ def write_part(
     """Write one part's clean text: `labels`, each classifier's name to labels to documents.
 
     Args:
-        part: its number, its prepared rows, which of them stay (`decider.DECIDED_SCHEMA`), and the
-            texts of those that lost some of it (`repeated.TRIMMED_SCHEMA`).
+        part: its number, its prepared rows, and which of them stay (`decider.DECIDED_SCHEMA`).
         classifiers: whose columns the text has.
         output: folder of the clean corpus.
         key: of `writing_key`.
         cache: folder of what earlier runs wrote; most parts of a corpus that grew are as they were.
     """
-    number, prepared, place, place_of_texts = part
-    stay, texts = place.read(), place_of_texts.read() if place_of_texts else None
-    schema = clean_schema(classifiers)
+    number, prepared, place = part
+    stay = place.read()
 
     def make() -> bytes:
-        table = _select(prepared, stay, schema)
-        return to_parquet(_trimmed(table, stay, texts, prepared.origin) if texts else table)
+        return to_parquet(_select(prepared, stay, clean_schema(classifiers)))
 
     url = f"{output}/part-{number:05d}.parquet"
-    chosen = hashlib.sha256(prepared.origin.encode())
-    for rows in (stay, texts):
-        chosen.update(rows.serialize() if rows else b"")
+    chosen = hashlib.sha256(prepared.origin.encode() + stay.serialize())
     files.write(url, cached(cache, f"{key}-{chosen.hexdigest()}", make), sync=False)
     labels = read_table(url, [one.name for one in classifiers])
     return {"labels": {name: Counter(labels[name].to_pylist()) for name in labels.column_names}}
@@ -90,17 +83,3 @@ def _select(prepared: PreparedPart, stay: pa.RecordBatch, schema: pa.Schema) -> 
         table = table.append_column(name, stay[name])
     origin = {ORIGIN_KEY: prepared.origin}
     return table.select(schema.names).cast(schema).replace_schema_metadata(origin)
-
-
-def _trimmed(table: pa.Table, stay: pa.RecordBatch, texts: pa.RecordBatch, origin: str) -> pa.Table:
-    """The table with some texts replaced, and with an origin that says so."""
-    lost = pa.array(np.isin(stay["row"], texts["row"]))
-    text = pc.replace_with_mask(table["text"].combine_chunks(), lost, texts["text"])
-    sizes = pc.binary_length(text).cast(pa.int64())
-    for name, column in (("text", text), ("bytes", sizes)):
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, CLEAN_SCHEMA.field(name), column)
-    digest = hashlib.sha256(origin.encode())
-    for row in texts.to_pylist():
-        digest.update(repr(row).encode())
-    return table.replace_schema_metadata({ORIGIN_KEY: digest.hexdigest()})

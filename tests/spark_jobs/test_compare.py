@@ -15,7 +15,7 @@ from spark_jobs.clean.prepare import libraries_of as clean_libraries
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import compare_texts, open_sources, write_snapshot
 from spark_jobs.read.snapshot import libraries_of as source_libraries
-from spark_jobs.settings import CleanCorpusSettings, RepeatedSpanSettings
+from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize import job as tokenize
 from spark_jobs.tokenize.job import compare_tokens
 from tests.folders import write_pdf
@@ -134,21 +134,19 @@ def test_what_other_documents_decide_is_no_difference(
     forgotten = text(3)
     documents = [(f"report {number}", report(number)) for number in range(30)]
     documents += [("manual", text(4)), ("again", f"{forgotten} So it was said.")]
-    documents += [(f"signed {number}", f"{text(number)} {text(9)}") for number in (5, 6)]
     spec = clean.CleanSpec(
         raw_corpus=raw_corpus(documents),
         output=str(tmp_path / "clean"),
-        settings=CleanCorpusSettings(repeated_spans=RepeatedSpanSettings(action="remove")),
+        settings=CleanCorpusSettings(),
         forgotten=forget(tmp_path / "forgotten", {"first": forgotten}),
     )
     stats = clean.run(spark, spec, lambda line: None)
     assert stats["dropped"]["template"] == 25 and stats["dropped"]["similar_to_forgotten"] == 1
-    assert stats["repeated_spans"]["documents"] == 1
 
     compared = list(compare_documents(spec, spec.output))
 
     assert not different(compared)
-    assert {"manual"} < {name for name, _, _ in compared} and len(compared) == 7
+    assert {"manual"} < {name for name, _, _ in compared} and len(compared) == 6
 
 
 def test_tokens_are_compared_with_those_in_the_shards(

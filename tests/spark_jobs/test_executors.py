@@ -21,11 +21,7 @@ from tests.spark_jobs.test_decide import SPLIT, first_texts, write_raw
 from tests.spark_jobs.test_growth import files_below
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
-CLEANING = settings.CleanCorpusSettings(
-    minimum_characters=40,
-    split=SPLIT,
-    repeated_spans=settings.RepeatedSpanSettings(action="remove", minimum_words=12),
-)
+CLEANING = settings.CleanCorpusSettings(minimum_characters=40, split=SPLIT)
 TOKENIZING = settings.TokenizedShardsSettings(
     sequence_length=64,
     shard_bytes=4_096,
@@ -40,7 +36,6 @@ STEPS = {
     *("finding shared bands", "pairing candidates", "comparing signatures", "comparing texts"),
     *("connecting copies", "deciding splits", "choosing survivors", "deciding documents"),
     *("bringing decisions to parts", "sorting", "writing clean text"),
-    *("fingerprinting", "comparing fingerprints", "reading windows", "comparing windows"),
     *("reading held-out texts", "finding held-out n-grams", "tokenizing and writing shards"),
 }
 """Those in which an executor is killed at least; shorter ones may be over before."""

@@ -85,7 +85,6 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
         ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
         *_passed_over(raw),
         ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
-        *_repeated(clean),
         (
             "tokens",
             f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
@@ -101,22 +100,6 @@ def _left_out(shards: Artifact) -> list[tuple[str, str]]:
     if overlapping := sum(shards.stats["removed_as_overlapping_held_out"].values()):
         counts.append(f"{overlapping:,} that share text with what is held out")
     return [("left out", ", ".join(counts))] if counts else []
-
-
-def _repeated(clean: Artifact) -> list[tuple[str, str]]:
-    """What stands in several documents; nothing where that was not looked for."""
-    found = clean.stats.get("repeated_spans")
-    if not found:
-        return []
-    fate = {"count": "only counted", "remove": "removed"}
-    action = clean.manifest.settings["repeated_spans"]["action"]
-    return [
-        (
-            "repeated spans",
-            f"{found['spans']:,} ({found['words']:,} words) in {found['documents']:,} documents, "
-            f"{fate[action]}",
-        )
-    ]
 
 
 def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
