@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import fisher_exact, mannwhitneyu
 
 from benchmarks.harness import Check, at_least, at_most, record
-from serving.rollout import Evidence, TrafficSample
+from serving.rollout import FALSE_ALARM, Evidence, TrafficSample
 from serving.settings import RolloutSettings
 
 ROLLOUTS = 300
@@ -98,7 +98,7 @@ def peer(new: Version, old: Version, random: np.random.Generator) -> int | None:
         table = [[one.failed, one.answered] for one in (first, second)]
         fails = fisher_exact(table, "greater").pvalue
         slower = mannwhitneyu(first.seconds, second.seconds, alternative="greater").pvalue
-        if min(fails, slower) < SETTINGS.false_alarm:
+        if min(fails, slower) < FALSE_ALARM:
             return first.requests
     return None
 
@@ -136,7 +136,7 @@ def main() -> None:
         plainly = [peer(version, version, random) is not None for _ in range(PEER_ROLLOUTS)]
         share, plain = sum(found) / ROLLOUTS, sum(plainly) / PEER_ROLLOUTS
         alarms = {"ours": max(alarms["ours"], share), "peer": max(alarms["peer"], plain)}
-        checks[name] = at_most(share, SETTINGS.false_alarm)
+        checks[name] = at_most(share, FALSE_ALARM)
         print(f"{name}: {share:.2%} taken back, by plain tests {plain:.0%}", flush=True)
     for name, (new, old) in WORSE.items():
         after = [ours(new, old, random) for _ in range(DETECTIONS)]

@@ -199,15 +199,6 @@ class PipelineSettings(Settings):
                 )
         return self
 
-    @model_validator(mode="after")
-    def _platform_copies_requests(self) -> Self:
-        if self.platform == "google_cloud" and 0 in self.endpoint.rollout.steps:
-            raise ValueError(
-                "`endpoint.rollout.steps` begins with copies of requests (a share of 0), which "
-                "Vertex AI does not make; shares there are above 0"
-            )
-        return self
-
 
 def config_path() -> Path:
     """The pipeline file in force: `LLM_ASSETS_CONFIG`, else the default one or the only one."""

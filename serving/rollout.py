@@ -29,9 +29,17 @@ WATCH_SECONDS = 0.1
 STAKES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 """Shares of the capital that are staked, in equal parts: small ones find small differences."""
 QUESTIONS = 4
+FALSE_ALARM = 0.01
+"""Chance that a version which is no worse than the old one is taken back."""
+LIMIT = math.log(QUESTIONS / FALSE_ALARM)
+"""Logarithm of the capital at which a question is answered, by its part of that chance."""
+TOLERATED_SLOWDOWN = 1.05
+"""Seconds for a token, as a multiple of the old version's, that do not count as slower."""
 UNEVEN_SLOWDOWN = 2.0
 """Tolerated where one version has more requests than the other: a token of a fuller batch takes
 longer, and an engine that is seldom asked finds its caches cold."""
+PROBE = "The"
+"""Prompt that a new version must continue before it gets any traffic."""
 
 
 @dataclass
@@ -128,10 +136,9 @@ class Evidence:
     """All that was seen of a rollout."""
 
     def __init__(self, settings: RolloutSettings) -> None:
-        self._limit = math.log(QUESTIONS / settings.false_alarm)
         self._warm_up = settings.warm_up
         self._failures, self._deviations = Bets(), Bets()
-        self._even = Slowness(settings.tolerated_slowdown, settings.block)
+        self._even = Slowness(TOLERATED_SLOWDOWN, settings.block)
         self._uneven = Slowness(UNEVEN_SLOWDOWN, settings.block)
         self._new, self._old = TrafficSample(), TrafficSample()
 
@@ -139,15 +146,14 @@ class Evidence:
         """Take what was seen since the last time.
 
         Args:
-            share: of the requests that the new version gets; 0 where it gets copies of all.
+            share: of the requests that the new version gets.
         """
         self._new, self._old = self._new.then(new), self._old.then(old)
         # Where both fail alike, each failure meets the new version as often as a request does.
-        exposure = share or 0.5
         for value in [1.0] * new.failed + [0.0] * old.failed:
-            self._failures.add(value, exposure)
+            self._failures.add(value, share)
         if self._new.answered > self._warm_up:
-            (self._even if exposure == 0.5 else self._uneven).add(new.seconds, old.seconds)
+            (self._even if share == 0.5 else self._uneven).add(new.seconds, old.seconds)
         for deviation in new.deviations:
             # Bets take numbers between 0 and 1. What the format explains is a deviation of 1, here
             # 0.5.
@@ -157,15 +163,15 @@ class Evidence:
     def against(self) -> str | None:
         """What speaks against the new version, in words, or None where nothing does."""
         new = self._new
-        if self._failures.logarithm >= self._limit:
+        if self._failures.logarithm >= LIMIT:
             return self._failed
         for speed in (self._even, self._uneven):
-            if speed.bets.logarithm >= self._limit:
+            if speed.bets.logarithm >= LIMIT:
                 return (
                     f"it is slower than the version before: {speed.times:.2f} times as many "
                     f"seconds for a token on average, in {speed.answers} answers"
                 )
-        if self._deviations.logarithm >= self._limit:
+        if self._deviations.logarithm >= LIMIT:
             mean = fmean(new.deviations)
             return (
                 f"amid requests its bits differ from the evaluation's by {mean:.1f} times what its "
@@ -224,10 +230,7 @@ class Traffic(Protocol):
         """
 
     async def set_share(self, share: float) -> None:
-        """Give the new version a share, 0 to 1, and the old ones the rest; count from zero.
-
-        With a share of 0 it gets copies of all requests, and its answers are dropped.
-        """
+        """Give the new version a share, above 0, and the old ones the rest; count from zero."""
 
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         """What was seen of the new version and of the old ones since the look or the share before.
@@ -294,8 +297,7 @@ async def _watch_step(
     requests that were.
     """
     await traffic.set_share(share)
-    given = f"{share:.0%} of the traffic" if share else "copies of all requests"
-    report(f"version {traffic.version} gets {given}")
+    report(f"version {traffic.version} gets {share:.0%} of the traffic")
     started = monotonic()
     new, old = TrafficSample(), TrafficSample()
     while True:

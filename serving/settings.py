@@ -47,24 +47,17 @@ class OpenAIEngine(Settings):
 class RolloutSettings(Settings):
     """How a new version takes over from the old one."""
 
-    steps: tuple[Annotated[float, Field(ge=0, lt=1)], ...] = (0.1, 0.5)
-    """Shares of the traffic that the new version gets, one after another, before all of it. With 0
-    it gets copies of all requests, and its answers are dropped (shadow mode; on this machine)."""
+    steps: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.5)
+    """Shares of the traffic that the new version gets, one after another, before all of it."""
     step_seconds: float = Field(default=2.0, ge=0)
     """How long each share is watched at least."""
     min_requests: int = Field(default=500, ge=1)
     """Requests that each version answers in a step before the next; a step in which fewer come ends
     after `request_timeout`, and one in which none come after `step_seconds`."""
-    false_alarm: float = Field(default=0.01, gt=0, lt=0.5)
-    """Chance that a version which is no worse than the old one is taken back."""
-    tolerated_slowdown: float = Field(default=1.05, ge=1)
-    """Seconds for a token, as a multiple of the old version's, that do not count as slower."""
     block: int = Field(default=20, ge=1)
     """Answers of each version whose mean seconds for a token are compared at a time."""
     warm_up: int = Field(default=50, ge=0)
     """First answers of a new version whose speed does not count, since its caches are cold."""
-    probe: str = "The"
-    """Prompt that a new version must continue before it gets any traffic."""
 
 
 class JournalSettings(Settings):
@@ -102,9 +95,6 @@ class EndpointSettings(Settings):
     """Names beside loopback's by which clients may call an endpoint that listens on loopback."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the endpoint (CORS); none by default."""
-    allow_role_tokens: bool = False
-    """Let control tokens written in a chat's turns, such as `<|im_start|>`, begin turns of their
-    own; they are plain text otherwise. `/v1/completions` takes a prompt as it is, tokens too."""
     request_timeout: float = Field(default=120.0, gt=0)
     """Seconds after which an unfinished answer is given up."""
     body_timeout: float = Field(default=10.0, gt=0)

@@ -72,9 +72,6 @@ class Desired(OfVersion):
 class RouteStatus(OfVersion):
     """One version's engine."""
 
-    # An endpoint that still runs may be of a release that told more.
-    model_config = ConfigDict(extra="ignore")
-
     share: float
     """Of the traffic, 0 to 1."""
     engine_pid: int | None
@@ -134,7 +131,8 @@ class StateFile(Generic[State]):
     def read(self) -> State | None:
         """What it says, or None where it never said anything that this release can use."""
         try:
-            return self._kind.model_validate_json(self.path.read_bytes())
+            # An endpoint that still runs may be of a release that told more, and had more settings.
+            return self._kind.model_validate_json(self.path.read_bytes(), extra="ignore")
         except (FileNotFoundError, ValidationError):
             return None
 

@@ -13,7 +13,7 @@ from serving.comparison import LIMITS, EngineComparison, JudgedDocument, compare
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, GenerateRequest, Refused
 from serving.logs import log
-from serving.rollout import CanaryFailed, TrafficSample
+from serving.rollout import PROBE, CanaryFailed, TrafficSample
 from serving.settings import EndpointSettings, OpenAIEngine, Weights
 
 PROBE_TOKENS = 2
@@ -73,7 +73,6 @@ class EngineTraffic:
             return None
 
     async def set_share(self, share: float) -> None:
-        self._router.shadow = None if share else self._route
         self._share(share)
         _look([self._route, *self._old])
 
@@ -108,7 +107,6 @@ class EngineTraffic:
         await self._new.stop()
 
     def _end_watch(self) -> None:
-        self._router.shadow = None
         if self._reading is not None:
             self._reading.cancel()
 
@@ -177,7 +175,7 @@ async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
         TimeoutError: it took longer than a request may take.
     """
     request = GenerateRequest(
-        prompt=settings.rollout.probe,
+        prompt=PROBE,
         max_tokens=PROBE_TOKENS,
         max_prompt_tokens=settings.max_prompt_tokens,
     )

@@ -37,6 +37,7 @@ from serving import endpoint as process
 from serving.comparison import JudgedDocument, compared
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
+from serving.rollout import PROBE
 from serving.settings import QUANTIZED, EndpointSettings, Weights, bearer_token
 from serving.state import Desired, Status
 from serving.traffic import bits_of
@@ -172,7 +173,7 @@ class LiveEndpoint:
         Raises:
             UserError: it does not answer.
         """
-        probe = {"prompt": self._status.settings.rollout.probe, "max_tokens": TIMED_TOKENS}
+        probe = {"prompt": PROBE, "max_tokens": TIMED_TOKENS}
         waited = []
         for _ in range(TIMED_ANSWERS):
             began = time.perf_counter()

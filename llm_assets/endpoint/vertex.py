@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import random
 import time
 from collections import Counter
@@ -24,7 +23,8 @@ from llm_assets.pipes.failures import Backoff
 from llm_assets.registry.state import ModelVersion
 from llm_assets.registry.vertex import VertexModelRegistry
 from serving.rollout import (
-    QUESTIONS,
+    LIMIT,
+    PROBE,
     Bets,
     CanaryFailed,
     RolledBack,
@@ -32,7 +32,6 @@ from serving.rollout import (
     TrafficSample,
     roll_out,
 )
-from serving.settings import RolloutSettings
 from serving.vertex.context import longest_context
 
 CHANGE_SECONDS = 900.0
@@ -257,15 +256,14 @@ class VertexServingPlatform(ServingPlatform):
         store = Store(settings.store)
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
         endpoint = VertexEndpoint(vertex, settings.name)
-        rollout = settings.endpoint.rollout
-        traffic = VertexTraffic(endpoint, vertex.settings, model, version, rollout, report)
+        traffic = VertexTraffic(endpoint, vertex.settings, model, version, report)
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
             changed = not traffic.is_alone()
             if changed:
                 _check_fit(vertex.settings, version, report)
                 seconds = vertex.settings.endpoint.request_seconds
                 try:
-                    _run(roll_out(traffic, rollout, seconds, report))
+                    _run(roll_out(traffic, settings.endpoint.rollout, seconds, report))
                 except RolledBack as error:
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
@@ -345,7 +343,6 @@ class VertexTraffic:
         settings: GoogleCloudSettings,
         model: str,
         version: ModelVersion,
-        rollout: RolloutSettings,
         report: Report,
     ) -> None:
         """Nothing is changed yet.
@@ -355,8 +352,6 @@ class VertexTraffic:
         """
         self._endpoint = endpoint
         self._settings = settings
-        self._prompt = rollout.probe
-        self._limit = math.log(QUESTIONS / rollout.false_alarm)
         self._report = report
         self.version = str(version.version)
         self._way = BY_ROUTE if settings.endpoint.openai_routes else ""
@@ -433,7 +428,7 @@ class VertexTraffic:
             self._ask_by_address()
         else:
             self._ask()
-        if self._failures and self._missing.logarithm >= self._limit:
+        if self._failures and self._missing.logarithm >= LIMIT:
             raise CanaryFailed(
                 f"{self._failures} requests failed, and of {self._answers.total()} others it "
                 f"answered {self._answers[True]}"
@@ -457,8 +452,7 @@ class VertexTraffic:
     def _ask_by_address(self) -> None:
         """Ask a version as often as it has traffic, and the other one where it fails."""
         sides = [(self._id, self._new), (self._others[0], self._old)]
-        # Without a share the new version counts as if it had half, see `Evidence.add`.
-        if self._random.random() >= (self._share or 0.5):
+        if self._random.random() >= self._share:
             sides.reverse()
         (asked, seen), (other, _) = sides
         if (seconds := self._seconds_of(asked)) is not None:
@@ -478,7 +472,7 @@ class VertexTraffic:
         from google.auth.exceptions import GoogleAuthError
         from requests import RequestException
 
-        instance = {"prompt": self._prompt, "max_tokens": SAMPLE_TOKENS}
+        instance = {"prompt": PROBE, "max_tokens": SAMPLE_TOKENS}
         try:
             reply = self._session.post(
                 url,

@@ -31,7 +31,6 @@ from serving.api.requests import (
     CompletionRequest,
     OpenAIRequest,
     PredictRequest,
-    ResponsesRequest,
     parse,
 )
 from serving.engine.protocol import GenerateRequest
@@ -154,7 +153,7 @@ Handler = Callable[[ApiContext, Request], Awaitable[Response]]
 
 
 def build_app(context: ApiContext, health: str = "/health", predict: str = "/predict") -> Starlette:
-    """The routes: health, metrics, models, predict, completions, chat, responses, a page.
+    """The routes: health, metrics, models, predict, completions, chat, a page.
 
     Args:
         health, predict: where Vertex AI, which may choose them, asks.
@@ -177,7 +176,6 @@ def build_app(context: ApiContext, health: str = "/health", predict: str = "/pre
             generated(predict, _predict),
             generated("/v1/completions", partial(_generate, CompletionRequest)),
             generated("/v1/chat/completions", partial(_generate, ChatRequest)),
-            generated("/v1/responses", partial(_generate, ResponsesRequest)),
         ],
         middleware=[Middleware(OriginMiddleware, context.dispatcher.settings)],
         exception_handlers=dict.fromkeys([ServingError, HTTPException, Exception], answer_error),
@@ -245,16 +243,12 @@ async def _predict(context: ApiContext, request: Request) -> Response:
     return JSONResponse({"predictions": predictions}, headers=answers[0].by.headers)
 
 
-async def _generate(
-    kind: type[OpenAIRequest | ResponsesRequest], context: ApiContext, request: Request
-) -> Response:
+async def _generate(kind: type[OpenAIRequest], context: ApiContext, request: Request) -> Response:
     """OpenAI's routes, which differ by what `kind` says."""
     return await _answer(context, request, parse(kind, await context.read(request)))
 
 
-async def _answer(
-    context: ApiContext, request: Request, body: OpenAIRequest | ResponsesRequest
-) -> Response:
+async def _answer(context: ApiContext, request: Request, body: OpenAIRequest) -> Response:
     context.check_model(body.model)
     wanted = body.generate_requests(context.dispatcher.settings)
     name = request.state.id

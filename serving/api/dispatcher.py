@@ -32,8 +32,6 @@ NOTICE_SECONDS = 0.5
 """Until the end of an engine is noticed and it no longer counts as ready."""
 Tell = Callable[[OfVersion, int, Chunk], None]
 """Takes the pieces of answers: by which version, to which of the requests."""
-Asked = tuple["Attempt", "asyncio.Task[bool]"]
-"""An attempt that nobody waits for, and whether it succeeds."""
 
 
 class Route:
@@ -93,8 +91,6 @@ class Router:
     def __init__(self) -> None:
         self._random = SystemRandom()
         self.routes: list[Route] = []
-        self.shadow: Route | None = None
-        """One of them, without traffic, that gets copies of all requests."""
 
     @property
     def healthy(self) -> bool:
@@ -296,7 +292,6 @@ class Dispatcher:
                 error.
         """
         deadline = monotonic() + self.settings.request_timeout
-        copy = self._ask(self.router.shadow, requests)
         failed: list[Attempt] = []
         answered: Attempt | None = None
         try:
@@ -327,7 +322,7 @@ class Dispatcher:
         except Refused as error:
             raise invalid(str(error), error.field) from error
         finally:
-            self._compare(requests, failed, answered, copy)
+            self._compare(requests, failed, answered)
 
     async def _route(self, deadline: float, tried: Sequence[Route]) -> Route:
         try:
@@ -338,66 +333,47 @@ class Dispatcher:
         except EngineLost as error:
             raise unavailable(f"No engine could answer: {error}.") from error
 
-    def _ask(self, route: Route | None, requests: Sequence[GenerateRequest]) -> Asked | None:
-        """Ask a version what a client asks another one; nobody sees its answer.
-
-        One that is slow gets no more of that at once than the endpoint admits.
-        """
-        if route is None or not route.ready or route.in_flight >= self.settings.max_waiting:
-            return None
-        attempt = Attempt(route, self.metrics)
-        deadline = monotonic() + self.settings.request_timeout
-        return attempt, self._spawn(attempt.succeeds(requests, deadline))
-
     def _compare(
         self,
         requests: Sequence[GenerateRequest],
         failed: Sequence[Attempt],
         answered: Attempt | None,
-        copy: Asked | None,
     ) -> None:
-        """Count how versions did at what another one answers, or was asked too.
+        """Count how versions did at what another one answers.
 
         What no version answers says nothing about any, or a client could have a version taken back
         by requests that cannot be answered. So what failed on one and was not asked of another is
-        asked of that, and counts once it answers.
+        asked of that, whose answer nobody sees, and counts once it answers.
         """
         failures = {attempt.route: attempt for attempt in failed}
-        if answered is None and failures and copy is None:
-            rivals = (route for route in self.router.routes if route not in failures)
-            copy = next(filter(None, (self._ask(rival, requests) for rival in rivals)), None)
-        if copy is not None:
-            for route in failures:
-                route.undecided += 1
-            self._spawn(_count(*copy, list(failures.values()), answered))
-        elif answered is not None:
+        if answered is not None:
             answered.count(True)
             for route, attempt in failures.items():
                 if route is not answered.route:
                     attempt.count(False)
+            return
+        for rival in self.router.routes if failures else ():
+            # One that is slow gets no more of that at once than the endpoint admits.
+            fits = rival.ready and rival.in_flight < self.settings.max_waiting
+            if rival not in failures and fits:
+                self._spawn(self._ask(rival, requests, list(failures.values())))
+                return
+
+    async def _ask(
+        self, rival: Route, requests: Sequence[GenerateRequest], failures: Sequence[Attempt]
+    ) -> None:
+        """Have a version try what others failed on, which counts against them if it succeeds."""
+        for attempt in failures:
+            attempt.route.undecided += 1
+        asked = Attempt(rival, self.metrics)
+        succeeded = await asked.succeeds(requests, monotonic() + self.settings.request_timeout)
+        for attempt in failures:
+            attempt.route.undecided -= 1
+            if succeeded:
+                attempt.count(False)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-async def _count(
-    other: Attempt,
-    asked: asyncio.Task[bool],
-    failures: Sequence[Attempt],
-    answered: Attempt | None,
-) -> None:
-    """Count what one version failed on and another one answered, once that has been asked."""
-    if answered is None and not failures:
-        asked.cancel()  # Its client has left.
-        return
-    succeeded = await asked
-    for attempt in failures:
-        attempt.route.undecided -= 1
-        if succeeded and answered is None:
-            attempt.count(False)
-    if answered is not None:
-        answered.count(True)
-        other.count(succeeded)

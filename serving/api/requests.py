@@ -1,4 +1,4 @@
-"""What clients ask and how they are answered: OpenAI's completions, chat and responses, predict.
+"""What clients ask and how they are answered: OpenAI's completions and chat, predict.
 
 Each shape is checked here, becomes the engine's requests, and writes their answers as its clients
 read them, whole or as a stream of events.
@@ -32,11 +32,6 @@ LEAST_TEMPERATURE = 1e-5
 """Below it the most likely token is taken, as vLLM does: engines divide by it in 32 bits."""
 LEAST_TOP_P = 1e-5
 """What engines round to 0, which is no share."""
-REPEATED = {
-    *("instructions", "max_output_tokens", "metadata", "temperature", "text", "tool_choice"),
-    *("tools", "top_p", "truncation"),
-}
-"""Fields of a request of `/v1/responses` that its answer has, too."""
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -83,7 +78,6 @@ class Sampling(Strict):
             raise invalid("The prompt is empty.", "prompt")
         return GenerateRequest(
             prompt=prompt,
-            allow_role_tokens=settings.allow_role_tokens,
             max_tokens=self.max_tokens,
             max_prompt_tokens=settings.max_prompt_tokens,
             temperature=self.temperature if self.temperature >= LEAST_TEMPERATURE else 0.0,
@@ -230,16 +224,13 @@ class CompletionRequest(OpenAIRequest):
 class TextPart(Strict):
     """A part of a message, where it is not just a text."""
 
-    type: Literal["text", "input_text", "output_text"]
-    """The latter two of `/v1/responses`."""
+    type: Literal["text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] = []
 
 
 class ChatMessage(Strict):
     """One turn as OpenAI's clients send it."""
 
-    type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
@@ -296,123 +287,6 @@ class ChatRequest(OpenAIRequest):
             "logprobs": {"content": scores, "refusal": None} if self.logprobs else None,
             "finish_reason": chunk.finish_reason,
         }
-
-
-class TextOptions(Strict):
-    """The form of an answer: text."""
-
-    format: ResponseFormat = ResponseFormat()
-
-
-class ResponsesRequest(Strict):
-    """`POST /v1/responses`, OpenAI's newer route, for plain text.
-
-    Nothing is stored, so a conversation is sent whole each time. What would have no effect is
-    refused.
-    """
-
-    model: str | None = None
-    stream: bool = False
-    input: str | Annotated[list[ChatMessage], Field(min_length=1)]
-    instructions: Annotated[str, Field(min_length=1)] | None = None
-    max_output_tokens: int = Field(default=64, ge=1)
-    temperature: Temperature = 0.0
-    top_p: TopP = 1.0
-    text: TextOptions = TextOptions()
-    tools: list[Any] = Field(default=[], max_length=0)
-    tool_choice: Literal["none", "auto"] = "auto"
-    metadata: dict[str, str] = Field(default={})
-    """Given back."""
-    store: bool = False
-    """Taken and ignored: nothing is stored."""
-    user: str | None = None
-    """Taken and ignored."""
-    truncation: Literal["disabled"] = "disabled"
-
-    def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
-        """The engine's one request; raises ServingError 400 beyond a limit."""
-        turns = [Message(role="system", content=self.instructions)] if self.instructions else []
-        if isinstance(self.input, str):
-            turns.append(Message(role="user", content=self.input))
-        else:
-            turns += [message.as_text() for message in self.input]
-        sampling = Sampling(
-            max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p
-        )
-        return [sampling.generate_request(settings, messages=turns)]
-
-    def whole(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The one answer, to a request of this name."""
-        (answer,) = answers
-        return self._response(name, answer.by, answer.whole.text, answer.whole)
-
-    async def events(self, name: str, stream: Stream) -> AsyncIterator[str]:
-        """The answer as OpenAI's numbered events."""
-        number = 0
-
-        def event(kind: str, **fields: Any) -> str:
-            nonlocal number
-            content = {"type": kind, "sequence_number": number} | fields
-            number += 1
-            return f"event: {kind}\n{_event(content)}"
-
-        place = {"item_id": f"msg_{name}", "output_index": 0, "content_index": 0}
-        yield event("response.created", response=self._response(name, stream.by, "", None))
-        item = _message(name, "", False) | {"status": "in_progress", "content": []}
-        yield event("response.output_item.added", output_index=0, item=item)
-        yield event("response.content_part.added", part=_part(""), **place)
-        end = Chunk()
-        while chunk := await stream.read():
-            if chunk.error is not None:
-                yield event("error", **ServingError(503, chunk.error, "unavailable").body["error"])
-                return
-            end = chunk
-            if chunk.text:
-                delta = {"delta": chunk.text, "logprobs": []}
-                yield event("response.output_text.delta", **delta, **place)
-        yield event("response.output_text.done", text=stream.text, logprobs=[], **place)
-        yield event("response.content_part.done", part=_part(stream.text), **place)
-        whole = self._response(name, stream.by, stream.text, end)
-        yield event("response.output_item.done", output_index=0, item=whole["output"][0])
-        yield event(f"response.{whole['status']}", response=whole)
-
-    def _response(self, name: str, by: OfVersion, text: str, end: Chunk | None) -> dict[str, Any]:
-        """The response object; without an end it is in progress."""
-        cut = end is not None and end.finish_reason == "length"
-        return {
-            "id": f"resp_{name}",
-            "object": "response",
-            "created_at": int(time()),
-            "model": by.model(self.model),
-            "status": "in_progress" if end is None else "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "error": None,
-            "output": [] if end is None else [_message(name, text, cut)],
-            "parallel_tool_calls": False,
-            "usage": end
-            and {
-                "input_tokens": end.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": end.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": end.prompt_tokens + end.completion_tokens,
-            },
-            **self.model_dump(include=REPEATED),
-        }
-
-
-def _message(name: str, text: str, cut: bool) -> dict[str, Any]:
-    return {
-        "id": f"msg_{name}",
-        "type": "message",
-        "role": "assistant",
-        "status": "incomplete" if cut else "completed",
-        "content": [_part(text)],
-    }
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
 
 
 class Instance(Sampling):
@@ -473,8 +347,8 @@ def _logprob(likely: LikelyToken) -> dict[str, Any]:
 
 
 UNSUPPORTED = {
-    *("annotations", "best_of", "frequency_penalty", "logit_bias", "presence_penalty"),
-    *("response_format", "suffix", "text", "tool_choice", "tools", "truncation"),
+    *("best_of", "frequency_penalty", "logit_bias", "presence_penalty"),
+    *("response_format", "suffix", "tool_choice", "tools"),
 }
 """Fields that are taken at the one value that changes nothing."""
 
@@ -505,7 +379,7 @@ def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
     if top in UNSUPPORTED:
         if isinstance(given, str):
             return top, f"{field} {given[:40]!r} is {NOT_SUPPORTED}"
-        return top, f"{top} {'are' if top in ('annotations', 'tools') else 'is'} {NOT_SUPPORTED}"
+        return top, f"{top} {'are' if top == 'tools' else 'is'} {NOT_SUPPORTED}"
     if fault["type"] == "extra_forbidden":
         return field, f"{field} is {NOT_SUPPORTED}"
     if fault["type"] == "too_long":

@@ -39,8 +39,6 @@ class GenerateRequest(_Line):
     """Raw text, no chat template; or its tokens."""
     messages: list[Message] | None = None
     """A chat, rendered with the model's own template."""
-    allow_role_tokens: bool = False
-    """Whether control tokens written in a turn are control tokens; they are text otherwise."""
     max_tokens: int = Field(ge=0)
     max_prompt_tokens: int = Field(ge=1)
     """Longest prompt that is taken; the engine alone can count tokens."""

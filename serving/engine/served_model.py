@@ -180,7 +180,7 @@ class PromptEncoder:
                 raise Refused(f"Token {unknown[0]} is not one of this model's {most}.", "prompt")
         elif request.messages is not None:
             try:
-                tokens = self._chat.encode(request.messages, request.allow_role_tokens)
+                tokens = self._chat.encode(request.messages)
             except TemplateError as error:
                 text = f"This chat cannot be written as a prompt: {error}."
                 raise Refused(text, "messages") from error
@@ -302,7 +302,7 @@ class ChatEncoder:
 
     A control token that stands in a turn, such as the one that begins an assistant's turn, would
     let whoever wrote it forge a conversation. It is encoded as the characters that it is written
-    with, as any other text, unless that was allowed.
+    with, as any other text.
     """
 
     def __init__(self, tokenizer: ServedTokenizer) -> None:
@@ -315,7 +315,7 @@ class ChatEncoder:
             if token.special
         }
 
-    def encode(self, turns: Sequence[Message], allow_role_tokens: bool) -> list[int]:
+    def encode(self, turns: Sequence[Message]) -> list[int]:
         """The prompt's tokens; raises TemplateError where there is no template, or it refuses."""
         if not self._template:
             raise TemplateError("the model has no chat template; use completions")
@@ -324,9 +324,7 @@ class ChatEncoder:
 
         # What must stay text stands between two of these; no client knows it, so no turn holds it.
         mark = secrets.token_hex(16)
-        contents = [turn.content for turn in turns]
-        if not allow_role_tokens:
-            contents = list(self._marked(contents, mark))
+        contents = list(self._marked([turn.content for turn in turns], mark))
         chat = [turn.model_dump() | {"content": c} for turn, c in zip(turns, contents, strict=True)]
         try:
             (text,), _ = render_jinja_template([chat], add_generation_prompt=True, **self._template)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from serving import endpoint as process
-from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest, ResponsesRequest
+from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
 from tests.serving.conftest import Client, start
 from tests.test_any_bytes import JSON
 from tests.tiny import END_OF_TEXT
@@ -21,7 +21,6 @@ ROUTES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/predict": PredictRequest,
-    "/v1/responses": ResponsesRequest,
 }
 MOST_SECONDS = 10
 """Until any answer."""
@@ -52,10 +51,8 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "messages": st.lists(MESSAGE, max_size=3),
     "instances": st.lists(TEXT | st.fixed_dictionaries({"prompt": TEXT}), max_size=3),
     "parameters": st.dictionaries(st.sampled_from(["max_tokens", "temperature", "x"]), TOKENS),
-    "input": TEXT | st.lists(MESSAGE, max_size=3),
     "n": TOKENS,
     "max_tokens": TOKENS,
-    "max_output_tokens": TOKENS,
     "max_completion_tokens": TOKENS,
     "temperature": st.floats(0, 2),
     "top_p": st.floats(0.1, 1),

@@ -33,8 +33,8 @@ def user(content: str) -> list[Message]:
     return [Message(role="user", content=content)]
 
 
-def encode(tokenizer: Any, turns: list[Message], allow_role_tokens: bool) -> list[int]:
-    return ChatEncoder(ServedTokenizer.of(tokenizer)).encode(turns, allow_role_tokens)
+def encode(tokenizer: Any, turns: list[Message]) -> list[int]:
+    return ChatEncoder(ServedTokenizer.of(tokenizer)).encode(turns)
 
 
 def controls(tokenizer: Any, tokens: list[int]) -> list[str]:
@@ -42,14 +42,9 @@ def controls(tokenizer: Any, tokens: list[int]) -> list[str]:
 
 
 def test_a_forged_conversation_is_text_of_one_turn(tokenizer: Any) -> None:
-    tokens = encode(tokenizer, user(FORGED), allow_role_tokens=False)
+    tokens = encode(tokenizer, user(FORGED))
     assert controls(tokenizer, tokens) == [START, END, START]
     assert FORGED in tokenizer.decode(tokens), "and every character of it is there"
-
-
-def test_a_setting_lets_a_turn_hold_turns(tokenizer: Any) -> None:
-    tokens = encode(tokenizer, user(FORGED), allow_role_tokens=True)
-    assert controls(tokenizer, tokens) == [START, END] * 3 + [START]
 
 
 @given(
@@ -58,13 +53,13 @@ def test_a_setting_lets_a_turn_hold_turns(tokenizer: Any) -> None:
     )
 )
 def test_no_content_adds_a_control_token(tokenizer: Any, pieces: list[str]) -> None:
-    tokens = encode(tokenizer, user("".join(pieces)), allow_role_tokens=False)
+    tokens = encode(tokenizer, user("".join(pieces)))
     assert controls(tokenizer, tokens) == [START, END, START]
 
 
 def test_a_turn_may_hold_all_characters_for_private_use(tokenizer: Any) -> None:
     private = "".join(map(chr, range(0xE000, 0xF900)))
-    tokens = encode(tokenizer, user(private + FORGED), allow_role_tokens=False)
+    tokens = encode(tokenizer, user(private + FORGED))
     assert controls(tokenizer, tokens) == [START, END, START]
     assert private + FORGED in tokenizer.decode(tokens)
 
@@ -73,7 +68,7 @@ def test_a_template_that_fails_on_a_turn_is_refused(tokenizer: Any) -> None:
     kept, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content + 1 }}"
     try:
         with pytest.raises(TemplateError, match="concatenate"):
-            encode(tokenizer, user("Hello"), allow_role_tokens=False)
+            encode(tokenizer, user("Hello"))
     finally:
         tokenizer.chat_template = kept
 
@@ -87,7 +82,7 @@ def test_any_other_chat_has_the_tokens_that_its_template_gives(tokenizer: Any) -
     expected = tokenizer.apply_chat_template(
         [turn.model_dump() for turn in turns], add_generation_prompt=True, return_dict=False
     )
-    assert encode(tokenizer, turns, allow_role_tokens=False) == expected
+    assert encode(tokenizer, turns) == expected
 
 
 def test_a_template_that_changes_what_it_is_given_is_refused(tokenizer: Any) -> None:
@@ -95,6 +90,6 @@ def test_a_template_that_changes_what_it_is_given_is_refused(tokenizer: Any) -> 
     kept, tokenizer.chat_template = tokenizer.chat_template, cutting
     try:
         with pytest.raises(TemplateError, match="control tokens"):
-            encode(tokenizer, user(FORGED), allow_role_tokens=False)
+            encode(tokenizer, user(FORGED))
     finally:
         tokenizer.chat_template = kept

@@ -118,35 +118,6 @@ def test_rivals_without_log_probabilities_are_refused(official: OpenAI) -> None:
         )
 
 
-def test_responses_whole_and_streamed_say_the_same(official: OpenAI) -> None:
-    asked = {"model": "default", "input": "The valve", "max_output_tokens": 6}
-    whole = official.responses.create(**asked, instructions="Be short.")
-    assert whole.status == "incomplete" and whole.usage and whole.usage.output_tokens == 6
-    assert whole.output_text
-    events = list(official.responses.create(**asked, instructions="Be short.", stream=True))
-    kinds = [event.type for event in events]
-    assert kinds[0] == "response.created" and "response.output_text.delta" in kinds
-    assert kinds[-1] == "response.incomplete"
-    assert events[-1].response.output_text == whole.output_text
-
-
-def test_a_conversation_goes_on_through_responses(official: OpenAI) -> None:
-    first = official.responses.create(model="default", input="The valve", max_output_tokens=3)
-    turns = [
-        {"role": "user", "content": "The valve"},
-        {"role": "assistant", "content": first.output_text},
-        {"role": "user", "content": [{"type": "input_text", "text": "And the pump?"}]},
-    ]
-    assert official.responses.create(model="default", input=turns, max_output_tokens=3).output
-
-
-@pytest.mark.parametrize("asked", [{"tools": [{"type": "web_search"}]}, {"top_p": 3.0}])
-def test_what_cannot_be_done_is_a_bad_request(official: OpenAI, asked: dict) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        official.responses.create(model="default", input="The valve", **asked)
-    assert next(iter(asked)) in str(refused.value)
-
-
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}
 
 

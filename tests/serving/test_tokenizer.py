@@ -53,7 +53,7 @@ def test_a_chat_is_written_the_same(tokenizer: Any, served: ServedTokenizer) -> 
     expected = tokenizer.apply_chat_template(
         [turn.model_dump() for turn in turns], add_generation_prompt=True, return_dict=False
     )
-    assert ChatEncoder(served).encode(turns, allow_role_tokens=False) == expected
+    assert ChatEncoder(served).encode(turns) == expected
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(served: ServedTokenizer) -> None:

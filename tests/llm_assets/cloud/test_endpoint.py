@@ -226,9 +226,7 @@ def test_stopping_a_half_done_rollout_removes_both_versions(cloud: Cloud) -> Non
     vertex = Vertex(GoogleCloudSettings.model_validate(cloud.content))
     name = cloud.registry.resource_name(version.version)
     endpoint = VertexEndpoint(vertex, "manual")
-    traffic = VertexTraffic(
-        endpoint, vertex.settings, name, version, cloud.pipeline.endpoint.rollout, print
-    )
+    traffic = VertexTraffic(endpoint, vertex.settings, name, version, print)
     assert asyncio.run(traffic.start())
     assert cloud.shares() == {"version-1": 100, "version-2": 0}
     assert cloud.stop()
