@@ -300,15 +300,14 @@ def preflight(
         messages: of each kind of what is left out, how many are named.
 
     Raises:
-        UserError: the run could not succeed: a source, the base model or a teacher is not there,
-            text cannot be read, rows are too long for the model, documents are too few, the port is
-            another's, or the disk is too small.
+        UserError: the run could not succeed: a source or the base model is not there, text cannot
+            be read, rows are too long for the model, documents are too few, the port is another's,
+            or the disk is too small.
     """
     for source in settings.raw_corpus.sources:
         _need_source(source)
     base = _base(settings)
     base_model.check_row_length(settings.tokenized_shards.sequence_length, base.config)
-    settings.checkpoint.check_files()
     if settings.platform == "local":
         _need_port(settings)
     text = look_at(settings, seconds, messages)

@@ -417,9 +417,6 @@ class TrainingSettings(Settings):
         a length of its own."""
         return row_tokens
 
-    def check_files(self) -> None:
-        """Raise UserError where a file that is named here is not there; most name none."""
-
     def scoring(self) -> dict[str, Any]:
         """The settings that decide how models are compared, for the evaluation's fingerprint."""
         return {}

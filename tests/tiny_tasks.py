@@ -23,7 +23,6 @@ from tests.tiny_models import (
     encoder,
     encoder_decoder,
     far_chat_model,
-    far_model,
     gpt2,
     masked_encoder,
     opt,
@@ -45,7 +44,7 @@ class Task:
     """None of text."""
     model: Callable[[Path], None]
     checkpoint: dict[str, Any]
-    """The section without the recipe; a teacher's folder lies beside the base model's."""
+    """The section without the recipe."""
     tokenized_shards: dict[str, Any]
     """The section without what made-up data asks for."""
     learns: float = 0.8
@@ -83,11 +82,7 @@ class Task:
     def prepare(self, folder: Path) -> dict[str, Any]:
         """Write the base model into a folder's `base`, and give the section `checkpoint`."""
         self.model(folder / "base")
-        checkpoint = {"recipe": self.recipe, **self.checkpoint}
-        if "teacher" in checkpoint:
-            checkpoint["teacher"] = str(folder / "teacher")
-            far_model(folder / "teacher", seed=7)
-        return checkpoint
+        return {"recipe": self.recipe, **self.checkpoint}
 
 
 SMALL = {
@@ -183,21 +178,6 @@ TASKS: dict[str, Task] = {
             "budget": {"steps": 60},
         },
         {"sequence_length": 64},
-    ),
-    "distillation": Task(
-        "torchtune",
-        texts,
-        {},
-        tiny_base_model,
-        {
-            "run": "knowledge_distillation_single_device",
-            "config": "llama3_2/8B_to_1B_KD_lora_single_device",
-            "overrides": SMALL | {"kd_ratio": 0.1},
-            "teacher": "teacher",
-            "budget": {"steps": 60},
-        },
-        {"sequence_length": 64},
-        learns=ADAPTERS_LEARN,
     ),
     "lora": Task(
         "fine_tuning",

@@ -13,11 +13,8 @@ from typing import Any, Literal, Self, get_args
 import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from artifacts.errors import UserError, first_line
+from artifacts.errors import first_line
 from artifacts.examples import Form
-from artifacts.storage import files
-from artifacts.storage.files import sha256_of
-from artifacts.store.identity import hash_json
 from recipes.settings import BudgetSettings, PlacementSettings, WarmStartSettings
 
 Program = Literal[
@@ -28,8 +25,6 @@ Program = Literal[
     "full_dpo_distributed",
     "lora_dpo_single_device",
     "lora_dpo_distributed",
-    "knowledge_distillation_single_device",
-    "knowledge_distillation_distributed",
 ]
 
 OF_THE_GRAPH = frozenset(
@@ -39,7 +34,6 @@ OF_THE_GRAPH = frozenset(
         "dataset",
         "checkpointer",
         "ref_checkpointer",
-        "teacher_checkpointer",
         "metric_logger",
         "device",
         "seed",
@@ -104,9 +98,7 @@ ADAPTER_KEYS = frozenset(
     }
 )
 """What a configuration says of its model beside which it is."""
-MODELS = {"model": "the base model", "teacher_model": "the teacher's folder"}
-"""Keys that name a model, and what says which weights and sizes it has."""
-COMPONENTS = (*MODELS, "optimizer", "loss", "kd_loss")
+COMPONENTS = ("model", "optimizer", "loss")
 """Keys whose value names the code that is run."""
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
 DISTRIBUTION = "torchtune"
@@ -205,24 +197,24 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
         component = config.get(key)
         if key in config and not (isinstance(component, dict) and component.get("_component_")):
             faults.append(f"`{key}` names no `_component_`")
-        elif key in MODELS and component:
-            faults += _model_faults(key, component)
+        elif key == "model" and component:
+            faults += _model_faults(component)
     if program == "lora_dpo_single_device" and (config.get("model") or {}).get("use_dora"):
         faults.append("`model.use_dora` cannot be honored: of DPO, lora_dpo_distributed has it")
     if faults:
         raise ValueError("; ".join(sorted(faults)))
 
 
-def _model_faults(key: str, model: dict[str, Any]) -> list[str]:
+def _model_faults(model: dict[str, Any]) -> list[str]:
     package = model_package(model)
     faults = []
     if package not in MODEL_TYPES:
         faults.append(
-            f"`{key}._component_: {model['_component_']}` cannot be honored: of torchtune's "
+            f"`model._component_: {model['_component_']}` cannot be honored: of torchtune's "
             f"models, those of {', '.join(MODEL_TYPES)} give what transformers gives"
         )
     faults += [
-        f"`{key}.{size}` cannot be honored: {MODELS[key]} says how large the model is"
+        f"`model.{size}` cannot be honored: the base model says how large the model is"
         for size in sorted(model.keys() - ADAPTER_KEYS - {"_component_"})
     ]
     return faults
@@ -278,9 +270,6 @@ class TorchtuneSettings(WarmStartSettings):
     data: Literal["pretraining", "conversations"] = "pretraining"
     """What it learns from: text, or the answers in conversations. The recipes of DPO learn from
     prompts with a chosen and a rejected answer."""
-    teacher: str | None = None
-    """Of knowledge distillation, the Hugging Face folder of the model that is learnt from; what is
-    in it is part of the fingerprint."""
 
     @field_validator("config", mode="before")
     @classmethod
@@ -342,10 +331,6 @@ class TorchtuneSettings(WarmStartSettings):
         faults = []
         if self.is_preference and self.data != "pretraining":
             faults.append(f"`data` does not go with {self.run}, which learns from preferences")
-        if self.is_distillation and not self.teacher:
-            faults.append(f"`teacher` is absent, the folder of the model {self.run} learns from")
-        if self.teacher and not self.is_distillation:
-            faults.append(f"`teacher` does not go with {self.run}, which has none")
         kind, processes = self.run.removesuffix("_single_device"), self.placement.world_size
         if kind != self.run and processes > 1:
             faults.append(
@@ -358,11 +343,6 @@ class TorchtuneSettings(WarmStartSettings):
     def is_preference(self) -> bool:
         """Whether it learns which of two answers is the better one."""
         return "_dpo_" in self.run
-
-    @property
-    def is_distillation(self) -> bool:
-        """Whether it learns from another model's probabilities as well."""
-        return self.run.startswith("knowledge_distillation")
 
     @property
     def form(self) -> Form:
@@ -386,29 +366,8 @@ class TorchtuneSettings(WarmStartSettings):
         budget = self.budget.model_copy(update={"global_batch_size": rows})
         return placed.model_copy(update={"budget": budget})
 
-    def check_files(self) -> None:
-        if self.teacher:
-            _weight_files(self.teacher)
-
     def content(self) -> dict[str, Any]:
         """The same, of the configuration what decides what is learnt."""
         found = super().content()
-        del found["overrides"], found["teacher"]
-        teacher = {}
-        if self.teacher:
-            # What decides a model's answers, wherever its folder lies.
-            names = ["config.json", *_weight_files(self.teacher)]
-            hashes = {name: sha256_of(f"{self.teacher}/{name}") for name in names}
-            teacher["teacher"] = hash_json(hashes)
-        return found | {"config": content(self.config, self.run)} | teacher
-
-
-def _weight_files(folder: str) -> list[str]:
-    names = files.list_names(folder)
-    weights = [name for name in names if name.endswith(".safetensors")]
-    if not weights or "config.json" not in names:
-        raise UserError(
-            f"`checkpoint.teacher`: {folder} is no Hugging Face model folder: a config.json and "
-            "weights in safetensors belong there."
-        )
-    return weights
+        del found["overrides"]
+        return found | {"config": content(self.config, self.run)}

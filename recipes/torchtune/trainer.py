@@ -48,15 +48,13 @@ SCALED_ROPE = {
 """What torchtune's Llama writes into its code."""
 
 
-def component(
-    model: dict[str, Any], folder: Path, key: str = "model"
-) -> tuple[dict[str, Any], str]:
+def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
     """The builder and arguments of a folder's model as torchtune builds it, and its model type.
 
     Its sizes are those of the folder's `config.json`; from the configuration come the adapters.
 
     Args:
-        model: the section of a torchtune configuration that names it, and its key there.
+        model: the section of a torchtune configuration that names it.
 
     Raises:
         UserError: torchtune cannot build it so that it computes what transformers computes.
@@ -65,7 +63,7 @@ def component(
     wanted, found = MODEL_TYPES[model_package(model)], config["model_type"]
     if wanted != found:
         raise UserError(
-            f"`checkpoint.config`: `{key}._component_` is {model['_component_']}, but the model in "
+            f"`checkpoint.config`: `model._component_` is {model['_component_']}, but the model in "
             f"{folder} is of the type {found}. Name the component of that model."
         )
     arguments = {
@@ -243,7 +241,6 @@ WITH_SAMPLER: tuple[Program, ...] = (
     "lora_dpo_single_device",
     "lora_dpo_distributed",
     "full_dpo_distributed",
-    "knowledge_distillation_distributed",
 )
 """Recipes that take their sampler beside their batches."""
 
@@ -351,7 +348,6 @@ def runnable(
     device: torch.device,
     seed: int,
     report: Callable[[str], None],
-    teacher: Path | None = None,
 ) -> Any:
     """The configuration of a torchtune recipe with the graph's parts in their places.
 
@@ -380,8 +376,6 @@ def runnable(
         # What a preference is measured against is the model as it was.
         "ref_checkpointer": weights,
     }
-    if teacher:
-        made |= _teacher_parts(config, teacher, model["vocab_size"], run_folder)
     if made.get("clip_grad_norm") is None:
         # Clips nothing, and has the norm logged.
         made["clip_grad_norm"] = "inf"
@@ -389,24 +383,6 @@ def runnable(
         report("`enable_activation_offloading` is left off: there is no GPU to offload from")
         made["enable_activation_offloading"] = False
     return OmegaConf.create(made)
-
-
-def _teacher_parts(
-    config: dict[str, Any], teacher: Path, vocab_size: int, run_folder: Path
-) -> dict[str, Any]:
-    """The model that is learnt from, which has to have the tokens of the one that learns."""
-    model, model_type = component(config["teacher_model"], teacher, "teacher_model")
-    if model["vocab_size"] != vocab_size:
-        raise UserError(
-            f"`checkpoint.teacher`: the model in {teacher} has a vocabulary of "
-            f"{model['vocab_size']} and the base model one of {vocab_size}, but a model learns "
-            "from the probabilities of its own tokens. Choose a teacher with the base model's "
-            "tokenizer."
-        )
-    return {
-        "teacher_model": model,
-        "teacher_checkpointer": _weights(teacher, model_type, run_folder),
-    }
 
 
 def _weights(folder: Path, model_type: str, run_folder: Path) -> dict[str, Any]:
@@ -463,7 +439,6 @@ class TuneTrainer(Trainer):
             self._workers.device,
             settings.seed,
             self._report,
-            Path(settings.teacher) if settings.teacher else None,
         )
         batches = Batches(
             self._steps * settings.config["gradient_accumulation_steps"], self._batches
@@ -481,7 +456,6 @@ class TuneTrainer(Trainer):
         model = TuneModel(self._recipe._model, base_model, arguments)
         if self._training.is_preference:
             model = PreferenceModel(self._recipe, base_model, arguments)
-        if self._training.is_preference or self._training.is_distillation:
             self._recipe._optimizer.register_step_pre_hook(self._measure_gradient)
         model.export_form_of(self._spec.shards, base_model)
         return model

@@ -28,7 +28,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "sequence_to_sequence": SUMMARY,
     "t5_summaries": SUMMARY,
     "zero_sequence_to_sequence": SUMMARY,
-    "distillation": TEXT,
     "qlora": TEXT,
     "instructions": TEXT,
     "torchtune": TEXT,
