@@ -27,7 +27,7 @@ if [[ "${2:-}" != "--print" ]] && ! grep -q '^FROM .*@sha256:' "images/$image/Do
   python3 images/pin.py "images/$image/Dockerfile"
 fi
 # shellcheck disable=SC2086
-content="$(git ls-files -co --exclude-standard -- "images/$image" images/bill_of_materials.py \
+content="$(git ls-files -co --exclude-standard -- "images/$image" \
   requirements.lock $code | LC_ALL=C sort)"
 tag="$(while IFS= read -r file; do
   if [[ -f "$file" ]]; then printf '%s\0' "$file"; cat "$file"; fi
