@@ -19,8 +19,7 @@ from artifacts.errors import UserError
 from artifacts.leases import process_started
 from artifacts.program.lifetime import end_with_parent
 from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Router
-from serving.api.metrics import Metrics
+from serving.api.dispatcher import Dispatcher, Metrics, Router
 from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.journal import Journal

@@ -9,8 +9,7 @@ from dagster import AssetExecutionContext
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.stage import BuildPlan, stage, table
-from llm_assets.exam.answers import AnswerPair, read_answers
-from llm_assets.exam.questions import CODE_VERSION, LIBRARIES, write_exam
+from llm_assets.exam.questions import CODE_VERSION, LIBRARIES, AnswerPair, read_answers, write_exam
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import EXAM_TASKS, read_questions
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Store, layout
 from llm_assets.board.pages import Board, page
-from llm_assets.exam.answers import AnswerPair, exam_shares, find_exam, read_answers
+from llm_assets.exam.questions import AnswerPair, exam_shares, find_exam, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.passages import Exposure, exposures
 from llm_assets.tracing.training_text import runs_behind

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from artifacts.store.store import Artifact, Store
 from llm_assets.board.now import SizedScore, find_learned, read_scores
 from llm_assets.board.pages import Board, number, page
-from llm_assets.exam.answers import AnswerPair, read_answers
+from llm_assets.exam.questions import AnswerPair, read_answers
 from llm_assets.gate.verdict import Comparison
 from llm_assets.registry.card import describe_cost, describe_coverage, page_path, tell_story
 from llm_assets.registry.start import find_manifest

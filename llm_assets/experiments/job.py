@@ -1,11 +1,20 @@
-"""The asset `experiments`, a partition for each trial."""
+"""Which settings make the better model? The asset `experiments`, a partition for each trial.
 
+First what is tried: settings with several values each, in all combinations. Then what came of a
+trial, and the table of all of them. Last the trial itself, in the step of the asset.
+"""
+
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pyarrow.parquet as pq
+import yaml
 from dagster import (
     AssetExecutionContext,
     AssetsDefinition,
@@ -15,8 +24,10 @@ from dagster import (
     MetadataValue,
     asset,
 )
+from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
+from artifacts.progress import format_duration
 from artifacts.store.identity import Identity, hash_json
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, layout
@@ -24,21 +35,240 @@ from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import evaluation_spec
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import BuildPlan, asset_key, readable, stage, table, user_faults
+from llm_assets.assets.training_plan import training_cost
 from llm_assets.config import PipelineSettings, changed_settings
 from llm_assets.endpoint.base import ServingPlatform
-from llm_assets.experiments.result import COLUMNS, SPLIT, TrialResult, caption, read_result, rows
-from llm_assets.experiments.trials import Trial, parse_changes, plan_trials
+from llm_assets.gate.judge import compare
+from llm_assets.gate.verdict import Comparison, GateSettings
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import (
     CODE_VERSION,
+    SCORES_NAME,
     EvaluationSettings,
     GenerationSettings,
+    Metric,
     ModelSource,
 )
 from recipes.settings import package_of
+
+SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
+"""Whose settings decide what a model is; the others say how it is measured and where it serves."""
+MOST_TRIALS = 100
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination of values."""
+
+    changes: dict[str, Any]
+    """Dotted key of the pipeline file to value."""
+
+    @property
+    def name(self) -> str:
+        """What is changed, for people; Dagster's partition key."""
+        return " ".join(shlex.quote(f"{k}={_shown(v)}") for k, v in self.changes.items())
+
+
+def _shown(value: Any) -> str:
+    """What `parse_changes` reads as the value."""
+    is_plain = isinstance(value, str) and yaml.safe_load(f"[{value}]") == [value]
+    return str(value) if is_plain else json.dumps(value)
+
+
+def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
+    """`KEY=A,B,C` as typed, to a list of values for each key; values are YAML.
+
+    Raises:
+        UserError: one is no such assignment, or its key came before.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        key, sign, values = assignment.partition("=")
+        if not sign or not key:
+            raise UserError(
+                f"{assignment!r} sets nothing. Write a key of the pipeline file and its values: "
+                "checkpoint.optimizer.learning_rate=1e-4,3e-4"
+            )
+        if key in changes:
+            raise UserError(f"{key} is set twice. Give all its values at once: {key}=A,B")
+        try:
+            changes[key] = yaml.safe_load(f"[{values}]")
+        except yaml.YAMLError as error:
+            raise UserError(f"{key}: {values!r} is no list of values such as 1,2,3.") from error
+    return changes
+
+
+def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
+    """Every combination of the values, checked as the pipeline file is.
+
+    Raises:
+        UserError: nothing is tried, a key is unknown or decides no model, a value is wrong, or
+            there are too many combinations.
+    """
+    if not changes:
+        raise UserError(
+            "Nothing is tried. Name a key and its values: "
+            "--set checkpoint.optimizer.learning_rate=1e-4,3e-4"
+        )
+    for key, values in changes.items():
+        _check(key, values)
+    trials = [
+        Trial(dict(zip(changes, chosen, strict=True))) for chosen in product(*changes.values())
+    ]
+    if len(trials) > MOST_TRIALS:
+        raise UserError(
+            f"These are {len(trials):,} combinations, and {MOST_TRIALS} are the most of one "
+            "experiment. Try fewer values at once."
+        )
+    for trial in trials:
+        changed_settings(pipeline_file, trial.changes)
+    return trials
+
+
+def _check(key: str, values: Any) -> None:
+    if key.split(".")[0] not in SECTIONS:
+        raise UserError(
+            f"{key}: an experiment changes what decides a model, under {', '.join(SECTIONS)}."
+        )
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
+    shown = [_shown(value) for value in values]
+    if len(set(shown)) < len(shown):
+        raise UserError(f"{key}: a value stands twice in {', '.join(shown)}.")
+
+
+SPLIT = "validation"
+"""Whoever picks the best of several models picks chance along with it. On held-out text that would
+be spent from the gate's promise; validation text is there to choose by."""
+CONFIDENCE = 0.95
+"""With which the intervals of all trials hold together (Bonferroni)."""
+COLUMNS = ("settings", "score", "gain", "interval", "verdict", "training", "cost")
+Finding = Literal["better", "worse", "not told apart", "too few documents", "failed"]
+
+
+class TrialResult(BaseModel):
+    """One row of the table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trial: str
+    """What was changed."""
+    verdict: Finding
+    """Against the reference; `failed` where there is no model or no figure."""
+    reason: str = ""
+    """Why it failed."""
+    reference: str = ""
+    """What it was held against: `incumbent`, the version that is wanted, or `base`."""
+    metric: str = ""
+    """Name of the recipe's metric, on validation text."""
+    score: float | None = None
+    gain: float | None = None
+    """How much better than the reference it was measured, in the metric's unit."""
+    gain_low: float | None = None
+    gain_high: float | None = None
+    """Between these all trials' gains lie at 95 %; None for no bound."""
+    documents: int = 0
+    """Independent validation documents."""
+    training_seconds: float | None = None
+    """What the training took, whenever it was."""
+    cost: float | None = None
+    """The same in money, at `automation.cost_per_hour`."""
+
+
+def read_result(
+    trial: str,
+    checkpoint: Artifact,
+    measured: Artifact,
+    gate: GateSettings,
+    trials: int,
+    cost_per_hour: float | None,
+) -> TrialResult:
+    """The result of a trial that ran to its end.
+
+    Args:
+        checkpoint, measured: its `checkpoint` and `trial_metrics`.
+        trials: how many there are; the more, the wider the intervals.
+    """
+    stats = measured.stats
+    told: dict[str, Any] = {"trial": trial} | training_cost(checkpoint.stats, cost_per_hour)
+    if stats["faults"]:
+        return TrialResult(verdict="failed", reason=" ".join(stats["faults"].values()), **told)
+    metric = Metric.model_validate(stats["metric"])
+    reference = "incumbent" if "incumbent" in stats["models"] else "base"
+    level = (1 - CONFIDENCE) / 2 / trials
+    scores = pq.read_table(measured.path / SCORES_NAME)
+    found = compare(scores, metric, SPLIT, reference, level)
+    score = stats["metrics"][f"{SPLIT}_{metric.name}"]["candidate"]["value"]
+    if score is None:
+        return TrialResult(verdict="failed", reason="Its scores are not finite numbers.", **told)
+    return TrialResult(
+        verdict=finding(found, gate),
+        reference=reference,
+        metric=metric.name,
+        score=score,
+        gain=found.gain,
+        gain_low=found.surest_gain,
+        gain_high=found.largest_gain,
+        documents=found.clusters,
+        **told,
+    )
+
+
+def finding(found: Comparison, gate: GateSettings) -> Finding:
+    """What a comparison says; what would not matter to the gate is no gain here either."""
+    low, high = found.surest_gain, found.largest_gain
+    if found.clusters < gate.minimum_documents:
+        return "too few documents"
+    if low is not None and low > 0 and found.gain >= gate.smallest_effect:
+        return "better"
+    return "worse" if high is not None and high < 0 else "not told apart"
+
+
+def ranked(results: Iterable[TrialResult]) -> list[TrialResult]:
+    """The largest gain first, what failed last."""
+    return sorted(results, key=lambda one: -(one.gain if one.gain is not None else float("-inf")))
+
+
+def rows(results: Iterable[TrialResult]) -> list[tuple[str, ...]]:
+    """The table's rows in words, in the order of COLUMNS; keys by their last part."""
+    return [
+        (
+            _short(one.trial),
+            _number(one.score),
+            _number(one.gain, "+"),
+            f"{_number(one.gain_low, '+')} to {_number(one.gain_high, '+')}",
+            one.verdict + (f": {one.reason}" if one.reason else ""),
+            "" if one.training_seconds is None else format_duration(one.training_seconds),
+            "" if one.cost is None else f"{one.cost:.2f}",
+        )
+        for one in ranked(results)
+    ]
+
+
+def caption(results: Iterable[TrialResult]) -> str:
+    """What the figures of the table are."""
+    measured = [one for one in results if one.gain is not None]
+    if not measured:
+        return "Nothing could be measured."
+    one = measured[0]
+    against = "the version that is wanted" if one.reference == "incumbent" else "the base model"
+    return (
+        f"Score: {one.metric.replace('_', ' ')} on {one.documents} independent validation "
+        f"documents; gain over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was "
+        "promoted."
+    )
+
+
+def _short(trial: str) -> str:
+    keys = (change.rpartition("=") for change in trial.split())
+    return " ".join(f"{key.rpartition('.')[2]}{sign}{value}" for key, sign, value in keys)
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "?" if value is None else f"{value:{sign}.4f}"
 
 
 # A trial is the graph up to the checkpoint, and a measurement, with a record of its own; what is
@@ -241,17 +471,17 @@ def _metadata(
         name: getattr(result, name)
         for name in ("score", "gain", "gain_low", "gain_high", "training_seconds", "cost")
     }
+    shown = (
+        # The UI breaks cells at spaces.
+        [row[COLUMNS.index(name)].replace("=", " = ") for name in UI_COLUMNS]
+        for row in rows(done.values())
+    )
     return {
         "summary": f"{result.trial}: {result.verdict}",
         "verdict": result.verdict,
-        "trials": table(UI_COLUMNS, map(_shown, rows(done.values()))),
+        "trials": table(UI_COLUMNS, shown),
         "measured": caption(done.values()),
         "made": ", ".join(made) or "nothing; all was there",
         **readable({name: value for name, value in figures.items() if value is not None}),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }
-
-
-def _shown(row: Sequence[str]) -> list[str]:
-    """A row's cells for the UI, which breaks them at spaces."""
-    return [row[COLUMNS.index(name)].replace("=", " = ") for name in UI_COLUMNS]

@@ -34,8 +34,7 @@ from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
 from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Route, Router
-from serving.api.metrics import Metrics
+from serving.api.dispatcher import Dispatcher, Metrics, Route, Router
 from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused

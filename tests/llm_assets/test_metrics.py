@@ -24,7 +24,7 @@ from llm_assets.config import load_settings
 from llm_assets.metrics import GraphCollector
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelEntry
-from serving.api.metrics import Metrics
+from serving.api.dispatcher import Metrics
 from tests.conftest import ROOT, Project
 
 ALERTS = yaml.safe_load((ROOT / "infrastructure/prometheus/alerts.yml").read_text())

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from serving.api import dispatcher as dispatching
-from serving.api.dispatcher import Dispatcher, Route, Router, Stream
-from serving.api.metrics import Metrics
+from serving.api.dispatcher import Dispatcher, Metrics, Route, Router, Stream
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest

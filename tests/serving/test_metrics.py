@@ -1,6 +1,6 @@
 """The metrics' text."""
 
-from serving.api.metrics import Metrics
+from serving.api.dispatcher import Metrics
 from serving.state import RouteStatus
 
 

@@ -24,9 +24,17 @@ from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
 from llm_assets.cli.session import open_session, use_this_folders_history
 from llm_assets.config import PipelineSettings, config_path, load_settings
-from llm_assets.experiments.job import ASSET, RESULT, partitions
-from llm_assets.experiments.result import COLUMNS, TrialResult, caption, ranked, rows
-from llm_assets.experiments.trials import plan_trials
+from llm_assets.experiments.job import (
+    ASSET,
+    COLUMNS,
+    RESULT,
+    TrialResult,
+    caption,
+    partitions,
+    plan_trials,
+    ranked,
+    rows,
+)
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import REBUILD_TAG
 from llm_assets.preflight import preflight, seconds_before_run

@@ -19,7 +19,7 @@ from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
 from llm_assets.assets.figures import sparkline
 from llm_assets.assets.stage import number
 from llm_assets.config import PipelineSettings
-from llm_assets.exam.answers import exam_shares
+from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import Metric, Rounds

@@ -20,7 +20,7 @@ from llm_assets.endpoint.base import (
 )
 from llm_assets.registry.base import LocalRegistry
 from serving import endpoint as process
-from serving.api.metrics import Metrics
+from serving.api.dispatcher import Metrics
 from serving.comparison import JudgedDocument
 from tests.conftest import Project
 from tests.llm_assets.automation.conftest import Automated

@@ -12,8 +12,7 @@ from rich.console import Console
 from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
-from llm_assets.experiments.result import TrialResult, finding, ranked
-from llm_assets.experiments.trials import parse_changes, plan_trials
+from llm_assets.experiments.job import TrialResult, finding, parse_changes, plan_trials, ranked
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, Verdict
 from llm_assets.registry.base import LocalRegistry
 from recipes.settings import TrainingSettings

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.experiments.job import read_trial
-from llm_assets.experiments.trials import parse_changes, plan_trials
+from llm_assets.experiments.job import parse_changes, plan_trials, read_trial
 from llm_assets.pipeline import PipelineResource
 from tests.conftest import Project, make_project
 
