@@ -410,6 +410,9 @@ class Dispatcher:
             # One that is slow gets no more of that at once than the endpoint admits.
             fits = rival.ready and rival.in_flight < self.settings.max_waiting
             if rival not in failures and fits:
+                # At once, not when the task begins: a look in between would take them for decided.
+                for route in failures:
+                    route.undecided += 1
                 self._spawn(self._ask(rival, requests, list(failures.values())))
                 return
 
@@ -417,8 +420,6 @@ class Dispatcher:
         self, rival: Route, requests: Sequence[GenerateRequest], failures: Sequence[Attempt]
     ) -> None:
         """Have a version try what others failed on, which counts against them if it succeeds."""
-        for attempt in failures:
-            attempt.route.undecided += 1
         asked = Attempt(rival, self.metrics)
         succeeded = await asked.succeeds(requests, monotonic() + self.settings.request_timeout)
         for attempt in failures:
