@@ -115,7 +115,8 @@ class TrainingResult(BaseModel):
     validation_unit: str
     """`bits per byte` of text, or `bits per target` of examples."""
     best_step: int
-    """The step of the best validation; its weights are in `best/step-<n>` unless it is the last."""
+    """The step of the best validation; with `export.weights: best` its weights are in
+    `best/step-<n>`, unless it is the last."""
     tokens_per_second: float
     """Median over the last steps, padding excluded."""
     final_loss: float | None

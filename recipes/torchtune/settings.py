@@ -271,6 +271,15 @@ class TorchtuneSettings(WarmStartSettings):
     """What it learns from: text, or the answers in conversations. The recipes of DPO learn from
     prompts with a chosen and a rejected answer."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_teacher(cls, values: Any) -> Any:
+        # Specs written while `teacher` was a setting have this key, and `forget` may train one of
+        # those once more.
+        if isinstance(values, dict) and values.get("teacher", "") is None:
+            return {name: value for name, value in values.items() if name != "teacher"}
+        return values
+
     @field_validator("config", mode="before")
     @classmethod
     def _read(cls, given: Any, validated: ValidationInfo) -> Any:

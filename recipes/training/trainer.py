@@ -515,7 +515,8 @@ class Trainer:
             return
         if self._telemetry:
             self._telemetry.validation(self._step, result, self._validation.unit)
-        if 0 < self._step < self._steps and self._state.best_step == self._step:
+        keeps_best = self._training.export.weights == "best"
+        if keeps_best and 0 < self._step < self._steps and self._state.best_step == self._step:
             self._export(self._bests.folder(self._step))
             if self._workers.is_rank_zero:
                 self._bests.keep(self._step)

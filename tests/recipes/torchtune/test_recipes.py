@@ -285,7 +285,6 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
         ),
         ({"placement": {"compile": "always"}}, "`placement.compile` is that of the torchtune"),
         ({"precision": "bfloat16"}, "`precision` is that of the torchtune configuration, float32"),
-        ({"teacher": "folder"}, "`teacher` does not go with full_finetune_single_device"),
         ({"placement": {"workers": 2}}, "2 processes train .* Set `run: full_finetune_distributed"),
         ({"run": "ppo_full_finetune_single_device"}, "'full_finetune_single_device', "),
     ],
