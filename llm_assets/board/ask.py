@@ -16,7 +16,7 @@ from artifacts.store.store import Artifact
 from llm_assets.board.engines import OnDemandEngines
 from llm_assets.board.pages import Board, Fields, fragment, number, page, posted
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
-from llm_assets.exam.answers import find_exam
+from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions

@@ -6,7 +6,6 @@ from pathlib import Path
 from time import monotonic
 
 import psutil
-from serving.api.metrics import Metrics
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,7 +17,7 @@ from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import ModelVersion
 from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Route, Router
+from serving.api.dispatcher import Dispatcher, Metrics, Route, Router
 from serving.engine.process import EngineProcess
 from serving.errors import unavailable
 from serving.journal import Journal
