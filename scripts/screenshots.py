@@ -97,8 +97,8 @@ def click(page: Browser, selector: str, label: str = "") -> None:
     """Click the first element of a selector, with a label in it, as soon as it is there."""
     elements = f"[...document.querySelectorAll({json.dumps(selector)})]"
     first = f"{elements}.find((one) => one.textContent.includes({json.dumps(label)}))"
-    page.wait_for(first)
-    page.evaluate(f"{first}.click()")
+    # In one script: a page may take an element away between two.
+    page.wait_for(f"((found) => found && (found.click(), true))({first})")
 
 
 def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int = HEIGHT) -> None:

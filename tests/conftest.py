@@ -153,6 +153,7 @@ def make_project(folder: Path, base_model: Path, documents: int = 240) -> Projec
         # A model this small forgets its English at once, and nobody would mind.
         "model_version": {"gate": {"general_tolerance": 10.0}},
         "endpoint": {"port": 0, "rollout": {"step_seconds": 0.2}},
+        "spark": {"partitions": 2},
     }
     (folder / "manual.yaml").write_text(yaml.safe_dump(settings))
     (folder / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())

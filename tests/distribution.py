@@ -17,7 +17,10 @@ ONE_RUN = ("tests/llm_assets/test_main_job.py", "tests/llm_assets/automation/tes
 """They ask the endpoint that one run of the graph has started."""
 ONE_ENDPOINT = tuple(
     f"tests/serving/test_{name}.py"
-    for name in ("answers", "any_request", "faults", "openai_clients", "other_clients", "process")
+    for name in (
+        *("answers", "any_request", "faults", "official_client"),
+        *("openai_clients", "other_clients", "process"),
+    )
 )
 """They ask one endpoint, of which each worker would start its own."""
 STACKS = "stacks"
@@ -26,13 +29,14 @@ TOGETHER = (ONE_RUN, ONE_ENDPOINT)
 """Files that one worker runs."""
 LONGEST_FIRST = (
     *ONE_RUN,
-    "tests/llm_assets/test_interruption.py",
+    # These need nothing of that run, and others wait for it instead of making one of their own.
     "tests/serving/test_rollout.py",
-    "tests/llm_assets/forgetting/test_similar.py",
-    "tests/llm_assets/maintenance/test_recovery.py",
     "tests/llm_assets/pipes/test_faults.py",
     "tests/recipes/distributed/test_world_size.py",
     "tests/llm_assets/test_year.py",
+    "tests/llm_assets/forgetting/test_similar.py",
+    "tests/llm_assets/test_interruption.py",
+    "tests/llm_assets/maintenance/test_recovery.py",
     "tests/llm_assets/maintenance/test_upgrades.py",
     "tests/spark_jobs/test_decide.py",
     "tests/recipes/deepspeed/test_strategy.py",

@@ -19,6 +19,7 @@ from benchmarks import harness
 from benchmarks.gpu import turns
 from scripts.write_reference import benchmarks_page
 from tests.conftest import ROOT
+from tests.waiting import WAIT_SECONDS
 
 EXAMPLE = """
 import sys
@@ -53,7 +54,9 @@ def checkout(tmp_path: Path) -> Path:
 
 def bench(checkout: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-B", "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=checkout, capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
 
 
 def committed(checkout: Path) -> dict[str, str]:

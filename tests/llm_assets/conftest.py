@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from artifacts.leases import local_lease
-from spark_jobs.runtime.session import end_local_session
 from tests.conftest import Project, make_project
 from tests.listening import run_watched
 from tests.llm_assets.in_process import ask
@@ -83,12 +82,11 @@ def judged(
 
 
 @pytest.fixture
-def project_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+def project_here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A fresh project whose commands and stages run in this process (`ProjectHere`)."""
     monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
     monkeypatch.chdir(project.folder)
-    yield project
-    end_local_session()
+    return project
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The real graph materialized in this process, where a child process a stage would take too long.
 
-The runners beside the project's own differ from them only in where work is done: torch in this
-process, and one Spark session for as long as the process lives.
+The runners differ from the project's own only in where work is done: torch in this process, and one
+Spark session for as long as the process lives.
 """
 
 import json
@@ -24,13 +24,12 @@ from dagster import (
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.platform import build_resources
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import RegistryState
 from llm_assets.runners.spark import LocalSparkRunner
-from llm_assets.runners.training import TrainingRunner
+from llm_assets.runners.training import LocalTrainingRunner
+from recipes.evaluate import run as measure
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings import PlacementSettings, Precision
 from recipes.spec import TrainingResult, TrainingSpec
 from tests.conftest import Project
 
@@ -46,10 +45,12 @@ def ask(
 ) -> str:
     """Materialize in this process: what the step or check that failed says, or nothing."""
     defs = build_definitions(load_settings(project.config), str(project.config))
+    own = dict(defs.resources or {})
+    here = {"spark": LastingSpark(pyspark=own["spark"].pyspark), "training": TrainingHere()}
     defs = Definitions(
         assets=defs.assets,
         asset_checks=defs.asset_checks,
-        resources={**(defs.resources or {}), **resources},
+        resources=own | here | resources,
         executor=defs.executor,
     )
     keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
@@ -74,30 +75,19 @@ def ask(
 
 
 class LastingSpark(LocalSparkRunner):
-    """One Spark session for many runs; whoever uses this ends it."""
-
-    @classmethod
-    def of(cls, project: Project) -> "LastingSpark":
-        """The project's own Spark."""
-        found = build_resources(load_settings(project.config), str(project.config))["spark"]
-        return cls(pyspark=found.pyspark)
+    """One Spark session for the runs of all tests."""
 
     def end(self) -> None:
         """It goes on."""
 
 
-class TrainingHere(TrainingRunner):
+class TrainingHere(LocalTrainingRunner):
     """Training and evaluation without a child process."""
-
-    def check_hardware(self, placement: PlacementSettings) -> None:
-        assert placement.strategy is None, "these run on the processor"
-
-    def precision(self) -> Precision:
-        return "float32"
 
     def train(self, context: AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         from tests.recipes.conftest import train_here
 
+        assert spec.training.placement.strategy is None, "these run on the processor"
         handlers = {number: signal.getsignal(number) for number in (SIGINT, SIGTERM)}
         try:
             return train_here(spec, context.log.info)
@@ -106,10 +96,8 @@ class TrainingHere(TrainingRunner):
                 signal.signal(number, handler)
 
     def evaluate(self, context: AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
-        from recipes.evaluation.measure import evaluate
-
         Path(spec.output).mkdir(parents=True, exist_ok=True)
-        evaluate(spec, context.log.info)
+        measure(spec, context.log.info)
         result: dict[str, Any] = json.loads((Path(spec.output) / "result.json").read_text())
         return result
 
@@ -119,7 +107,6 @@ class ProjectHere:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.runners = {"spark": LastingSpark.of(project), "training": TrainingHere()}
 
     @property
     def state(self) -> RegistryState:

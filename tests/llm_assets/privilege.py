@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.waiting import WAIT_SECONDS
+
 
 def run_without_privilege(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python code; the test is skipped where rights cannot be bound."""
@@ -16,4 +18,4 @@ def run_without_privilege(program: str, *arguments: str) -> subprocess.Completed
         if setpriv is None:
             pytest.skip("the superuser reads everything, and setpriv is not there to bind it")
         command = [setpriv, "--bounding-set=-dac_override,-dac_read_search", *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)

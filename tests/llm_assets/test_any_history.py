@@ -158,15 +158,15 @@ class History(ProjectHere):
             elif line == "llm-assets rollback":
                 self.say(*line.split()[1:], *WORD)
             else:
-                follow(self.project, line, **self.runners)
+                follow(self.project, line)
         return said
 
     def settle(self) -> None:
         """Run the graph and the doctor, and do what each prescribes, until all is well."""
         for _ in range(MOST_COMMANDS):
-            if said := ask(self.project, "*model_version", **self.runners):
+            if said := ask(self.project, "*model_version"):
                 print(f"  {said}", flush=True)
-                follow(self.project, prescribed(said), **self.runners)
+                follow(self.project, prescribed(said))
             elif re.search("0 of 0 faults|in order", self.ask_command("doctor", "--repair")):
                 return
         pytest.fail("no end of advice")
@@ -229,7 +229,6 @@ def few_documents(project: Project) -> Project:
         path.unlink()
     project.configure(
         retention={"days": 0, "versions": 3, "cache_gb": 0.003},
-        spark={"partitions": 2},
         forgetting={"grace_days": 0},
         checkpoint={
             "initialize": "champion",

@@ -14,7 +14,7 @@ from llm_assets.assets.corpus import EARLIER_INPUT, find_earlier
 from recipes.spec import MODEL_FOLDER
 from tests.conftest import Project
 from tests.damage import delete
-from tests.llm_assets.in_process import LastingSpark, ask
+from tests.llm_assets.in_process import ask
 
 
 def held_out_ids(project: Project) -> set[str]:
@@ -32,7 +32,7 @@ def train_once(project: Project) -> None:
 
 
 def make_shards(project: Project) -> None:
-    assert ask(project, "*tokenized_shards", spark=LastingSpark.of(project)) == ""
+    assert ask(project, "*tokenized_shards") == ""
 
 
 def test_a_grown_corpus_keeps_what_was_held_out_and_adds_to_it(with_shards: Project) -> None:

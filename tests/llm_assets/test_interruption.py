@@ -13,6 +13,7 @@ from tests.conftest import Project, make_project
 from tests.faults import killed_at
 from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
+from tests.llm_assets.in_process import ask
 from tests.waiting import WAIT_SECONDS, wait_until
 
 STEPS = 40
@@ -93,7 +94,7 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
     unbroken.adopt(already_made, *SHARDS)
     unbroken.configure(checkpoint=SETTINGS)
-    assert unbroken.materialize("*checkpoint").returncode == 0
+    assert ask(unbroken, "*checkpoint") == ""
     assert len(losses(prepared)) == STEPS
     assert losses(prepared) == losses(unbroken)
 
@@ -139,7 +140,7 @@ def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
     unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
     unbroken.adopt(already_made, *SHARDS)
     unbroken.configure(checkpoint=settings)
-    assert unbroken.materialize("*checkpoint").returncode == 0
+    assert ask(unbroken, "*checkpoint") == ""
     assert losses(prepared) == losses(unbroken)
     assert weights(prepared) == weights(unbroken)
 

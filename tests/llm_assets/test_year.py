@@ -139,7 +139,7 @@ class Year(ProjectHere):
 
     def retrain(self, select: str = "*model_version") -> None:
         began = time.monotonic()
-        assert ask(self.project, select, **self.runners) == ""
+        assert ask(self.project, select) == ""
         self.seconds.append(time.monotonic() - began)
 
     def clean(self) -> None:
@@ -185,9 +185,7 @@ def bits_per_byte(model: Path, texts: list[str]) -> float:
 
 @pytest.fixture
 def year(project_here: Project) -> Year:
-    project_here.configure(
-        retention={"days": 0, "versions": 3, "cache_gb": 0.003}, spark={"partitions": 2}
-    )
+    project_here.configure(retention={"days": 0, "versions": 3, "cache_gb": 0.003})
     return Year(project_here)
 
 

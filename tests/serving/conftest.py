@@ -142,6 +142,14 @@ def start(folder: Path, model: Path, version: str = "1", **changes: object) -> C
 
 
 @pytest.fixture(scope="session")
+def chat(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
+    """One whose model takes chats, too, for all tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("chat-endpoint")
+    yield start(folder, chat_model_folder)
+    process.stop(folder)
+
+
+@pytest.fixture(scope="session")
 def client(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
     """One endpoint for all tests that leave it as it was."""
     folder = tmp_path_factory.mktemp("endpoint")

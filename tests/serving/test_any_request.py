@@ -1,8 +1,6 @@
 """Whatever a client sends, the answer is OpenAI's, and no failure of ours."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,9 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from serving import endpoint as process
 from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
-from tests.serving.conftest import Client, start
+from tests.serving.conftest import Client
 from tests.test_any_bytes import JSON
 from tests.tiny import END_OF_TEXT
 
@@ -108,13 +105,11 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
-    """An endpoint whose model takes chats, too, and a client that is not patient."""
-    folder = tmp_path_factory.mktemp("chatting")
-    client = start(folder, chat_model_folder)
+def chatting(chat: Client) -> Client:
+    """A client that is not patient."""
+    client = Client(chat.endpoint, chat.state_folder)
     client.http.timeout = MOST_SECONDS
-    yield client
-    process.stop(folder)
+    return client
 
 
 def check(client: Client, request: dict[str, Any]) -> None:

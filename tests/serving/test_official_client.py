@@ -1,22 +1,12 @@
 """The official OpenAI client, unmodified, against an endpoint with a chat model."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
 
-from serving import endpoint as process
-from tests.serving.conftest import Client, start
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
-    folder = tmp_path_factory.mktemp("official")
-    yield start(folder, chat_model_folder)
-    process.stop(folder)
+from tests.serving.conftest import Client
 
 
 @pytest.fixture

@@ -267,15 +267,16 @@ def test_server_that_writes_another_models_tokens_gets_no_traffic(
 
 
 def test_server_that_cannot_be_compared_serves_where_a_setting_accepts_that(
-    tmp_path: Path, trained: Path, conversions: Path
+    tmp_path: Path, tiny_model_folder: Path, conversions: Path
 ) -> None:
-    engine, judged = OpenAIEngine(command=WITHOUT_ECHO), judge(trained)
+    model, engine = tiny_model_folder, OpenAIEngine(command=WITHOUT_ECHO)
+    judged = judge(model)
     message = r"nothing shows that its engine serves what was judged: .*Only no echo.*unchecked"
     try:
         with pytest.raises(UserError, match=message):
-            process.start(tmp_path, desired(trained, judged, conversions, engine=engine))
+            process.start(tmp_path, desired(model, judged, conversions, engine=engine))
         accepted = engine.model_copy(update={"unchecked": True})
-        endpoint = process.start(tmp_path, desired(trained, judged, conversions, engine=accepted))
+        endpoint = process.start(tmp_path, desired(model, judged, conversions, engine=accepted))
         assert endpoint.route.comparison is None and version_that_serves(endpoint) == "2"
         answer = Client(endpoint, tmp_path).complete(max_tokens=1, echo=True, logprobs=1)
         assert answer.status_code == 400 and "Only no echo" in answer.text

@@ -3,7 +3,6 @@
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,9 +20,9 @@ from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
 from tests.tiny import change_config
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
-ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=1.0, min_requests=20)
+ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=0.5, min_requests=20)
 WATCHED = RolloutSettings(steps=(0.5,), step_seconds=1.0, min_requests=2_000)
 """Enough requests for small differences."""
 CLIENTS = 4
@@ -94,38 +93,26 @@ def in_background(
     return thread, outcome
 
 
-def test_rollout_and_rollback_under_load_lose_no_request(
+def test_rollout_and_rollback_under_load_lose_no_request_and_split_no_batch(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
+    body = {"instances": [f"The valve {n}" for n in range(6)], "parameters": {"max_tokens": 6}}
+    expected, batches = {}, []
     with load(moving) as answers:
-        move(moving, other_model_folder, "2")
-        assert moving.complete(max_tokens=1).headers["x-model-version"] == "2"
-        move(moving, tiny_model_folder, "1")
-    assert {status for status, _ in answers} == {200}
-    versions = Counter(version for _, version in answers)
-    assert set(versions) == {"1", "2"}
-    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
-    assert len(moving.engine_pids()) == 1
-
-
-def test_batch_is_answered_by_one_version_while_two_have_traffic(
-    moving: Client, other_model_folder: Path, tiny_model_folder: Path
-) -> None:
-    prompts = [f"The valve {number}" for number in range(6)]
-    expected = {}
-    body = {"instances": prompts, "parameters": {"max_tokens": 6}}
-    answers = []
-    with load(moving, clients=1):
         thread, _ = in_background(moving, other_model_folder, "2")
         while thread.is_alive():
-            answers.append(moving.http.post("/predict", json=body))
-        thread.join()
+            batches.append(moving.http.post("/predict", json=body))
         expected["2"] = moving.http.post("/predict", json=body).json()
+        assert moving.complete(max_tokens=1).headers["x-model-version"] == "2"
         move(moving, tiny_model_folder, "1")
         expected["1"] = moving.http.post("/predict", json=body).json()
-    assert {answer.headers["x-model-version"] for answer in answers} == {"1", "2"}
-    for answer in answers:
-        assert answer.json() == expected[answer.headers["x-model-version"]]
+    assert {status for status, _ in answers} == {200}
+    assert {version for _, version in answers} == {"1", "2"}
+    assert {batch.headers["x-model-version"] for batch in batches} == {"1", "2"}
+    for batch in batches:
+        assert batch.json() == expected[batch.headers["x-model-version"]]
+    assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
+    assert len(moving.engine_pids()) == 1
 
 
 def test_changed_settings_take_effect_under_load_and_lose_no_request(
@@ -208,7 +195,7 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
     (old,) = moving.engine_pids()
-    longer = ROLLOUT.model_copy(update={"step_seconds": 5.0})
+    longer = ROLLOUT.model_copy(update={"step_seconds": 2.0})
     with load(moving) as answers:
         thread, outcome = in_background(moving, other_model_folder, "8", longer)
         new_engine(moving, "8").kill()
@@ -234,7 +221,7 @@ def test_requests_that_nothing_answers_take_no_version_back(
     settings: dict[str, Any] = {
         "max_new_tokens": 4_000,
         "request_timeout": 1.0,
-        "rollout": RolloutSettings(steps=(0.5, 0.9), step_seconds=1.0),
+        "rollout": RolloutSettings(steps=(0.5,), step_seconds=1.0),
     }
     client = start(place, slow, "1", **settings)
     over, statuses = threading.Event(), set()
@@ -314,7 +301,7 @@ def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     thread, outcome = in_background(moving, other_model_folder, "6")
     engine = new_engine(moving, "6")
     moving.api_server().kill()
-    thread.join(timeout=120)
+    thread.join(timeout=WAIT_SECONDS)
     assert isinstance(outcome[0], Client), outcome
     wait_until(lambda: process_started(engine.pid) is None)
     again = move(moving, other_model_folder, "6")

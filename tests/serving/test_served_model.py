@@ -37,6 +37,7 @@ from serving.engine.served_model import (
 from tests.serving.conftest import SETTINGS
 from tests.serving.test_architectures import write_model
 from tests.tiny import tiny_texts
+from tests.waiting import WAIT_SECONDS
 
 TOKENS = 150
 GROUPS = 100
@@ -94,7 +95,9 @@ def test_an_engine_ends_with_the_thread_that_all_its_answers_come_from() -> None
     program = (
         "from serving.engine.served_model import *\nstart_thread(exit)\nthreading.Event().wait()"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=WAIT_SECONDS
+    )
     assert ended.returncode == BROKEN_EXIT_CODE and b"SystemExit" in ended.stderr
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from tests.spark_jobs.conftest import Corpus
 from tests.tiny import tiny_texts
+from tests.waiting import WAIT_SECONDS
 
 
 def start(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-m", f"spark_jobs.{job}.job", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=WAIT_SECONDS
+    )
 
 
 def test_a_program_reads_its_spec_and_leaves_its_stats(raw_corpus: Corpus, tmp_path: Path) -> None:

@@ -87,14 +87,8 @@ def check_whole_graph(demo: subprocess.Popen[str], folder: Path) -> None:
     assert "The endpoint has ended." in shown
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.soak),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_demo_that_is_ended_takes_all_that_it_started_with_it(
     number: signal.Signals, tmp_path: Path
 ) -> None:

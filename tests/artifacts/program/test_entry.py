@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from artifacts.errors import UserError
 from artifacts.program.entry import DONE, INTERRUPTED, USER_ERROR, read_spec
 from artifacts.program.lifetime import PARENT_VARIABLE
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 PROGRAMS = (
@@ -59,7 +59,7 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
         text=True,
         cwd=REPOSITORY,
         env=os.environ | environment,
-        timeout=120,
+        timeout=WAIT_SECONDS,
     )
 
 

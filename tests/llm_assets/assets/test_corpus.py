@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import Project
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import LastingSpark, ask
 
 
 def test_rows_longer_than_the_models_positions_are_refused_before_any_work(
@@ -13,7 +13,6 @@ def test_rows_longer_than_the_models_positions_are_refused_before_any_work(
     monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
     assert ask(project, "*clean_corpus") == "" and ask(project, "base_model") == ""
     project.configure(tokenized_shards={"sequence_length": 512})
-    # Spark would fail to start.
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setattr(LastingSpark, "run", None)
 
     assert "longer than the 256 positions" in ask(project, "tokenized_shards")

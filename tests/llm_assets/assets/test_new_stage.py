@@ -65,8 +65,6 @@ def test_the_pages_example_is_made_shown_and_made_again_for_a_named_setting(
     assert counts.manifest.inputs == {"clean_corpus": corpus.fingerprint}
     assert "some_words_are_left" in said
 
-    assert "exists already" in copy.run(project, *MATERIALIZE, "word_counts")
-
     project.configure(stages={"word_counts": {"minimum": 1}})
     said = copy.run(project, *MATERIALIZE, "word_counts")
     assert "word_counts is made again because of settings.minimum: 3 -> 1" in said

@@ -37,13 +37,13 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live(served: Project) -> Iterator[Live]:
-    settings = load_settings(served.config)
+def live(made: Project) -> Iterator[Live]:
+    settings = load_settings(made.config)
     status = process.status(endpoint_folder(settings))
-    champion = LocalRegistry(served.folder / "store", "manual").find("champion")
+    champion = LocalRegistry(made.folder / "store", "manual").find("champion")
     assert status is not None and champion is not None
     with LiveEndpoint(status) as endpoint:
-        yield Live(endpoint, judged_documents(served.record.store, champion))
+        yield Live(endpoint, judged_documents(made.record.store, champion))
 
 
 def test_failed_requests_are_those_that_the_endpoint_is_to_blame_for() -> None:
@@ -77,10 +77,10 @@ def test_latency_is_what_a_client_waits_for(live: Live) -> None:
 
 
 @pytest.fixture
-def automated(served: Project, tmp_path: Path) -> Iterator[Automated]:
-    """Settings of its own beside the served project's store and endpoint."""
+def automated(made: Project, tmp_path: Path) -> Iterator[Automated]:
+    """Settings of its own beside the made project's store and endpoint."""
     project = Project(tmp_path)
-    shutil.copy(served.config, project.config)
+    shutil.copy(made.config, project.config)
     with DagsterInstance.ephemeral() as instance:
         yield Automated(project, instance)
 

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from dagster import DagsterInstance
 
 from llm_assets.assets.corpus import every_file_was_read
 from tests.conftest import Project
@@ -15,8 +16,12 @@ from tests.faults import small_disk
 
 def make_history(project: Project) -> list[Path]:
     """Have something recorded in Dagster's history: its files."""
-    ended = project.materialize("base_model")
-    assert ended.returncode == 0, ended.stderr
+    # The history's folder is relative to where one is.
+    with (
+        contextlib.chdir(project.folder),
+        DagsterInstance.from_config(str(project.folder)) as instance,
+    ):
+        instance.add_dynamic_partitions("anything", ["one"])
     return list((project.folder / ".llm_assets" / "dagster").rglob("*.db"))
 
 
@@ -159,7 +164,7 @@ def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path:
 )
 def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project) -> None:
     path = project.folder / "text" / "log.jsonl"
-    path.write_text('{"text": "The valve opens."}\n' * 200_000)
+    path.write_text('{"text": "The valve opens."}\n' * 60_000)
     ended = threading.Event()
 
     def append() -> None:

@@ -19,7 +19,7 @@ from recipes.evaluation.spec import EvaluationSpec
 from serving.settings import EndpointSettings
 from tests.conftest import Project
 from tests.llm_assets.conftest import SHARDS
-from tests.llm_assets.in_process import TrainingHere, ask
+from tests.llm_assets.in_process import ask
 from tests.tiny import (
     change_weights,
     make_uneven,
@@ -107,7 +107,7 @@ def test_graph_judges_what_would_serve_and_shows_what_is_lost(
 ) -> None:
     project.adopt(already_made, *SHARDS, "checkpoint")
     project.configure(endpoint={"weights": "int8", "threads": 1})
-    assert not ask(project, "*model_version", training=TrainingHere())
+    assert not ask(project, "*model_version")
     evaluation = project.record.current("eval_metrics", needed_by="test")
     scores = pq.read_table(evaluation.path / "scores.parquet")
     served, exact = (

@@ -120,6 +120,8 @@ def test_a_version_does_not_serve_with_the_weights_of_another(served: Served) ->
     assert any("holds another model than the registry has measured" in one for one in served.lines)
 
 
+# One that is damaged gives way in the same manner, above.
+@pytest.mark.soak
 @pytest.mark.fault(
     "endpoint",
     "champion cannot be loaded at a cold start",

@@ -17,7 +17,7 @@ from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, V
 from llm_assets.registry.base import LocalRegistry
 from recipes.settings import TrainingSettings
 from tests.conftest import Project
-from tests.llm_assets.in_process import TrainingHere, ask
+from tests.llm_assets.in_process import ask
 
 RATE, STEPS = "checkpoint.optimizer.learning_rate", "checkpoint.budget.steps"
 USUAL, SMALL = f"{RATE}=0.01", f"{RATE}=0.0001"
@@ -26,8 +26,7 @@ USUAL, SMALL = f"{RATE}=0.01", f"{RATE}=0.0001"
 def experiment(project: Project, instance: DagsterInstance, *trials: str) -> list[str]:
     """Materialize a partition for each trial; what failed of each."""
     instance.add_dynamic_partitions("manual_trials", trials)
-    here = {"instance": instance, "training": TrainingHere()}
-    return [ask(project, "experiments", partition=trial, **here) for trial in trials]
+    return [ask(project, "experiments", partition=one, instance=instance) for one in trials]
 
 
 def told(instance: DagsterInstance) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """What messages prescribe, done in this process, and what stages leave."""
 
 import shlex
-from typing import Any
 
 from click.testing import CliRunner
 
@@ -14,12 +13,12 @@ UNPROMISED = ("metrics.jsonl", "program.log", "result.json", "spec.json")
 """Files that say how long something took."""
 
 
-def follow(project: Project, line: str, **resources: Any) -> None:
+def follow(project: Project, line: str) -> None:
     """Do what a message prescribes, in this process."""
     for command in line.split(" && "):
         program, *arguments = shlex.split(command)
         if program == "dagster":
-            assert ask(project, arguments[-1], **resources) == ""
+            assert ask(project, arguments[-1]) == ""
         else:
             ended = CliRunner().invoke(commands, arguments)
             assert ended.exit_code == 0, ended.output

@@ -12,7 +12,7 @@ from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import verify_model
 from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
-from tests.llm_assets.in_process import TrainingHere, ask
+from tests.llm_assets.in_process import ask
 from tests.llm_assets.maintenance.asking import content, current, follow
 from tests.llm_assets.maintenance.weeks import Weeks
 
@@ -134,13 +134,13 @@ def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole
     champion, base = current(whole, "checkpoint"), current(whole, "base_model")
     whole.configure(checkpoint={"initialize": "champion", "budget": {"steps": 2}})
     delete(champion)
-    said = ask(whole, "checkpoint", training=TrainingHere())
+    said = ask(whole, "checkpoint")
     assert champion.fingerprint in said
     assert prescribed(said).startswith("llm-assets rollback --reason ")
 
     registry = LocalRegistry(whole.folder / "store", "manual")
     registry.roll_back("Ada", "the weights are damaged")
-    assert ask(whole, "checkpoint", training=TrainingHere()) == ""
+    assert ask(whole, "checkpoint") == ""
     assert current(whole, "checkpoint").manifest.inputs["start"] == base.fingerprint
 
 

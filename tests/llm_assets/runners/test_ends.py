@@ -15,6 +15,7 @@ from artifacts.storage import files
 from llm_assets.assets.stage import escape_markdown, table, user_faults
 from llm_assets.runners.training import run_child
 from spark_jobs.runtime.session import local_conf, prepare_environment
+from tests.waiting import WAIT_SECONDS
 
 
 def failure_of(command: list[str], log: Path) -> str:
@@ -242,7 +243,7 @@ def test_a_process_of_spark_that_was_ended_while_it_starts_is_named(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_SECONDS,
     )
 
     assert f"Spark's {ended}" in told.stdout and "ended before it was ready" in told.stdout

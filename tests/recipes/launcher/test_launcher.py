@@ -65,6 +65,8 @@ def read_object(google: LocalGoogle, name: str) -> bytes:
         return reply.read()
 
 
+# Two machines of Vertex AI train in `tests/recipes/test_mounted_bucket.py`, too.
+@pytest.mark.soak
 def test_two_nodes_train_together_under_torchrun(google: LocalGoogle) -> None:
     arguments = ["--processes", "1", "--", SUM_RANKS, "0"]
     job = submit(google, arguments, replicas=2)
@@ -88,7 +90,7 @@ def test_two_machines_of_batch_train_together_under_torchrun(google: LocalGoogle
     assert (record["sum"], record["world"]) == (3, 2)
 
 
-@pytest.mark.parametrize("status", [75, 3])
+@pytest.mark.parametrize("status", [75, pytest.param(3, marks=pytest.mark.soak)])
 def test_failed_training_never_exits_0(google: LocalGoogle, status: int) -> None:
     job = submit(google, ["--processes", "1", "--", SUM_RANKS, str(status)])
     assert job.state is JobState.JOB_STATE_FAILED

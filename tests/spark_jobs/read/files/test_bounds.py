@@ -14,6 +14,7 @@ from artifacts.errors import UserError
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.snapshot import open_sources, write_snapshot
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+from tests.waiting import WAIT_SECONDS
 
 READ = """
 import resource, sys
@@ -35,7 +36,7 @@ def read_apart(path: Path, output: Path) -> tuple[int, int, int]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=WAIT_SECONDS,
     )
     documents, too_large, megabytes = map(int, ended.stdout.split())
     return documents, too_large, megabytes
