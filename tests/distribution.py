@@ -31,7 +31,7 @@ LONGEST_FIRST = (
     *ONE_RUN,
     # These need nothing of that run, and others wait for it instead of making one of their own.
     "tests/serving/test_rollout.py",
-    "tests/llm_assets/pipes/test_faults.py",
+    "tests/llm_assets/pipes/test_endings.py",
     "tests/recipes/distributed/test_world_size.py",
     "tests/llm_assets/test_year.py",
     "tests/llm_assets/forgetting/test_similar.py",

@@ -31,6 +31,8 @@ STAGES = (
     "store",
     "Google Cloud",
     "machines of one's own",
+    "jobs of Vertex AI",
+    "batches of Dataproc Serverless",
 )
 HEAD = """# Reliability
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.stand_ins.processes import REPOSITORY, LocalImage, RealProcess
 
 State = dataproc_v1.Batch.State
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+POLL_SECONDS = 0.05
 SPARK_HOME = "/usr/lib/spark"
 """Where Dataproc has Spark."""
 
@@ -70,7 +72,9 @@ class Dataproc:
         self._lock = threading.RLock()
 
     def stop(self) -> None:
-        """End every process still running."""
+        """End every batch and process still running."""
+        for name in list(self._batches):
+            self._cancel(name)
         for process in list(self._processes.values()):
             process.end()
 
@@ -85,6 +89,14 @@ class Dataproc:
     def batches(self) -> list[dataproc_v1.Batch]:
         """All batches, oldest first."""
         return list(self._batches.values())
+
+    def billing(self) -> list[RealProcess]:
+        """The drivers that run, and cost money."""
+        return [process for process in self._processes.values() if process.poll() is None]
+
+    def preempt(self, name: str) -> None:
+        """Take the driver's machine away, which ends the batch."""
+        self._processes[name].end()
 
     def log(self, name: str) -> str:
         """What a batch's driver printed."""
@@ -107,8 +119,7 @@ class Dataproc:
             batch.operation = f"{request.parent}/operations/{request.batch_id}"
             self._batches[name] = batch
         operation = self._operations.register(batch.operation, lambda: self._cancel(name))
-        if not self.hold_pending:
-            threading.Thread(target=self._run, args=(name,), daemon=True).start()
+        threading.Thread(target=self._run, args=(name,), daemon=True).start()
         return operation
 
     def get_batch(self, request: dataproc_v1.GetBatchRequest) -> Any:
@@ -162,6 +173,10 @@ class Dataproc:
 
     def _run(self, name: str) -> None:
         batch = self._batches[name]
+        while self.hold_pending and batch.state not in ENDED:
+            time.sleep(POLL_SECONDS)
+        if batch.state in ENDED:
+            return
         uri = batch.runtime_config.container_image
         image = self._images.get(uri) if uri else LocalImage()
         if image is None:

@@ -18,6 +18,8 @@ class Fault:
     times: int
     after_work: bool
     """Strike after the server has done the work: the reply is lost, not the request."""
+    seconds: float = 0.0
+    """How late the reply is; with the code OK it is no other than it would be."""
 
 
 @dataclass
@@ -40,6 +42,11 @@ class FaultScript:
         """Let the next `times` calls of a method (short name: `CreateBatch`) end with a code."""
         with self._lock:
             self._faults.append(Fault(method, code, message or code.name, times, after_work))
+
+    def delay(self, method: str, seconds: float) -> None:
+        """Let the reply to the next call of a method come so late."""
+        with self._lock:
+            self._faults.append(Fault(method, grpc.StatusCode.OK, "", 1, True, seconds))
 
     def clear(self) -> None:
         """Forget all faults and the record of calls."""

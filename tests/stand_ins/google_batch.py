@@ -208,7 +208,7 @@ class GoogleBatch:
         run.ended.set()
         for task in list(run.tasks):
             task.end()
-        for machine in run.machines:
+        for machine in list(run.machines):
             machine.until = machine.until or time.monotonic()
 
     def _run(self, run: BatchRun) -> None:
@@ -216,9 +216,12 @@ class GoogleBatch:
         with self._lock:
             if not run.ended.is_set():
                 self._set(run, State.SCHEDULED)
-        if self.hold_pending or self.over_quota:
-            if self.over_quota:
-                self._tell(run, NO_QUOTA)
+        if self.over_quota:
+            self._tell(run, NO_QUOTA)
+            return
+        while self.hold_pending and not run.ended.wait(POLL_SECONDS):
+            pass
+        if run.ended.is_set():
             return
         for _ in range(group.task_count - self.out_of_stock):
             with self._lock:

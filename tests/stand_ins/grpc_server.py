@@ -278,6 +278,9 @@ class GoogleServer:
         fault = self.faults.take(method, after_work)
         if fault is None:
             return
+        threading.Event().wait(fault.seconds)
+        if fault.code is grpc.StatusCode.OK:
+            return
         if fault.code is grpc.StatusCode.UNKNOWN:
             threading.Thread(target=self.proxy.reset_connections).start()
             threading.Event().wait(0.2)

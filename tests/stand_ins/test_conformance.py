@@ -303,21 +303,21 @@ JOBS = "llm_assets/pipes/test_faults.py::test_"
 ENDPOINTS = f"{CLOUD}endpoint.py::test_"
 BIGQUERY = "spark_jobs/read/test_bigquery.py::test_"
 LAUNCHER = "recipes/launcher/test_launcher.py::test_"
-MACHINES = "llm_assets/pipes/test_google_batch.py::test_"
+ENDINGS = "llm_assets/pipes/test_endings.py::test_"
 KEPT = {
     ("CreateJob", "a machine has the file of all hosts"): (
         f"{LAUNCHER}two_machines_of_batch_train_together_under_torchrun"
     ),
     ("CreateJob", "a task is ended after its greatest duration"): (
-        f"{MACHINES}job_is_ended_by_google_after_its_greatest_duration"
+        f"{ENDINGS}job_is_ended_by_google_after_its_greatest_duration"
     ),
     ("GetJob", "why a job waits or failed is among its events"): (
-        f"{MACHINES}job_that_gets_no_machines_is_deleted_with_those_it_had"
+        f"{ENDINGS}job_that_gets_no_machines_is_ended_with_those_it_had"
     ),
     ("ListJobs", "pages"): LISTS,
     ("ListJobs", "labels are filtered"): LABELS,
     ("DeleteJob", "machines bill until a deletion is done"): (
-        f"{MACHINES}run_waits_until_its_machines_are_gone"
+        f"{ENDINGS}run_waits_until_its_machines_are_gone"
     ),
     ("CreateCustomJob", "the folders of the output become variables"): (
         f"{LAUNCHER}two_nodes_train_together_under_torchrun"
@@ -325,15 +325,18 @@ KEPT = {
     ("CreateCustomJob", "a restart starts every replica"): (
         f"{JOBS}worker_restart_inside_a_job_loses_no_messages"
     ),
-    ("CreateCustomJob", "over quota a job is queued"): f"{JOBS}job_that_waits_for_a_quota_says_so",
+    (
+        "CreateCustomJob",
+        "over quota a job is queued",
+    ): f"{ENDINGS}job_that_gets_no_machines_is_ended_with_those_it_had",
     ("GetCustomJob", "the error comes after the state"): f"{LAUNCHER}failed_training_never_exits_0",
     ("GetCustomJob", "names hold the project's number"): (
-        f"{JOBS}killed_dagster_finds_its_job_again"
+        f"{ENDINGS}killed_dagster_finds_its_job_again"
     ),
     ("ListCustomJobs", "pages"): LISTS,
     ("ListCustomJobs", "labels are filtered"): LABELS,
     ("CancelCustomJob", "a cancelled job is kept"): (
-        f"{JOBS}job_that_is_being_cancelled_is_not_adopted"
+        f"{ENDINGS}job_that_is_being_cancelled_is_not_adopted"
     ),
     ("CreateBatch", "processors of the region's quota"): (
         f"{HERE}test_a_batch_without_processors_fails"

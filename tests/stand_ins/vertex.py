@@ -18,7 +18,7 @@ from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.job_places import cluster_spec, output_folders
 from tests.stand_ins.job_rules import check_job
 from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import LocalImage, free_port
+from tests.stand_ins.processes import LocalImage, RealProcess, free_port
 from tests.stand_ins.running_job import RunningJob, now
 
 PROJECT_NUMBER = "123456789012"
@@ -87,6 +87,11 @@ class VertexJobs:
         """All jobs, oldest first."""
         return [running.job for running in self._jobs.values()]
 
+    def billing(self) -> list[RealProcess]:
+        """The replicas whose machines cost money now."""
+        replicas = [p for running in self._jobs.values() for p in [*running.replicas.values()]]
+        return [process for process in replicas if process.poll() is None]
+
     def starts(self, name: str) -> int:
         """How often a job's replicas were started."""
         return self._jobs[name].starts
@@ -139,7 +144,7 @@ class VertexJobs:
             self._jobs[job.name] = running
         if self.hold_queued:
             job.state = State.JOB_STATE_QUEUED
-        elif not self.hold_pending:
+        else:
             threading.Thread(target=self._run, args=(running,), daemon=True).start()
         return aiplatform_v1.CustomJob(job)
 
@@ -182,6 +187,11 @@ class VertexJobs:
             threading.Timer(REASON_SECONDS, setattr, (running.job, "error", error)).start()
 
     def _run(self, running: RunningJob) -> None:
+        while self.hold_pending and running.job.state not in ENDED:
+            if running.cancelled.wait(POLL_SECONDS):
+                return
+        if running.job.state in ENDED:
+            return
         if self.out_of_stock:
             self.out_of_stock -= 1
             message = f"Resources are insufficient in region: {self._region}. Please try a "

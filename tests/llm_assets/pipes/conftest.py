@@ -40,9 +40,3 @@ def runner(
 def vertex_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
     """A runner for Vertex AI alone."""
     return Runner("vertex", google, output=tmp_path / "dagster.txt")
-
-
-@pytest.fixture
-def batch_runner(google: LocalGoogle, program_in_bucket: None, tmp_path: Path) -> Runner:
-    """A runner for Google Batch alone."""
-    return Runner("batch", google, output=tmp_path / "dagster.txt")

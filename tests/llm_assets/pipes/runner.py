@@ -1,6 +1,7 @@
 """Runs an asset whose work is one job of the local Google."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from llm_assets.pipes import (
     PipesVertexCustomJobClient,
     RetryPolicy,
 )
+from llm_assets.pipes.remote_job import RemoteRun
 from tests.forked import ForkedProcess, Surroundings
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY
@@ -68,9 +70,13 @@ class Runner:
         instance = instance or DagsterInstance.ephemeral()
         return materialize([self.asset(steps)], instance=instance, raise_on_error=False)
 
-    def start_process(self, steps: Sequence[str]) -> ForkedProcess:
-        """Run in a Dagster process of its own; exit status 0 where the run succeeded."""
-        command = ["materialize", self.service, self.fingerprint or "", *steps]
+    def start_process(self, steps: Sequence[str], killed_at: str = "") -> ForkedProcess:
+        """Run in a Dagster process of its own; exit status 0 where the run succeeded.
+
+        Args:
+            killed_at: the method of `RemoteRun` at whose call the process is killed.
+        """
+        command = ["materialize", self.service, self.fingerprint or "", killed_at, *steps]
         surroundings = Surroundings(REPOSITORY, dict(os.environ), self.output)
         return ForkedProcess(_materialize, command, surroundings)
 
@@ -153,14 +159,15 @@ class Runner:
             "runtime_config": {"version": "2.3", "container_image": image},
         }
 
+    @property
+    def stand_in(self) -> Any:
+        """Of the service."""
+        return getattr(self.google, self.service)
+
     def jobs(self) -> list[Any]:
         """The service's jobs, oldest first."""
-        assert self.google is not None
-        if self.service == "vertex":
-            return self.google.vertex.jobs()
-        if self.service == "batch":
-            return self.google.batch.jobs()
-        return self.google.dataproc.batches()
+        stand_in = self.stand_in
+        return stand_in.batches() if self.service == "dataproc" else stand_in.jobs()
 
     @property
     def create_method(self) -> str:
@@ -171,16 +178,16 @@ class Runner:
     def get_method(self) -> str:
         return self.create_method.replace("Create", "Get")
 
-    def hold_pending(self) -> None:
-        """Leave new jobs without machines."""
-        assert self.google is not None
-        self.google.vertex.hold_pending = self.google.dataproc.hold_pending = True
-        self.google.batch.hold_pending = True
+    def hold_pending(self, hold: bool = True) -> None:
+        """Leave jobs without machines, or give them some."""
+        self.stand_in.hold_pending = hold
 
 
 def _materialize() -> None:
     """What `start_process` runs."""
-    service, fingerprint, *steps = sys.argv[1:]
+    service, fingerprint, killed_at, *steps = sys.argv[1:]
+    if killed_at:
+        setattr(RemoteRun, killed_at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     result = Runner(service, fingerprint=fingerprint).run(steps)
     sys.exit(0 if result.success else 1)
 

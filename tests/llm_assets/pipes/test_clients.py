@@ -6,7 +6,6 @@ from dagster import DagsterInstance
 
 from tests.llm_assets.pipes.runner import Runner, failure_text, log_text
 from tests.stand_ins.google import REGION
-from tests.waiting import WAIT_SECONDS
 
 
 def test_messages_results_and_console_link_reach_the_run(each_runner: Runner) -> None:
@@ -65,14 +64,6 @@ def test_without_a_fingerprint_every_run_has_a_job_of_its_own(vertex_runner: Run
     assert runner.run(["materialize"]).success
     assert runner.run(["materialize"]).success
     assert len(runner.jobs()) == 2
-
-
-def test_two_runs_at_once_share_one_job(runner: Runner) -> None:
-    runs = [runner.start_process(["sleep:1", "materialize"]) for _ in range(2)]
-    assert [run.wait(timeout=WAIT_SECONDS) for run in runs] == [0, 0]
-    ended = [job.state.name for job in runner.jobs()]
-    assert sum("SUCCEEDED" in state for state in ended) == 1
-    assert all("SUCCEEDED" in state or "CANCELLED" in state for state in ended)
 
 
 def test_failure_of_the_program_is_the_runs_failure(vertex_runner: Runner) -> None:

@@ -1,8 +1,5 @@
 """What Google, the network and people do to a job, through the real clients."""
 
-import dataclasses
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -13,11 +10,9 @@ from dagster import DagsterInstance
 
 from artifacts.program.entry import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
-from llm_assets.pipes.service import Phase, RemoteJob
-from tests.forked import ForkedProcess
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import BUCKET, LocalGoogle
-from tests.waiting import WAIT_SECONDS, wait_until
+from tests.waiting import wait_until
 
 BUSY = [
     pytest.param(grpc.StatusCode.RESOURCE_EXHAUSTED, "Requests per minute: quota", id="429"),
@@ -48,81 +43,6 @@ def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: Loca
     runner = vertex_runner.changed(limits=Limits(retries=RetryPolicy(0.05, 0.2, 1.5)))
     assert "503" in failure_text(runner.run(["materialize"]))
     assert 3 < google.server.faults.count("CreateCustomJob") < 20
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "connection cut while a job is submitted",
-    sees="nothing",
-    then="one job is started",
-)
-def test_connection_cut_while_submitting_starts_one_job(
-    runner: Runner, google: LocalGoogle
-) -> None:
-    google.server.reset_connection_on(runner.create_method, after_work=True)
-    google.server.reset_connection_on(runner.get_method, times=2)
-    assert runner.run(["materialize"]).success
-    assert len(runner.jobs()) == 1
-
-
-@pytest.mark.fault(
-    "Google Cloud", "job never scheduled", sees="how long, and what to do", then="cancelled"
-)
-def test_job_that_is_never_scheduled_is_cancelled_with_advice(runner: Runner) -> None:
-    runner.hold_pending()
-    limits = Limits(poll_seconds=0.2, pending_seconds=1.0)
-    text = failure_text(runner.changed(limits=limits).run(["materialize"]))
-    assert "never scheduled" in text and "us-central1" in text
-    assert [job.state.name.removeprefix("JOB_STATE_") for job in runner.jobs()] == ["CANCELLED"]
-
-
-@pytest.mark.fault(
-    "Google Cloud", "job passes its ceiling in money", sees="what was spent", then="cancelled"
-)
-def test_job_that_is_objected_to_is_cancelled_and_nothing_is_left_running(runner: Runner) -> None:
-    def objection(job: RemoteJob) -> str | None:
-        return "the money is spent" if job.phase is Phase.RUNNING and job.started else None
-
-    limits = dataclasses.replace(QUICK, objection=objection)
-    text = failure_text(runner.changed(limits=limits).run(["sleep:600"]))
-    assert "was cancelled: the money is spent" in text
-    assert [job.state.name.removeprefix("JOB_STATE_") for job in runner.jobs()] == ["CANCELLED"]
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "job queued for a quota that is used up",
-    sees="that it is, and where to ask for more",
-    then="cancelled in the end",
-)
-def test_job_that_waits_for_a_quota_says_so(vertex_runner: Runner, google: LocalGoogle) -> None:
-    google.vertex.hold_queued = True
-    limits = Limits(poll_seconds=0.2, pending_seconds=1.0)
-    instance = DagsterInstance.ephemeral()
-    result = vertex_runner.changed(limits=limits).run(["materialize"], instance)
-    assert "while the project's quota for its machines is used up" in log_text(instance, result)
-    assert "iam-admin/quotas?project=local-project" in failure_text(result)
-    assert google.vertex.jobs()[0].state.name == "JOB_STATE_CANCELLED"
-
-
-@pytest.mark.fault(
-    "Google Cloud", "region out of machines", sees="a line", then="submitted again, with pauses"
-)
-def test_job_that_met_a_region_without_machines_is_submitted_again(
-    vertex_runner: Runner, google: LocalGoogle
-) -> None:
-    google.vertex.out_of_stock = 2
-    assert vertex_runner.run(["materialize"]).success
-    assert len(vertex_runner.jobs()) == 3
-
-
-def test_region_that_stays_without_machines_is_told_with_what_else_to_ask_for(
-    vertex_runner: Runner, google: LocalGoogle
-) -> None:
-    google.vertex.out_of_stock = 99
-    text = failure_text(vertex_runner.run(["materialize"]))
-    assert "Resources are insufficient in region" in text and "flex-start" in text
-    assert len(vertex_runner.jobs()) == 3
 
 
 @pytest.mark.fault(
@@ -228,14 +148,6 @@ def test_region_mismatch_names_the_region(runner: Runner) -> None:
     assert "europe-west4" in text and "one region" in text
 
 
-@pytest.mark.fault("Google Cloud", "image missing", sees="how to make it", then="nothing runs")
-def test_missing_image_says_how_to_make_it(runner: Runner) -> None:
-    text = failure_text(runner.changed(image="somewhere/missing:1").run(["materialize"]))
-    assert "somewhere/missing:1" in text and "images/build.sh" in text
-    puller = "service agent" if runner.service == "vertex" else "the job's service account"
-    assert puller in text
-
-
 @pytest.mark.fault(
     "Google Cloud", "storage busy", sees="nothing", then="messages are late, none is lost"
 )
@@ -248,28 +160,6 @@ def test_busy_storage_delays_messages_and_loses_none(
     result = vertex_runner.run(["log:hello", "materialize"], instance)
     assert result.success
     assert "hello" in log_text(instance, result)
-
-
-def test_exit_75_is_started_again_and_goes_on(vertex_runner: Runner, tmp_path: Path) -> None:
-    instance = DagsterInstance.ephemeral()
-    steps = ["--count", str(tmp_path / "starts"), "fail-until:3:75", "materialize"]
-    result = vertex_runner.run(steps, instance)
-    assert result.success
-    event = result.asset_materializations_for_node("figures")[0]
-    assert (event.metadata["start"].value, event.metadata["restarts"].value) == (3, 2)
-    assert "was interrupted" in log_text(instance, result)
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "job interrupted again and again",
-    sees="its exit code",
-    then="started again so often, then failed",
-)
-def test_exit_75_is_started_again_only_so_often(vertex_runner: Runner, tmp_path: Path) -> None:
-    steps = ["--count", str(tmp_path / "starts"), "fail-until:99:75"]
-    assert "75" in failure_text(vertex_runner.run(steps))
-    assert len(vertex_runner.jobs()) == 3
 
 
 def preempt_once_heard(google: LocalGoogle, said: str) -> None:
@@ -286,17 +176,6 @@ def preempt_once_heard(google: LocalGoogle, said: str) -> None:
         google.vertex.preempt(google.vertex.jobs()[0].name)
 
     threading.Thread(target=wait_and_preempt, daemon=True).start()
-
-
-@pytest.mark.fault("Google Cloud", "job pre-empted", sees="a line", then="submitted again, goes on")
-def test_preempted_job_is_submitted_again(
-    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
-) -> None:
-    preempt_once_heard(google, "begun (start 1)")
-    steps = ["--count", str(tmp_path / "starts"), "log:begun", "hang-until:2", "materialize"]
-    result = vertex_runner.run(steps)
-    assert result.success
-    assert len(vertex_runner.jobs()) == 2
 
 
 @pytest.mark.fault(
@@ -318,65 +197,3 @@ def test_worker_restart_inside_a_job_loses_no_messages(
         assert said in log
     assert result.asset_materializations_for_node("figures")[0].metadata["start"].value == 2
     assert len(runner.jobs()) == 1
-
-
-def running_process(runner: Runner, steps: list[str]) -> ForkedProcess:
-    """A Dagster process whose job has begun to run."""
-    process = runner.start_process(steps)
-    wait_until(lambda: any("RUNNING" in job.state.name for job in runner.jobs()))
-    return process
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "Dagster killed while its job runs",
-    sees="the run is gone",
-    then="the next run finds the same job",
-)
-def test_killed_dagster_finds_its_job_again(runner: Runner) -> None:
-    process = running_process(runner, ["sleep:2", "log:hello", "materialize"])
-    process.kill()
-    process.wait()
-    (job,) = runner.jobs()
-    assert "RUNNING" in job.state.name
-    instance = DagsterInstance.ephemeral()
-    result = runner.run(["sleep:2", "log:hello", "materialize"], instance)
-    assert result.success
-    assert len(runner.jobs()) == 1
-    assert "hello" in log_text(instance, result)
-
-
-@pytest.mark.fault(
-    "Google Cloud", "run cancelled", sees="the run is canceled", then="its job is cancelled"
-)
-@pytest.mark.parametrize(
-    ("runner", "number"),
-    [("vertex", signal.SIGINT), ("vertex", signal.SIGTERM), ("dataproc", signal.SIGTERM)],
-    indirect=["runner"],
-)
-def test_cancelled_run_cancels_its_job(runner: Runner, number: signal.Signals) -> None:
-    process = running_process(runner, ["sleep:600"])
-    # Most often a run is cancelled while it waits for its job.
-    time.sleep(0.5)
-    os.kill(process.pid, number)
-    assert process.wait(timeout=WAIT_SECONDS) != 0
-    (job,) = runner.jobs()
-    assert "CANCELLED" in job.state.name
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "job just being cancelled",
-    sees="nothing",
-    then="not adopted; another is submitted",
-)
-def test_job_that_is_being_cancelled_is_not_adopted(
-    vertex_runner: Runner, google: LocalGoogle
-) -> None:
-    google.vertex.cancel_seconds = 8.0
-    process = running_process(vertex_runner, ["sleep:600"])
-    os.kill(process.pid, signal.SIGTERM)
-    wait_until(lambda: "CANCELLING" in vertex_runner.jobs()[0].state.name)
-    assert vertex_runner.run(["materialize"]).success
-    assert len(vertex_runner.jobs()) == 2
-    process.wait(timeout=WAIT_SECONDS)
