@@ -1,16 +1,15 @@
 """Moves traffic from one version to another, and back when the new one does badly.
 
-One piece of logic for every place that serves; what the place is like stands behind `Traffic`. What
-speaks against a new version beside the old one is known however often one looks:
+One piece of logic for every place that serves; what the place is like stands behind `Traffic`.
 
 Questions are asked of all requests of a rollout: does the new version fail more often, is it slower
 (a little, where both have as many requests; a lot, where they do not), do its bits differ from what
-the evaluation measured? Each is a test of whether the mean of
-numbers between 0 and 1 is above a bound, by betting (Waudby-Smith and Ramdas, "Estimating means of
-bounded random variables by betting", JRSS B 86, 2024): a capital of 1 is staked on every number's
-being above its bound. Where none is in expectation, given what came before, the capital is a
-supermartingale that is never negative, so it ever reaches 1/a with probability at most a (Ville
-1939), whenever one looks and whenever one stops. They share the chance of a false alarm.
+the evaluation measured? Each is a test of whether the mean of numbers between 0 and 1 is above a
+bound, by betting (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
+betting", JRSS B 86, 2024): a capital of 1 is staked on every number's being above its bound. Where
+none is in expectation, given what came before, the capital is a supermartingale that is never
+negative, so it ever reaches 1/a with probability at most a (Ville 1939), whenever one looks and
+whenever one stops. They share the chance of a false alarm.
 """
 
 import asyncio
@@ -90,11 +89,13 @@ class Bets:
         """
         gain = value / bound - 1
         for number, stake in enumerate(STAKES):
+            # No stake is all of the capital, so that a number of 0 leaves some of it.
             self._logarithms[number] += math.log1p(stake * gain)
 
     @property
     def logarithm(self) -> float:
         """Of the capital."""
+        # Divided by the largest before they are added: the capital itself may be more than a float.
         largest = max(self._logarithms)
         return largest + math.log(fmean(math.exp(one - largest) for one in self._logarithms))
 
@@ -261,6 +262,7 @@ async def roll_out(
         RolledBack: the new version could not be loaded, failed its probe, or was found to be worse
             than the old one; it is gone and the old one serves alone.
     """
+    # One for all steps: what was seen at a small share still speaks at the next one.
     evidence = Evidence(settings)
     try:
         report(f"loading version {traffic.version}")
@@ -305,6 +307,7 @@ async def _watch_step(
         seen = await traffic.observe()
         evidence.add(*seen, share)
         new, old = new.then(seen[0]), old.then(seen[1])
+        # Before whether the step is over: its last answers may be the ones that speak against it.
         if against := evidence.against:
             raise CanaryFailed(against)
         seconds = monotonic() - started

@@ -515,6 +515,7 @@ class Trainer:
             return
         if self._telemetry:
             self._telemetry.validation(self._step, result, self._validation.unit)
+        # Else nobody reads them, and each would be a whole model on the disk or in the bucket.
         keeps_best = self._training.export.weights == "best"
         if keeps_best and 0 < self._step < self._steps and self._state.best_step == self._step:
             self._export(self._bests.folder(self._step))

@@ -131,6 +131,7 @@ class Route:
     def look(self) -> TrafficSample:
         """What was seen since the last look."""
         seen, self._seen = self._seen, TrafficSample()
+        # These two are as they stand now, not what came since the last look.
         seen.waiting, seen.undecided = self.in_flight, self.undecided
         return seen
 
@@ -177,6 +178,8 @@ class Router:
 
     async def drain(self, route: Route, seconds: float) -> None:
         """Take a route out and wait until its last answer is given, or the time is over."""
+        # First, so that nothing new is drawn for it; it stays among the routes until it is removed,
+        # whose numbers are told on `/metrics` up to its last answer.
         route.share = 0.0
         end = monotonic() + seconds
         while route.in_flight and monotonic() < end:
@@ -351,6 +354,7 @@ class Dispatcher:
         try:
             for _ in range(ATTEMPTS):
                 route = await self._route(deadline, [attempt.route for attempt in failed])
+                # A new one each time, also on a route drawn again: what it heard is its own.
                 attempt = Attempt(route, self.metrics, tell)
                 try:
                     await attempt.run(requests, deadline)
@@ -369,6 +373,7 @@ class Dispatcher:
                     lost = str(error)
                     await asyncio.sleep(NOTICE_SECONDS)
                 except asyncio.CancelledError:
+                    # A client that leaves says nothing about a version, unless it waited in vain.
                     if attempt.stalled:
                         failed.append(attempt)
                     raise
