@@ -64,6 +64,13 @@ def skip_reasons(reporter: pytest.TerminalReporter) -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def for_all_workers(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all workers of this test session share."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
+
+
+@pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder with a two-layer model; tests read it only."""
     folder = tmp_path_factory.mktemp("tiny") / "model"

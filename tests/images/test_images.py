@@ -101,6 +101,7 @@ def test_spark_and_cuda_images_hold_what_their_code_imports() -> None:
                     assert package in packages, f"{source} imports {module}"
 
 
+@pytest.mark.soak
 def test_arrow_jobs_run_with_the_packages_of_the_spark_image_alone(tmp_path: Path) -> None:
     """`mapInArrow`, by which paths over many documents go, wants pandas; no module of ours does."""
     code = """

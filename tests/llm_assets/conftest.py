@@ -13,13 +13,8 @@ from tests.llm_assets.in_process import ask
 
 SHARDS = ("raw_corpus", "clean_corpus", "base_model", "tokenized_shards")
 EVALUATION = (*SHARDS, "checkpoint", "eval_metrics")
-
-
-@pytest.fixture(scope="session")
-def for_all_workers(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all workers of this test session share."""
-    own = tmp_path_factory.getbasetemp()
-    return own if worker_id == "master" else own.parent
+CONVERTED = "cache/conversions"
+"""The model as it is served."""
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +29,7 @@ def made(
         screen = (project.folder / "output.txt").rename(project.folder / "screen.txt")
         assert process.returncode == 0, screen.read_text()
         if not (for_all_workers / "made").exists():
-            Project(for_all_workers / "copied").adopt(project, *EVALUATION)
+            Project(for_all_workers / "copied").adopt(project, *EVALUATION, CONVERTED)
             (for_all_workers / "copied").rename(for_all_workers / "made")
     (project.folder / "listened.txt").write_text("\n".join(sorted(listened)))
     yield project
@@ -58,7 +53,7 @@ def served(
 ) -> Iterator[Project]:
     """A project whose version 1 was promoted and serves."""
     project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
-    project.adopt(already_made, *EVALUATION)
+    project.adopt(already_made, *EVALUATION, CONVERTED)
     project.configure(endpoint={"journal": {"keep": "text"}})
     ended = project.run("llm-assets", "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -247,7 +247,7 @@ STEPS = (
 
 
 def test_a_short_history_keeps_what_was_promised(project_here: Project) -> None:
-    short = ("forget", "return_changed", "restore_names", "damage", "clean")
+    short = ("forget", "return_changed", "restore_names")
     History(few_documents(project_here), seed=0).live(short)
 
 

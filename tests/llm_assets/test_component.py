@@ -56,13 +56,12 @@ def test_what_dg_scaffolds_is_a_pipeline_file_that_it_checks_and_lists(tmp_path:
     assert {"checkpoint", "endpoint", "sources/text"} <= keys
 
 
-@pytest.mark.parametrize("checked", [("check", "defs"), ("list", "defs")])
-def test_dg_knows_this_project(checked: tuple[str, str], project: Project) -> None:
+def test_dg_knows_this_project(project: Project) -> None:
     variables = {"LLM_ASSETS_CONFIG": str(project.config), "DAGSTER_HOME": str(project.folder)}
-    printed = dg(ROOT, *checked, **variables)
-    assert checked[0] == "check" or "checkpoint" in printed
+    assert "checkpoint" in dg(ROOT, "list", "defs", **variables)
 
 
+@pytest.mark.soak
 def test_dg_launches_what_dagster_materializes(with_shards: Project) -> None:
     dg(
         with_shards.folder,

@@ -41,10 +41,11 @@ CONVERSIONS = "TEST_CONVERSIONS"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def conversions(for_all_workers: Path) -> Path:
     """Where models are converted to, once for all tests."""
-    os.environ[CONVERSIONS] = str(tmp_path_factory.mktemp("conversions"))
-    return Path(os.environ[CONVERSIONS])
+    folder = for_all_workers / "conversions"
+    os.environ[CONVERSIONS] = str(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

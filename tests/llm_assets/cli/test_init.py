@@ -16,7 +16,6 @@ from llm_assets.cli.pipeline.init import LEAST_STEPS, TRAINING_SECONDS, write_pi
 from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
 from spark_jobs.read.snapshot import write_snapshot
-from tests.folders import write_pdf
 from tests.tiny import tiny_texts
 
 
@@ -188,28 +187,6 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     assert "1 files of code left out (`formats`)" in started.notes
     assert "set aside: 1 no text" in started.notes
     assert "not read: 1 .png" in started.notes
-
-
-def test_every_file_of_a_folder_as_people_have_it_is_accounted_for(manuals: Path) -> None:
-    for number in range(50):
-        page = f"<html><body><p>Page {number}. The valve opens before start-up.</p></body></html>"
-        (manuals / f"{number}.html").write_text(page)
-    for number in range(3):
-        write_pdf(manuals / f"{number}.pdf", f"Sheet {number}: the pump turns slowly")
-    write_pdf(manuals / "scanned.pdf", None)
-    (manuals / "broken.pdf").write_bytes(b"%PDF-1.4 cut off")
-    (manuals / "empty.md").write_text("")
-    (manuals / "logo.png").write_bytes(b"x")
-    settings = settings_for(manuals)
-    assert any("steps read about" in note for note in preflight(settings).notes)
-
-    stats = write_snapshot(settings.raw_corpus, manuals.parent / "raw", lambda line: None)
-
-    assert stats["documents"] == 300 + 50 + 3
-    assert stats["dropped"] == {"empty": 1, "no_text_layer": 1, "bad_file": 1}
-    assert stats["unread"] == {".png": 1}
-    counted = stats["documents"] + sum(stats["dropped"].values()) + sum(stats["unread"].values())
-    assert counted == sum(1 for _ in manuals.iterdir())
 
 
 def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:

@@ -62,12 +62,12 @@ def test_export_is_one_statement_that_sorts_nothing() -> None:
     assert statement.endswith("FROM (SELECT id, body AS text FROM `a.b.c`)")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def slowness() -> Slowness:
     return Slowness()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(started_google: LocalGoogle, slowness: Slowness) -> Iterator["Client"]:
     """A client of a running emulator, whose exports land in the local storage."""
     with running_bigquery(PROJECT, started_google.mount, slowness) as made:
@@ -116,7 +116,7 @@ def test_job_that_takes_too_long_is_cancelled_and_told(
 ) -> None:
     fill_table(client, TABLE, {"a": "first"})
     monkeypatch.setattr(bigquery, "JOB_SECONDS", 0.6)
-    slowness.is_on = True
+    monkeypatch.setattr(slowness, "is_on", True)
     with pytest.raises(UserError, match=r"within 0.01 minutes, and it was cancelled"):
         fingerprint_bigquery(settings(watermark_column="ingested_at"))
     assert len(slowness.cancelled) == 1
