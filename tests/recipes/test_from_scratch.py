@@ -56,7 +56,7 @@ def make_run(folder: Path, texts: list[str], kind: str, **training: Any) -> Trai
     return spec_in(folder, model, folder / "shards", shards, settings)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.soak)])
 def test_a_real_text_is_learnt_from_nothing(
     tmp_path: Path, python_manual: list[str], kind: str
 ) -> None:

@@ -198,7 +198,9 @@ def test_an_engine_by_its_command_answers_and_is_started_again(
         process.wait(WAIT_SECONDS)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "ending", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL]
+)
 def test_container_ended_while_its_engine_loads_takes_the_engine_along(
     tmp_path: Path, tiny_model_folder: Path, ending: signal.Signals
 ) -> None:

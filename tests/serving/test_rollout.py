@@ -206,6 +206,8 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
     assert {status for status, _ in answers} == {200}
 
 
+# `test_dispatcher.py` has it of the requests themselves.
+@pytest.mark.soak
 @pytest.mark.fault(
     "endpoint",
     "rollout on a quiet endpoint, requests that take longer than any may",

@@ -349,7 +349,7 @@ class Team:
         return " ".join(words)
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6))
 def test_no_week_trains_on_a_copy_of_what_any_week_judges_by(
     seed: int, spark: SparkSession, raw_corpus: Corpus, tmp_path: Path

@@ -325,6 +325,7 @@ def engines_of(board: Board) -> list[str]:
     return [line for line in running if "engine.program" in line and board.store.root in line]
 
 
+@pytest.mark.soak
 @needs("Chromium")
 def test_versions_that_do_not_serve_answer_side_by_side_by_engines_that_end_when_idle(
     apart: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -179,7 +179,7 @@ def told_of(lab: Lab, text: str, number: int) -> tuple[Trace, Passages]:
     return lab.trace(text, state.get(number)), passages
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_trace_and_explain_agree_on_every_piece_of_text(lab: Lab, number: int) -> None:
     generator, kinds = random.Random(number), set()
     for _ in range(60):

@@ -77,7 +77,9 @@ def nodes(google: LocalGoogle, tmp_path: Path) -> Iterator[Nodes]:
         process.wait()
 
 
-@pytest.mark.parametrize("status", [0, pytest.param(75, marks=pytest.mark.soak)])
+# Machines that start their part themselves train together in `test_launcher.py`.
+@pytest.mark.soak
+@pytest.mark.parametrize("status", [0, 75])
 def test_master_starts_every_node_with_a_key_of_this_start_alone(nodes: Nodes, status: int) -> None:
     # What an earlier start left: the name of a node that is gone, and another master's key.
     shared = nodes.bucket(0) / "checkpoints" / "launcher"

@@ -82,8 +82,9 @@ def group_of(processes: int, degree: int = 1) -> Iterator[Workers]:
             dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(("processes", "degree"), [(1, 1), (8, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("processes", "degree", "recompute"), [(1, 1, False), (8, 1, True), (8, 2, False), (8, 2, True)]
+)
 def test_all_layers_are_one_graph_to_train_and_one_to_measure(
     processes: int, degree: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
