@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from scripts.write_reference import benchmarks_page, settings_page
 from tests.listening import listening_addresses, outside_loopback
 from tests.stand_ins.processes import free_port
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -65,30 +65,37 @@ def test_no_file_in_git_is_larger_than_a_megabyte() -> None:
     assert not large
 
 
-def test_make_ui_serves_the_graph() -> None:
-    port = free_port()
-    interface = subprocess.Popen(
-        ["make", "ui", f"PORT={port}"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
+def test_make_ui_serves_the_graph(tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
+    with log.open("w") as output:
+        interface = subprocess.Popen(
+            ["make", "ui", f"PORT={port}"],
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+    def assets() -> set[str]:
+        assert interface.poll() is None, log.read_text()
         query = {"query": "{ assetNodes { assetKey { path } } }"}
-        names: set[str] = set()
-        end = time.monotonic() + 90
-        while not names and interface.poll() is None and time.monotonic() < end:
-            with suppress(httpx.HTTPError):
-                answer = httpx.post(f"http://127.0.0.1:{port}/graphql", json=query, timeout=20)
-                nodes = (answer.json().get("data") or {}).get("assetNodes", [])
-                names = {node["assetKey"]["path"][-1] for node in nodes}
-            time.sleep(0.5)
-        assert {"raw_corpus", "checkpoint", "endpoint"} <= names
+        with suppress(httpx.HTTPError):
+            answer = httpx.post(f"http://127.0.0.1:{port}/graphql", json=query, timeout=20)
+            nodes = (answer.json().get("data") or {}).get("assetNodes", [])
+            return {node["assetKey"]["path"][-1] for node in nodes}
+        return set()
+
+    try:
+        wait_until(
+            lambda: {"raw_corpus", "checkpoint", "endpoint"} <= assets(),
+            poll_seconds=0.5,
+            told=log.read_text,
+        )
         listened = listening_addresses(interface.pid)
         assert listened and outside_loopback(listened) == set()
     finally:
-        os.killpg(interface.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):
+            os.killpg(interface.pid, signal.SIGINT)
         try:
             interface.wait(30)
         except subprocess.TimeoutExpired:
