@@ -12,7 +12,8 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
 
-from click.testing import CliRunner
+import pytest
+from click.testing import CliRunner, Result
 from dagster import (
     AssetCheckSeverity,
     AssetExecutionContext,
@@ -21,6 +22,7 @@ from dagster import (
     Definitions,
 )
 
+from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
@@ -72,6 +74,18 @@ def ask(
         return str(blocking[0].description)
     assert result.success
     return ""
+
+
+def type_in(project: Project, *arguments: str) -> Result:
+    """A command typed in the project's folder, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in project.environment().items():
+            patch.setenv(name, value)
+        patch.chdir(project.folder)
+        ended = CliRunner().invoke(commands, arguments)
+    # `main` tells a user's error in a line; any other would be a traceback.
+    assert isinstance(ended.exception, SystemExit | UserError | None), ended.exc_info
+    return ended
 
 
 class LastingSpark(LocalSparkRunner):

