@@ -8,7 +8,7 @@ from dagster import AssetExecutionContext, ConfigurableResource, MetadataValue
 from dagster_pyspark import LazyPySparkResource
 from pydantic import BaseModel
 
-from spark_jobs.runtime.session import USAGE, end_local_session, measured, prepare_environment
+from spark_jobs.runtime.session import USAGE, end_local_session, measured, starting
 
 
 class SparkRunner(ConfigurableResource, ABC):
@@ -38,8 +38,8 @@ class LocalSparkRunner(SparkRunner):
     def run(
         self, context: AssetExecutionContext, job: ModuleType, spec: BaseModel
     ) -> dict[str, Any]:
-        prepare_environment()
-        session = self.pyspark.spark_session
+        with starting():
+            session = self.pyspark.spark_session
         if pages := session.sparkContext.uiWebUrl:
             context.log.info(f"Spark's stages and tasks, while this stage runs: {pages}")
             context.add_output_metadata({"spark_ui": MetadataValue.url(pages)})

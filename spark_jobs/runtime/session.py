@@ -8,8 +8,8 @@ either, on a laptop as on Dataproc.
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,28 @@ def prepare_environment() -> None:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Start a local session within this block: where that is broken off, Java ends, too.
+
+    pyspark takes away the folder in which Java was to write its port. Java fails there without a
+    word to anyone, and stays, though its standard input is closed.
+    """
+    prepare_environment()
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:
+            # The image for Dataproc, where the service starts Java, has it not.
+            import psutil
+
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "_PYSPARK_DRIVER_CONN_INFO_PATH" in child.environ():
+                        child.kill()
+        raise
 
 
 def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False) -> dict[str, str]:
@@ -88,8 +110,9 @@ def _java_options() -> str:
 
 def local_session(driver_memory: str = "2g", partitions: int = 4) -> SparkSession:
     """A Spark session in this process; a second call gives the same one."""
-    prepare_environment()
-    session = SparkSession.builder.config(map=local_conf(driver_memory, partitions)).getOrCreate()
+    with starting():
+        conf = local_conf(driver_memory, partitions)
+        session = SparkSession.builder.config(map=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 

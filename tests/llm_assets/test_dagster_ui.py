@@ -3,10 +3,12 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from scripts.screenshots import click
@@ -25,6 +27,12 @@ RUNS = """{ runsOrError { ... on Runs { results { runId status parentRunId
   tags { key value } stepStats { stepKey status } } } } }"""
 BUTTONS = "[...document.querySelectorAll('button')]"
 EFFECT_SECONDS = 5.0
+STAGES = (
+    *("base_model", "raw_corpus", "clean_corpus", "tokenized_shards"),
+    *("checkpoint", "eval_metrics", "model_version", "endpoint"),
+)
+OUTLIVE_RUNS = ("dagster api grpc", "multiprocessing.resource_tracker", "-m serving")
+"""Of commands: servers of the code, and the endpoint, which a run starts and does not end."""
 OVER = ("SUCCESS", "FAILURE", "CANCELED")
 
 
@@ -116,6 +124,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     # One after the other: two that make the history's databases at once hinder each other.
     with webserver(project) as address, daemon(project) as log, browser(folder) as page:
         yield Ui(project, address, page, log)
+        project.stop()
 
 
 @pytest.fixture
@@ -202,3 +211,43 @@ def test_a_run_goes_on_from_the_step_that_failed(ui: Ui) -> None:
     again, _ = ui.wait_for_runs(2)
     assert again["parentRunId"] == failed["runId"] and again["status"] == "SUCCESS"
     assert [step["stepKey"] for step in again["stepStats"]] == ["raw_corpus"]
+
+
+@needs("Chromium")
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", STAGES[2:6] + STAGES[7:])
+def test_a_run_is_terminated_at_any_stage_and_the_next_one_goes_on(ui: Ui, stage: str) -> None:
+    """The other stages take less than it takes to press a button."""
+    before = processes_of(ui.project)
+    ui.ask(LAUNCH, assets=[{"path": [name]} for name in STAGES])
+
+    def is_at_it() -> bool:
+        (run,) = ui.runs()
+        assert run["status"] not in OVER, run
+        return {"stepKey": stage, "status": "IN_PROGRESS"} in run["stepStats"]
+
+    wait_until(is_at_it, told=ui.log.read_text)
+    ui.open(f"/runs/{ui.runs()[0]['runId']}", "Terminate")
+    click(ui.page, "button", "Terminate")
+    click(ui.page, ".dagster-dialog button", "Terminate")
+    (run,) = ui.wait_for_runs(1)
+    assert run["status"] == "CANCELED"
+    wait_until(
+        lambda: processes_of(ui.project).keys() <= before.keys(),
+        told=lambda: str(processes_of(ui.project).items() - before.items()),
+    )
+    ui.ask(LAUNCH, assets=[{"path": [name]} for name in STAGES[: STAGES.index(stage) + 1]])
+    again, _ = ui.wait_for_runs(2)
+    assert again["status"] == "SUCCESS"
+
+
+def processes_of(project: Project) -> dict[int, str]:
+    """Those that run for its history and end with a run, with their commands."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            is_its = process.environ().get("DAGSTER_HOME") == str(project.folder)
+            if is_its and not any(name in command for name in OUTLIVE_RUNS):
+                found[process.pid] = command
+    return found

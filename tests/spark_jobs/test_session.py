@@ -36,6 +36,27 @@ def test_a_session_maps_kept_classes_serves_its_pages_on_loopback_and_leaves_no_
     ]
 
 
+BROKEN_OFF = """
+import psutil
+from pyspark import java_gateway
+from spark_jobs.runtime.session import local_session
+def interrupt(seconds):
+    assert psutil.Process().children()
+    raise KeyboardInterrupt
+java_gateway.time.sleep = interrupt
+try:
+    local_session()
+except KeyboardInterrupt:
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), 10)
+    print("left", alive)
+"""
+
+
+def test_a_start_that_is_broken_off_leaves_no_java() -> None:
+    done = subprocess.run([sys.executable, "-c", BROKEN_OFF], capture_output=True, text=True)
+    assert done.stdout == "left []\n", done.stderr
+
+
 def test_a_task_reads_no_archive_again_and_looks_for_garbage_in_nothing_imported(
     spark: SparkSession,
 ) -> None:
