@@ -17,6 +17,15 @@ CONVERTED = "cache/conversions"
 """The model as it is served."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_spark() -> Iterator[None]:
+    """Spark goes on where a stage or a command would end it: the next test has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("spark_jobs.runtime.session", "llm_assets.runners.spark"):
+            patch.setattr(f"{place}.end_local_session", lambda: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def made(
     tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, for_all_workers: Path

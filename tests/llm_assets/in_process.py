@@ -1,7 +1,6 @@
-"""The real graph materialized in this process, where a child process a stage would take too long.
+"""The real graph and the real commands in this process, where processes would take too long.
 
-The runners differ from the project's own only in where work is done: torch in this process, and one
-Spark session for as long as the process lives.
+The one runner that differs from the project's own trains here instead of in a child.
 """
 
 import json
@@ -28,7 +27,6 @@ from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import RegistryState
-from llm_assets.runners.spark import LocalSparkRunner
 from llm_assets.runners.training import LocalTrainingRunner
 from recipes.evaluate import run as measure
 from recipes.evaluation.spec import EvaluationSpec
@@ -47,12 +45,10 @@ def ask(
 ) -> str:
     """Materialize in this process: what the step or check that failed says, or nothing."""
     defs = build_definitions(load_settings(project.config), str(project.config))
-    own = dict(defs.resources or {})
-    here = {"spark": LastingSpark(pyspark=own["spark"].pyspark), "training": TrainingHere()}
     defs = Definitions(
         assets=defs.assets,
         asset_checks=defs.asset_checks,
-        resources=own | here | resources,
+        resources={**(defs.resources or {}), "training": TrainingHere(), **resources},
         executor=defs.executor,
     )
     keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
@@ -86,13 +82,6 @@ def type_in(project: Project, *arguments: str) -> Result:
     # `main` tells a user's error in a line; any other would be a traceback.
     assert isinstance(ended.exception, SystemExit | UserError | None), ended.exc_info
     return ended
-
-
-class LastingSpark(LocalSparkRunner):
-    """One Spark session for the runs of all tests."""
-
-    def end(self) -> None:
-        """It goes on."""
 
 
 class TrainingHere(LocalTrainingRunner):
@@ -134,6 +123,6 @@ class ProjectHere:
 
     def say(self, *arguments: str) -> str:
         """A command, as a person types it."""
-        ended = CliRunner().invoke(commands, arguments)
+        ended = type_in(self.project, *arguments)
         assert ended.exit_code == 0, ended.output
         return ended.output

@@ -2,8 +2,9 @@
 
 import pytest
 
+from llm_assets.runners.spark import LocalSparkRunner
 from tests.conftest import Project
-from tests.llm_assets.in_process import LastingSpark, ask
+from tests.llm_assets.in_process import ask
 
 
 def test_rows_longer_than_the_models_positions_are_refused_before_any_work(
@@ -13,6 +14,6 @@ def test_rows_longer_than_the_models_positions_are_refused_before_any_work(
     monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
     assert ask(project, "*clean_corpus") == "" and ask(project, "base_model") == ""
     project.configure(tokenized_shards={"sequence_length": 512})
-    monkeypatch.setattr(LastingSpark, "run", None)
+    monkeypatch.setattr(LocalSparkRunner, "run", None)
 
     assert "longer than the 256 positions" in ask(project, "tokenized_shards")
