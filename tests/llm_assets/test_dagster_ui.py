@@ -152,6 +152,8 @@ def test_the_launchpad_refuses_a_wrong_value_and_launches_another_than_the_files
     ui.open("/assets/raw_corpus?view=overview", "changed_for_this_run")
 
 
+# `experiments/test_experiment.py` makes partitions without a browser.
+@pytest.mark.soak
 @needs("Chromium")
 def test_a_backfill_has_a_run_for_each_partition_that_was_added(ui: Ui) -> None:
     wrong = {"checkpoint.sede=1": "did you mean `seed`", "endpoint.port=1": "decides a model"}
