@@ -50,6 +50,27 @@ def test_pinned_versions_lie_in_the_wheels_ranges() -> None:
             assert requirement.specifier.contains(pinned[name]), requirement
 
 
+@pytest.mark.soak
+def test_the_graph_works_on_the_minor_version_of_dagster_before(tmp_path: Path) -> None:
+    """As a user asks for it: assets, launchpad, dg, sensors, another project's assets."""
+    older = []
+    for name, version in pins().items():
+        major, minor, _ = version.split(".")[:3] if name.startswith("dagster") else ("", "", "")
+        # New in this one.
+        if minor and name != "dagster-rest-resources":
+            older.append(f"{name}=={major}.{int(minor) - 1}.*")
+    command = f'eval "$({sys.executable} scripts/pip_settings.py)"; exec uv pip install "$@"'
+    options = ("--quiet", "--no-deps", "--target", str(tmp_path))
+    subprocess.run(["bash", "-c", command, "_", *options, *older], cwd=ROOT, check=True)
+    places = ("test_component", "test_launchpad", "test_io_manager", "test_main_job")
+    tests = [f"tests/llm_assets/{name}.py" for name in (*places, "automation/test_definitions")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    told = [sys.executable, "-c", "import dagster; print(dagster.__version__)"]
+    assert subprocess.check_output(told, env=environment, text=True).startswith("1.12.")
+    done = subprocess.run(["pytest", "-n", "0", *tests], env=environment, cwd=ROOT)
+    assert done.returncode == 0
+
+
 def write_texts(folder: Path) -> None:
     folder.mkdir()
     for number, text in enumerate(tiny_texts(300)):

@@ -263,7 +263,9 @@ def _for_dagster(
         inspect.Parameter(name, kind, annotation=annotation) for name, annotation in taken.items()
     ]
     run.__name__ = function.__name__
+    # Dagster reads the one or the other, by its version.
     run.__signature__ = inspect.Signature([*first, *theirs])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*first, *theirs)}
     return run
 
 
