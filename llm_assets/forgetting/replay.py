@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.libraries import installed
+from artifacts.program.entry import read_spec
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
@@ -148,13 +149,12 @@ def _make(
 
 def _spec_of(store: Store, run: TrainingRun) -> TrainingSpec:
     place = f"{layout.run(run.checkpoint)}/{SPEC_NAME}"
-    content = store.read_bytes(place)
-    if content is None:
+    if store.read_bytes(place) is None:
         raise UserError(
             f"{run.name} cannot be trained once more: {place} is no longer in {store.root}. "
             "Train a version from the base model instead: the text is in no later corpus."
         )
-    return TrainingSpec.model_validate_json(content)
+    return read_spec(f"{store.root}/{place}", TrainingSpec)
 
 
 def _seen(store: Store, spec: TrainingSpec) -> str | None:

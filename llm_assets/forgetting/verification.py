@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from artifacts.program.entry import read_spec
 from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
@@ -114,9 +115,7 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
     versions of the libraries. Nothing of the store is changed.
     """
     name = f"checkpoint {one.after}"
-    spec = TrainingSpec.model_validate_json(
-        store.read_bytes(f"{layout.run(one.after)}/{SPEC_NAME}") or b"{}"
-    )
+    spec = read_spec(f"{store.root}/{layout.run(one.after)}/{SPEC_NAME}", TrainingSpec)
     with tempfile.TemporaryDirectory() as folder:
         ours = spec.model_copy(
             update={"run_folder": f"{folder}/run", "export_folder": f"{folder}/model"}

@@ -1,5 +1,6 @@
 """The runs behind a version made once more from the store, without what was forgotten."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -150,6 +151,10 @@ def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_c
     spec = lab.run_folder(lab.first.model_fingerprint) / SPEC_NAME
     spec.rename(tmp_path / SPEC_NAME)
     with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
+        replay(lab.store, runs, [lab.late], train_here, said.append)
+    newer = json.loads((tmp_path / SPEC_NAME).read_text()) | {"dreams": True}
+    spec.write_text(json.dumps(newer))
+    with pytest.raises(UserError, match=r"spec\.json is not a TrainingSpec: `dreams`.*release"):
         replay(lab.store, runs, [lab.late], train_here, said.append)
     (tmp_path / SPEC_NAME).rename(spec)
     for early in (9, 18):
