@@ -132,7 +132,10 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     )
     before = project.record.current("checkpoint", "test")
 
-    said = forget(project, row["id"], "--yes")
+    typed = ("llm-assets", "forget", row["id"], "--yes", "--name", "Ada", "--reason", "asked to")
+    ended = project.run(*typed)
+    assert ended.returncode == 0, ended
+    said = " ".join(ended.stdout.split())
 
     assert "version 1 is made once more" in said.lower()
     assert "Withdrawn: version 1." in said
@@ -155,7 +158,7 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     assert "trained on forgotten text" in cleaned.stdout
     assert not before.path.exists()
     assert "forgotten" in project.run("llm-assets", "document", row["id"]).stdout
-    assert "is withdrawn already" in forget(project, row["id"], "--yes")
+    assert "is withdrawn already" in " ".join(project.run(*typed).stdout.split())
 
     assert project.run("llm-assets", "run").returncode == 0
     assert row["id"] not in documents(project)
