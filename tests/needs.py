@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 EVERYTHING = "LLM_ASSETS_TEST_EVERYTHING"
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ NEEDS = {
         Need("debootstrap", ("debootstrap",), _programs("debootstrap", "unshare", "chroot")),
         Need("systemd", ("systemd",), _programs("systemd-analyze")),
         Need("rsync", ("rsync",), _programs("rsync")),
+        Need("curl", ("curl",), _programs("curl")),
         Need("vLLM's program, in VLLM_PROGRAM or the path", (), lambda: vllm() is not None),
+        # OpenVINO's four bits fail where oneDNN alone is held back from some.
+        Need("all instructions of the processor", (), lambda: ISA_LIMIT not in os.environ),
         Need("the right to mount a disk in memory", (), lambda: os.geteuid() == 0),
         Need("the right to make network namespaces", ("iproute2",), _can_make_networks),
     )

@@ -14,6 +14,7 @@ from tests.conftest import Project
 from tests.listening import outside_loopback
 from tests.llm_assets.in_process import ask
 from tests.llm_assets.test_private_folders import open_to_others
+from tests.needs import needs
 
 ASSETS = [
     "raw_corpus",
@@ -67,6 +68,7 @@ def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made
     assert held_out["candidate"]["value"] < held_out["base"]["value"]
 
 
+@needs("curl")
 def test_the_printed_request_answers(made: Project) -> None:
     (line,) = [line for line in screen(made).splitlines() if line.startswith("curl ")]
     answer = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60)

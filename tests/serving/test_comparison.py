@@ -15,6 +15,7 @@ from serving.endpoint import Endpoint
 from serving.engine.program import choose_engine, conversion_key
 from serving.rollout import RolloutFailed
 from serving.state import Desired
+from tests.needs import needs
 from tests.serving.conftest import SETTINGS, Client
 from tests.tiny import change_weights, make_uneven, tiny_texts, train_tiny_model
 
@@ -110,6 +111,7 @@ def test_conversion_with_one_wrong_tensor_gets_no_traffic(
         serve(trained_folder, judge(trained_folder), tmp_path)
 
 
+@needs("all instructions of the processor")
 def test_too_coarse_a_quantization_gets_no_traffic(
     serve: Serve, trained_folder: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_what_a_processor_does_decides_the_arithmetic_and_not_who_made_it(
     tokens = [5 + 7 * number % 90 for number in range(40)]
     exact = score_tokens(open_pipeline(converted, "f32", 512), tokens)
     monkeypatch.setattr(openvino_model, "core", OtherProcessor)
-    assert arithmetic("bf16", 1) == {"INFERENCE_NUM_THREADS": 1, "KV_CACHE_PRECISION": "f16"}
+    chosen = arithmetic("bf16", 1)
+    assert (chosen["INFERENCE_NUM_THREADS"], chosen["KV_CACHE_PRECISION"]) == (1, "f16")
     found = score_tokens(open_pipeline(converted, "bf16", 512), tokens)
     assert found[1:] == pytest.approx(exact[1:], abs=0.05)
