@@ -15,7 +15,13 @@ from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from artifacts.errors import UserError
-from artifacts.model import GENERATION_NAME, end_tokens_of, read_config, read_model
+from artifacts.model import (
+    GENERATION_NAME,
+    end_tokens_of,
+    read_config,
+    read_generation_config,
+    read_model,
+)
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
 from recipes.model.decoder.network import (
@@ -256,8 +262,7 @@ class TrainableModel(nn.Module):
             self.exported_files["chat_template.jinja"] = shards.chat_template
         ends = end_tokens_of(read_config(base_model))
         if shards.end_token_id not in ends:
-            file = base_model / GENERATION_NAME
-            generation = json.loads(file.read_text()) if file.exists() else {}
+            generation = read_generation_config(base_model)
             generation["eos_token_id"] = [*ends, shards.end_token_id]
             self.exported_files[GENERATION_NAME] = json.dumps(generation, indent=2)
 

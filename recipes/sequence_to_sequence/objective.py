@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from artifacts.model import GENERATION_NAME, read_tokenizer
+from artifacts.model import GENERATION_NAME, read_generation_config, read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
@@ -76,9 +76,7 @@ def _blocks(part: Any) -> list[nn.Module]:
 def _load(spec: TrainingSpec) -> TrainableModel:
     folder = Path(spec.base_model_folder)
     model = load_sequence_to_sequence(folder)
-    file = folder / GENERATION_NAME
-    defaults = json.loads(file.read_text()) if file.exists() else {}
-    defaults |= _generation(spec.training, spec.shards)
+    defaults = read_generation_config(folder) | _generation(spec.training, spec.shards)
     model.exported_files[GENERATION_NAME] = json.dumps(defaults, indent=2)
     return model
 
