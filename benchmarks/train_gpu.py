@@ -185,22 +185,32 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _in_a_process(side: str, name: str) -> Measured:
+def _in_a_process(side: str, name: str, seconds: float | None = None) -> Measured:
     command = [sys.executable, "-m", "benchmarks.train_gpu", "--side", side, "--size", name]
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{' '.join(command)} had not ended after {seconds:.0f} s") from None
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure_rounds(name: str, rounds: int = ROUNDS) -> dict[str, list[dict[str, Any]]]:
+def measure_rounds(
+    name: str, rounds: int = ROUNDS, seconds: float | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Each side's results for a size, measured alternately."""
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
 
     def rate(side: str) -> float:
-        measured = _in_a_process(side, name)
+        measured = _in_a_process(side, name, seconds)
         print(f"  {name} {side}: {measured}", flush=True)
         runs[side].append(asdict(measured))
         return measured.tokens_per_second

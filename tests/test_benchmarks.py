@@ -114,14 +114,15 @@ def test_an_unknown_name_is_refused_with_those_there_are(checkout: Path) -> None
 
 
 def test_a_part_of_the_gpu_kit_says_what_each_of_its_runs_came_to() -> None:
-    def fail() -> None:
+    def fail(left: float) -> None:
         raise RuntimeError("no memory")
 
-    done = turns.in_turn({"first": fail, "second": lambda: 2}, seconds=math.inf)
+    done = turns.in_turn({"first": fail, "second": lambda left: 2}, seconds=math.inf)
     assert done == {"first": {"failed": "no memory"}, "second": 2}
     # The first run takes more time than there is, so none is left for the second.
     soon = time.monotonic() - turns.BEGAN + 0.2
-    late = turns.in_turn({"first": lambda: time.sleep(0.3), "second": lambda: 2}, seconds=soon)
+    runs = {"first": lambda left: time.sleep(left + 0.1), "second": lambda left: 2}
+    late = turns.in_turn(runs, seconds=soon)
     assert late["first"] is None and "left_out" in late["second"]
 
 

@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--results", type=Path, default=Path("gpu-results"))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="most that a part may take")
     parser.add_argument("--keep", action="store_true", help="keep these results, measure nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -62,25 +64,27 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.here:
         (part,) = arguments.parts
-        found = PARTS[part]()
+        found = PARTS[part](arguments.seconds)
         told = json.dumps({"machine": machine(), "found": found}, indent=2)
         (arguments.results / f"{part}.json").write_text(told + "\n")
         sys.exit(any("failed" in run for run in found.values() if isinstance(run, dict)))
     print(json.dumps(machine(), indent=2), flush=True)
     parts = arguments.parts or list(PARTS)
-    failed = [part for part in parts if not _run(part, arguments.results)]
+    failed = [part for part in parts if not _run(part, arguments)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
-def _run(part: str, results: Path) -> bool:
+def _run(part: str, arguments: argparse.Namespace) -> bool:
     """Whether a part came to its end; one that fails takes no time from the next."""
     print(f"\n== {part}", flush=True)
     began = time.monotonic()
-    command = (sys.executable, "-m", "benchmarks.gpu", part, "--here", "--results", str(results))
+    results, seconds = str(arguments.results), arguments.seconds
+    command = [sys.executable, "-m", "benchmarks.gpu", part, "--here", "--results", results]
+    command += ["--seconds", str(seconds)]
     # A session of its own, so that what it started ends with it.
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        code = process.wait(SECONDS)
+        code = process.wait(seconds)
     except subprocess.TimeoutExpired:
         code = None
     finally:
@@ -125,7 +129,7 @@ def machine() -> dict[str, Any]:
     return told | versions
 
 
-def measure_peer() -> dict[str, Any]:
+def measure_peer(seconds: float) -> dict[str, Any]:
     """The step of ours and of the Hugging Face Trainer, in turn (`benchmarks.train_gpu`)."""
     absent = [name for name in ("transformers", "accelerate") if not importlib.util.find_spec(name)]
     if absent:
@@ -133,16 +137,18 @@ def measure_peer() -> dict[str, Any]:
         return {"left_out": absent}
     from benchmarks.train_gpu import measure_rounds
 
-    return in_turn({name: partial(measure_rounds, name, rounds=1) for name in SIZES})
+    # Each side may take what is left: the second is begun where the first left it time.
+    return in_turn({name: partial(measure_rounds, name, 1) for name in SIZES}, seconds)
 
 
-PARTS = {
-    "probe": probe.measure,
-    "resume": trainer.resume,
-    "trainer": lambda: trainer.measure(SIZES),
+PARTS: dict[str, Callable[[float], dict[str, Any]]] = {
+    "probe": lambda _: probe.measure(),
+    "resume": lambda _: trainer.resume(),
+    "trainer": partial(trainer.measure, SIZES),
     "peer": measure_peer,
-    "changes": lambda: trainer.change_one_at_a_time(SIZES[0]),
+    "changes": partial(trainer.change_one_at_a_time, SIZES[0]),
 }
+"""What each measures, given the seconds it may take."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What the device gives at most, and whether each kernel computes what it should."""
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +56,13 @@ def ceilings(place: torch.device) -> dict[str, float]:
     found["copy_gb_per_second"] = 2 * block.nbytes / _seconds(lambda: target.copy_(block)) / 1e9
     host = torch.empty(block.shape, pin_memory=place.type == "cuda")
     found["to_host_gb_per_second"] = block.nbytes / _seconds(lambda: host.copy_(block)) / 1e9
+    # A checkpoint lasts until its bytes are on the disk.
+    with tempfile.TemporaryFile() as file:
+        began = time.perf_counter()
+        file.write(host.numpy())
+        file.flush()
+        os.fsync(file.fileno())
+        found["to_disk_gb_per_second"] = host.nbytes / (time.perf_counter() - began) / 1e9
     return found
 
 

@@ -25,7 +25,7 @@ from recipes.settings import training_settings
 from recipes.spec import command, read_metrics
 
 IS_GPU = torch.cuda.is_available()
-STEPS, FEWER_STEPS, WARM_UP_STEPS = (40, 20, 10) if IS_GPU else (8, 8, 2)
+STEPS, FEWER_STEPS, WARM_UP_STEPS = (40, 24, 8) if IS_GPU else (8, 8, 2)
 RESUMED_STEPS = 40
 SHORT_DOCUMENT = 512
 SAME = 1e-3
@@ -83,11 +83,27 @@ class Bench:
         """A line for each step."""
         return read_metrics(self._folder / "runs" / name)
 
-    def run(self, name: str, steps: int, save_at: int, **changes: Any) -> list[dict[str, Any]]:
-        """The history of a run to its end; raises RuntimeError with the end of its log."""
-        code = self.start(name, steps, save_at, **changes).wait()
+    def run(
+        self, name: str, steps: int, save_at: int, seconds: float | None = None, **changes: Any
+    ) -> list[dict[str, Any]]:
+        """The history of a run to its end.
+
+        Args:
+            seconds: that it may last.
+
+        Raises:
+            RuntimeError: it failed or lasted longer; with the end of its log.
+        """
+        process = self.start(name, steps, save_at, **changes)
+        try:
+            code = process.wait(seconds)
+            how = f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+            how = f"had not ended after {seconds:.0f} s, at step {len(self.history(name))}"
         if code:
-            raise RuntimeError(f"{name} ended with {code}:\n{self.log(name).read_text()[-3000:]}")
+            raise RuntimeError(f"{name} {how}:\n{self.log(name).read_text()[-2500:]}")
         return self.history(name)
 
     def forget(self, name: str) -> None:
@@ -96,32 +112,36 @@ class Bench:
             shutil.rmtree(self._folder / kind / name, ignore_errors=True)
 
 
-def measure(names: tuple[str, ...]) -> dict[str, Any]:
+def measure(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """Tokens per second, utilization and the cost of a checkpoint, whole and short documents."""
 
-    def run(size: Size, document_tokens: int | None) -> dict[str, Any]:
+    def run(size: Size, document_tokens: int | None, left: float) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder), size, document_tokens)
-            history = bench.run("run", STEPS, save_at=STEPS // 2)
+            history = bench.run("run", STEPS, STEPS // 2, left)
             recompilations = bench.log("run").read_text().count("Recompiling function")
         return describe(history) | {"recompilations": recompilations}
 
     short = {name: min(SHORT_DOCUMENT, SIZES[name].length // 2) for name in names}
     return in_turn(
         {f"{name}, whole documents": partial(run, SIZES[name], None) for name in names}
-        | {f"{name}, short documents": partial(run, SIZES[name], short[name]) for name in names}
+        | {f"{name}, short documents": partial(run, SIZES[name], short[name]) for name in names},
+        seconds,
     )
 
 
 def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """The medians of a run's steps after the warm-up, and the cost of the save in their midst."""
-    steady = history[WARM_UP_STEPS:]
+    """The medians of a run's steps from the warm-up to the save in its midst, and its cost."""
+    half = len(history) // 2
+    steady, saving = history[WARM_UP_STEPS:half], history[half:]
     usual = median(line["seconds"] for line in steady)
-    saved = sum(line["seconds"] - usual for line in history[len(history) // 2 :][:10])
+    # The first save of a run also takes the host's memory for its copies.
+    saved = sum(line["seconds"] - usual for line in saving)
     figures = ("tokens_per_second", "mfu_6n", "mfu_masked", "data_wait_share", "peak_memory_gb")
     return {
         name: median(line[name] for line in steady) for name in figures if name in steady[0]
     } | {
+        "tokens_per_second_while_saving": median(line["tokens_per_second"] for line in saving),
         "first_step_seconds": history[0]["seconds"],
         "checkpoint_stall_seconds": sum(line["checkpoint_stall_seconds"] for line in history),
         "checkpoint_cost_seconds": saved,
@@ -152,7 +172,7 @@ def resume() -> dict[str, Any]:
     return found
 
 
-def change_one_at_a_time(name: str) -> dict[str, Any]:
+def change_one_at_a_time(name: str, seconds: float) -> dict[str, Any]:
     """The figures with one setting changed, beside those with none."""
     size = SIZES[name]
     changes: dict[str, dict[str, Any]] = {
@@ -165,13 +185,14 @@ def change_one_at_a_time(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), size)
 
-        def run(label: str, change: dict[str, Any]) -> dict[str, Any]:
+        def run(label: str, change: dict[str, Any], left: float) -> dict[str, Any]:
             name = label.replace(" ", "_")
-            told = describe(bench.run(name, FEWER_STEPS, FEWER_STEPS // 2, **change))
+            told = describe(bench.run(name, FEWER_STEPS, FEWER_STEPS // 2, left, **change))
             bench.forget(name)
             return told
 
-        return in_turn({label: partial(run, label, change) for label, change in changes.items()})
+        runs = {label: partial(run, label, change) for label, change in changes.items()}
+        return in_turn(runs, seconds)
 
 
 def _written(bench: Bench, name: str) -> list[dict[str, Any]]:

@@ -5,26 +5,31 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 SECONDS = 540
-"""Most that one part may take; a lent machine may end a command after ten minutes."""
+"""Most that one part may take unless told; a lent machine may end a command after ten minutes."""
 BEGAN = time.monotonic()
 """Of this part, which is a process."""
 
 
-def in_turn(runs: Mapping[str, Callable[[], Any]], seconds: float = SECONDS) -> dict[str, Any]:
+def in_turn(runs: Mapping[str, Callable[[float], Any]], seconds: float) -> dict[str, Any]:
     """What each run says, printed at once.
 
     One that fails says why, and one that would take longer than the part still has, if it took as
     long as the longest before it, is left out.
+
+    Args:
+        runs: each takes the seconds that it may last.
+        seconds: that all may take, from the start of this process.
     """
     found: dict[str, Any] = {}
     longest = 0.0
     for name, run in runs.items():
         began = time.monotonic()
-        if began + longest > BEGAN + seconds:
+        left = BEGAN + seconds - began
+        if left < longest:
             found[name] = {"left_out": f"no time is left for another {longest:.0f} s"}
         else:
             try:
-                found[name] = run()
+                found[name] = run(left)
             except RuntimeError as error:
                 found[name] = {"failed": str(error)[-3000:]}
             longest = max(longest, time.monotonic() - began)

@@ -246,6 +246,10 @@ def _compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
+FLEX_OPTIONS: dict[str, Any] = {"ROWS_GUARANTEED_SAFE": True}
+"""Of flex attention's kernels: every position looks at itself at least."""
+
+
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: SegmentMask
 ) -> torch.Tensor:
@@ -256,7 +260,14 @@ def attend(
     grouped = query.shape[1] != key.shape[1]
     if mask.blocks is not None:
         flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
-        attended = flex(query, key, value, block_mask=mask.blocks, enable_gqa=grouped)
+        attended = flex(
+            query,
+            key,
+            value,
+            block_mask=mask.blocks,
+            enable_gqa=grouped,
+            kernel_options=FLEX_OPTIONS,
+        )
         return attended.transpose(1, 2)
     attended = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask.allowed, enable_gqa=grouped
