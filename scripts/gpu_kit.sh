@@ -22,9 +22,6 @@ for version in ${PYTHONS:-$("$python" -c 'import sys; print(*sys.version_info[:2
     mkdir "$site/llm_assets.dist-info"
     cp .venv/lib/python*/site-packages/llm_assets-*.dist-info/{METADATA,entry_points.txt} \
         "$site/llm_assets.dist-info"
-    # As wheels they are 110 MB, more than such a machine may let one bring.
-    find "$site/transformers/models" -mindepth 1 -maxdepth 1 -type d ! -name auto ! -name llama \
-        -exec rm -r {} +
     XZ_OPT="--threads=0 --x86 --lzma2=preset=2,dict=32MiB" tar --create --xz \
         --file "$kit/$version.tar.xz" --directory "$site" \
         --exclude={tests,include,src,webfiles.zip} --exclude='*.'{a,pxd,pxi,pyi,pyx} \

@@ -64,9 +64,13 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.here:
         (part,) = arguments.parts
-        found = PARTS[part](arguments.seconds)
-        told = json.dumps({"machine": machine(), "found": found}, indent=2)
-        (arguments.results / f"{part}.json").write_text(told + "\n")
+        path = arguments.results / f"{part}.json"
+
+        def write(found: dict[str, Any]) -> None:
+            path.write_text(json.dumps({"machine": machine(), "found": found}, indent=2) + "\n")
+
+        found = PARTS[part](arguments.seconds, write)
+        write(found)
         sys.exit(any("failed" in run for run in found.values() if isinstance(run, dict)))
     print(json.dumps(machine(), indent=2), flush=True)
     parts = arguments.parts or list(PARTS)
@@ -129,7 +133,7 @@ def machine() -> dict[str, Any]:
     return told | versions
 
 
-def measure_peer(seconds: float) -> dict[str, Any]:
+def measure_peer(seconds: float, keep: trainer.Keep) -> dict[str, Any]:
     """The step of ours and of the Hugging Face Trainer, in turn (`benchmarks.train_gpu`)."""
     absent = [name for name in ("transformers", "accelerate") if not importlib.util.find_spec(name)]
     if absent:
@@ -138,17 +142,17 @@ def measure_peer(seconds: float) -> dict[str, Any]:
     from benchmarks.train_gpu import measure_rounds
 
     # Each side may take what is left: the second is begun where the first left it time.
-    return in_turn({name: partial(measure_rounds, name, 1) for name in SIZES}, seconds)
+    return in_turn({name: partial(measure_rounds, name, 1) for name in SIZES}, seconds, keep)
 
 
-PARTS: dict[str, Callable[[float], dict[str, Any]]] = {
-    "probe": lambda _: probe.measure(),
-    "resume": lambda _: trainer.resume(),
+PARTS: dict[str, Callable[[float, trainer.Keep], dict[str, Any]]] = {
+    "probe": lambda *_: probe.measure(),
+    "resume": lambda *_: trainer.resume(),
     "trainer": partial(trainer.measure, SIZES),
     "peer": measure_peer,
     "changes": partial(trainer.change_one_at_a_time, SIZES[0]),
 }
-"""What each measures, given the seconds it may take."""
+"""What each measures, given the seconds it may take and what keeps the results so far."""
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,9 @@ RESUMED_STEPS = 40
 SHORT_DOCUMENT = 512
 SAME = 1e-3
 """Relative difference of a loss after a resume; kernels of a new process may be timed otherwise."""
+
+Keep = Callable[[dict[str, Any]], object]
+"""Takes all that a part has found so far."""
 
 
 class Bench:
@@ -89,7 +93,7 @@ class Bench:
         """The history of a run to its end.
 
         Args:
-            seconds: that it may last.
+            seconds: that it may last; where only its export is left by then, all steps are known.
 
         Raises:
             RuntimeError: it failed or lasted longer; with the end of its log.
@@ -100,8 +104,9 @@ class Bench:
             how = f"ended with {code}"
         except subprocess.TimeoutExpired:
             process.kill()
-            code = process.wait()
-            how = f"had not ended after {seconds:.0f} s, at step {len(self.history(name))}"
+            process.wait()
+            code = steps - len(self.history(name))
+            how = f"had {code} steps left after {seconds:.0f} s"
         if code:
             raise RuntimeError(f"{name} {how}:\n{self.log(name).read_text()[-2500:]}")
         return self.history(name)
@@ -112,7 +117,7 @@ class Bench:
             shutil.rmtree(self._folder / kind / name, ignore_errors=True)
 
 
-def measure(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def measure(names: tuple[str, ...], seconds: float, keep: Keep) -> dict[str, Any]:
     """Tokens per second, utilization and the cost of a checkpoint, whole and short documents."""
 
     def run(size: Size, document_tokens: int | None, left: float) -> dict[str, Any]:
@@ -127,6 +132,7 @@ def measure(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
         {f"{name}, whole documents": partial(run, SIZES[name], None) for name in names}
         | {f"{name}, short documents": partial(run, SIZES[name], short[name]) for name in names},
         seconds,
+        keep,
     )
 
 
@@ -172,7 +178,7 @@ def resume() -> dict[str, Any]:
     return found
 
 
-def change_one_at_a_time(name: str, seconds: float) -> dict[str, Any]:
+def change_one_at_a_time(name: str, seconds: float, keep: Keep) -> dict[str, Any]:
     """The figures with one setting changed, beside those with none."""
     size = SIZES[name]
     changes: dict[str, dict[str, Any]] = {
@@ -192,7 +198,7 @@ def change_one_at_a_time(name: str, seconds: float) -> dict[str, Any]:
             return told
 
         runs = {label: partial(run, label, change) for label, change in changes.items()}
-        return in_turn(runs, seconds)
+        return in_turn(runs, seconds, keep)
 
 
 def _written(bench: Bench, name: str) -> list[dict[str, Any]]:

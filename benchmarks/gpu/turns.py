@@ -10,8 +10,12 @@ BEGAN = time.monotonic()
 """Of this part, which is a process."""
 
 
-def in_turn(runs: Mapping[str, Callable[[float], Any]], seconds: float) -> dict[str, Any]:
-    """What each run says, printed at once.
+def in_turn(
+    runs: Mapping[str, Callable[[float], Any]],
+    seconds: float,
+    keep: Callable[[dict[str, Any]], object],
+) -> dict[str, Any]:
+    """What each run says, printed and kept at once: whatever ends the part takes no other's away.
 
     One that fails says why, and one that would take longer than the part still has, if it took as
     long as the longest before it, is left out.
@@ -19,6 +23,7 @@ def in_turn(runs: Mapping[str, Callable[[float], Any]], seconds: float) -> dict[
     Args:
         runs: each takes the seconds that it may last.
         seconds: that all may take, from the start of this process.
+        keep: is given all that was found so far.
     """
     found: dict[str, Any] = {}
     longest = 0.0
@@ -34,4 +39,5 @@ def in_turn(runs: Mapping[str, Callable[[float], Any]], seconds: float) -> dict[
                 found[name] = {"failed": str(error)[-3000:]}
             longest = max(longest, time.monotonic() - began)
         print(f"{name}: {found[name]}", flush=True)
+        keep(found)
     return found
