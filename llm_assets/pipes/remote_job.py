@@ -1,11 +1,14 @@
 """What the clients of this package share: submit or adopt a job, follow it, end it, judge it."""
 
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from types import FrameType
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import dagster as dg
 
@@ -30,6 +33,52 @@ from llm_assets.pipes.service import (
 FIRST_POLL_SECONDS = 0.5
 END_POLICY = failures.RetryPolicy(first_delay_seconds=1.0, give_up_after_seconds=60.0)
 LONGEST_RESTART_DELAY_SECONDS = 600.0
+SECONDS_BETWEEN_CHECKS = 0.2
+
+
+class HeldSignals:
+    """Holds SIGINT and SIGTERM back until the run comes to a place where it can end.
+
+    Dagster's handler raises wherever the program happens to be. In the midst of a call, gRPC may
+    lose the exception, so that run and job go on, or be left with a damaged heap, of which the
+    process dies and the job goes on. And with the answer to a submission goes the job's name.
+    """
+
+    def __init__(self) -> None:
+        self._came: int | None = None
+        self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def __enter__(self) -> Self:
+        # Elsewhere Python allows no handlers, and no signal arrives.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.getsignal(number)
+                if callable(before):
+                    self._before[number] = before
+                    signal.signal(number, self._hold)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if kind is None:
+            self.let_through()
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._came = number
+
+    def let_through(self) -> None:
+        """Do what was to be done when a signal came; Dagster's handler raises."""
+        number, self._came = self._came, None
+        if number is not None:
+            self._before[number](number, None)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, at most until a signal comes."""
+        end = time.monotonic() + seconds
+        while self._came is None and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, SECONDS_BETWEEN_CHECKS))
+        self.let_through()
 
 
 def end_job(service: RemoteService, job: RemoteJob, report: Callable[[str], None]) -> None:
@@ -58,6 +107,7 @@ class RemoteRun:
     adopted: bool = False
     restarts: Restarts = field(init=False)
     _mark: str = ""
+    _signals: HeldSignals = field(default_factory=HeldSignals, init=False)
 
     def __post_init__(self) -> None:
         self.restarts = Restarts(self.limits.restarts, self.limits.progress)
@@ -71,6 +121,12 @@ class RemoteRun:
             RemoteJobFailed: the job could not be started, failed, or ended without its closing
                 message.
         """
+        with self._signals:
+            return self._run(context_injector, extras)
+
+    def _run(
+        self, context_injector: dg.PipesContextInjector, extras: dict[str, Any] | None
+    ) -> dg.PipesClientCompletedInvocation:
         self._guard("reading the messages' bucket", self.reader.check_readable)
         with dg.open_pipes_session(
             context=self.context,
@@ -95,9 +151,10 @@ class RemoteRun:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
 
+        self._signals.let_through()
         try:
             return failures.call_with_retries(
-                function, self.limits.retries, self.context.log.warning
+                function, self.limits.retries, self.context.log.warning, self._signals.sleep
             )
         except (GoogleAPIError, GoogleAuthError) as error:
             job = self.job
@@ -120,7 +177,7 @@ class RemoteRun:
             f"{self.restarts}"
         )
         delay = self.limits.restart_delay_seconds * 2 ** (self.restarts.in_vain - 1)
-        time.sleep(min(LONGEST_RESTART_DELAY_SECONDS, delay))
+        self._signals.sleep(min(LONGEST_RESTART_DELAY_SECONDS, delay))
         self._adopt_or_submit()
 
     def _find_or_create(self) -> RemoteJob:
@@ -212,14 +269,14 @@ class RemoteRun:
                 return self._judge(self._with_reason(job))
             if job.phase is Phase.WAITING:
                 self._give_up_waiting(time.monotonic() - waiting_since)
-            time.sleep(backoff.take())
+            self._signals.sleep(backoff.take())
 
     def _with_reason(self, job: RemoteJob) -> RemoteJob:
         """A failed job once its reason is there; it decides whether the job is started again."""
         deadline = time.monotonic() + self.limits.reason_seconds
         backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
         while job.phase is Phase.FAILED and not job.detail and time.monotonic() < deadline:
-            time.sleep(backoff.take())
+            self._signals.sleep(backoff.take())
             job = self._guard(f"a look at {job.name}", partial(self.service.get, job.name))
         return job
 
@@ -276,7 +333,7 @@ class RemoteRun:
         backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
         self.reader.poll()
         while self.reader.closed is None and time.monotonic() < deadline:
-            time.sleep(backoff.take())
+            self._signals.sleep(backoff.take())
             self.reader.poll()
             if self.reader.closed is None:
                 self._guard("reading the last messages", self.reader.read_rest)

@@ -350,12 +350,15 @@ def test_interrupted_run_ends_its_job(scene: Scene) -> None:
 @ending(
     "run cancelled while its job is being submitted, which takes long",
     "the run is canceled",
-    "found by its label, and {scene.removed}",
+    "once the service has answered, {scene.removed}",
 )
 def test_run_cancelled_before_it_knows_its_job_ends_it(scene: Scene) -> None:
     scene.runner.hold_pending()
     scene.google.server.faults.delay(scene.runner.create_method, 4.0)
-    end(scene.start(until=Phase.WAITING))
+    process = scene.start(until=Phase.WAITING)
+    end(process)
+    # In the midst of a call gRPC may lose the exception, or end the process by a damaged heap.
+    assert "Submitted" in process.output.read_text()
     scene.runner.hold_pending(False)
     scene.ends(starts=1)
 
