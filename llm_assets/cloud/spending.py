@@ -6,7 +6,7 @@ kept in the bucket.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -78,6 +78,22 @@ RECORD_SECONDS = 60.0
 HOUR = 3600.0
 
 
+@dataclass(frozen=True)
+class MachineHours:
+    """Hours that the machines of jobs existed together, in the unit that is paid for."""
+
+    total: float = 0.0
+    spot: float = 0.0
+    """Of them those of spot and flex-start machines."""
+    lost: float = 0.0
+    """Those since the newest checkpoint, or without one all, of jobs whose machines were taken."""
+
+    def __add__(self, other: "MachineHours") -> "MachineHours":
+        return MachineHours(
+            self.total + other.total, self.spot + other.spot, self.lost + other.lost
+        )
+
+
 @dataclass
 class Spending:
     """The jobs of one asset in one Dagster run.
@@ -95,14 +111,22 @@ class Spending:
     """How many a job has, as far as the service does not count them itself."""
     run: str
     """The Dagster run's id."""
-    dollars: float = 0.0
-    """Of the jobs that were followed here, so far."""
-    hours: float = 0.0
-    """Of all their machines, so far."""
-    _jobs: dict[str, tuple[float, float]] = field(default_factory=dict)
+    last_saved: Callable[[], float | None] = lambda: None
+    """When the newest checkpoint was saved, in seconds since the epoch; None without one."""
+    _jobs: dict[str, MachineHours] = field(default_factory=dict)
     _before: tuple[float, float] = (0.0, 0.0)
     """Of this month and of this run, in the ledger by other jobs."""
     _recorded: float = 0.0
+
+    @property
+    def hours(self) -> MachineHours:
+        """Of the jobs that were followed here, so far."""
+        return sum(self._jobs.values(), MachineHours())
+
+    @property
+    def dollars(self) -> float:
+        """The same in money; 0 where the price is not known."""
+        return self.hours.total * (self.dollars_per_hour or 0.0)
 
     def check_before(self) -> None:
         """Refuse another job where a ceiling is reached, or nobody knows what it would cost.
@@ -126,13 +150,11 @@ class Spending:
 
     def objection(self, job: RemoteJob) -> str | None:
         """Enter a job's cost so far; says why it must not go on, where a ceiling is passed."""
-        if self.dollars_per_hour is None or not job.started:
+        if not job.started:
             return None
-        seconds = (job.ended or time.time()) - job.started
-        hours = job.billed_hours or seconds / HOUR * self.number
-        self._jobs[_entry_name(job)] = (hours, hours * self.dollars_per_hour)
-        self.hours = sum(hours for hours, _ in self._jobs.values())
-        self.dollars = sum(dollars for _, dollars in self._jobs.values())
+        self._jobs[_entry_name(job)] = self._count(job)
+        if self.dollars_per_hour is None:
+            return None
         now = time.monotonic()
         if job.phase.ended or now - self._recorded > RECORD_SECONDS:
             self._recorded = now
@@ -140,13 +162,26 @@ class Spending:
         return None if job.phase.ended else self._over()
 
     def metadata(self) -> dict[str, Any]:
-        """What an asset shows of it; nothing where the price is not known."""
-        if self.dollars_per_hour is None:
+        """What an asset shows of it; no dollars where the price is not known."""
+        hours = self.hours
+        if not hours.total:
             return {}
-        return {
-            COST: round(self.dollars, 4),
-            "billed": f"{self.hours:.4g} hours of {self.machines}",
-        }
+        found: dict[str, Any] = {"billed": f"{hours.total:.4g} hours of {self.machines}"}
+        if self.dollars_per_hour is not None:
+            found[COST] = round(self.dollars, 4)
+        if self.machines != DCU:
+            found["spot_share"] = round(hours.spot / hours.total, 4)
+            found["hours_lost"] = round(hours.lost, 4)
+        return found
+
+    def _count(self, job: RemoteJob) -> MachineHours:
+        ended = job.ended or time.time()
+        total = job.billed_hours or (ended - job.started) / HOUR * self.number
+        lost = 0.0
+        if job.phase.ended and job.lost_machines:
+            kept = max(job.started, self.last_saved() or 0.0)
+            lost = max(0.0, ended - kept) / HOUR * self.number
+        return MachineHours(total, total if job.is_cheaper else 0.0, lost)
 
     def _over(self) -> str | None:
         """In words, which ceiling is reached by what others cost and these jobs."""
@@ -174,14 +209,14 @@ class Spending:
 
     def _record(self, job: RemoteJob) -> None:
         name = _entry_name(job)
-        hours, dollars = self._jobs[name]
+        hours = self._jobs[name].total
         month = datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m")
         entry = {
             "job": name,
             "run": self.run,
             "machines": self.machines,
             "hours": hours,
-            "dollars": dollars,
+            "dollars": hours * (self.dollars_per_hour or 0.0),
         }
         path = f"gs://{self.settings.bucket}/{LEDGER}/{month}/{name.rsplit('/', 1)[-1]}.json"
         files.write(path, json.dumps(entry).encode())

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import dagster as dg
 from pydantic import BaseModel
 
-from artifacts.checkpoints import newest_step
+from artifacts.checkpoints import MANIFEST_NAME, newest_step, step_url
 from artifacts.errors import UserError
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
@@ -119,7 +119,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             partial(missing_of_training, spec),
             spec.export_folder,
             self._settings().training,
-            progress=partial(newest_step, spec.run_folder),
+            run_folder=spec.run_folder,
         )
         return TrainingResult.model_validate_json(files.read(result))
 
@@ -199,14 +199,14 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         output: str,
         machines: MachineSettings,
         processes: int = 1,
-        progress: Callable[[], object] = lambda: None,
+        run_folder: str | None = None,
     ) -> None:
         """Run a program as a job; one that ran before counts only with all that it has to leave.
 
         Args:
             processes: at least so many train together, where machines have no accelerators that
                 they would share; 0 for a program that is one process.
-            progress: what the program has saved so far, which does not go by an interruption.
+            run_folder: where the program saves what does not go by an interruption.
         """
         settings = self._settings()
         fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
@@ -231,7 +231,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             output,
             lambda: not missing(),
             lease,
-            progress,
+            run_folder,
         )
         if lacking := missing():
             raise UserError(
@@ -249,12 +249,17 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         output: str,
         accept_succeeded: Callable[[], bool] = lambda: True,
         lease: str | None = None,
-        progress: Callable[[], object] = lambda: None,
+        run_folder: str | None = None,
     ) -> dg.PipesClientCompletedInvocation:
         """Follow a job to its end, renewing its lease."""
         price = hourly(settings, machines)
         spending = Spending(
-            settings, machines.machine_type, price, machines.replicas, context.run_id
+            settings,
+            machines.machine_type,
+            price,
+            machines.replicas,
+            context.run_id,
+            partial(last_saved, run_folder),
         )
         renewed = float("-inf")
 
@@ -265,7 +270,9 @@ class CloudTrainingRunner(TrainingRunner, ABC):
                 files.write(lease, str(time.time()).encode())
             return spending.objection(job)
 
-        limits = replace(job_limits(settings, machines), objection=look, progress=progress)
+        limits = replace(job_limits(settings, machines), objection=look)
+        if run_folder:
+            limits = replace(limits, progress=partial(newest_step, run_folder))
         return _follow(
             self.service.client,
             context,
@@ -326,6 +333,15 @@ def missing_of_evaluation(spec: EvaluationSpec) -> list[str]:
 
 def _missing(folder: str, wanted: set[str]) -> list[str]:
     return [f"{folder}/{name}" for name in sorted(wanted - files.list_sizes(folder).keys())]
+
+
+def last_saved(run_folder: str | None) -> float | None:
+    """When a run's newest finished checkpoint was, in seconds since the epoch."""
+    step = newest_step(run_folder) if run_folder else None
+    if run_folder is None or step is None:
+        return None
+    filesystem, path = files.resolve(f"{step_url(run_folder, step)}/{MANIFEST_NAME}")
+    return float(filesystem.modified(path).timestamp())
 
 
 def _read_result(folder: str) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from artifacts.checkpoints import commit
 from artifacts.errors import UserError
 from artifacts.storage import files
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.cloud.spending import Spending
+from llm_assets.cloud.spending import DCU, Spending
 from llm_assets.pipes.service import Phase, RemoteJob
+from llm_assets.runners.google_cloud import last_saved
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
@@ -30,20 +32,48 @@ def spending(
     return Spending(settings, "a2-highgpu-1g", price, 2, run)
 
 
-def job(name: str, hours: float, phase: Phase = Phase.RUNNING) -> RemoteJob:
+def job(name: str, hours: float, phase: Phase = Phase.RUNNING, **more: Any) -> RemoteJob:
     """A job that has run for so long."""
     now = time.time()
     ended = now if phase.ended else 0.0
-    started = now - hours * HOUR
-    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, now, started=started, ended=ended)
+    times = {"started": now - hours * HOUR, "ended": ended}
+    return RemoteJob(f"p/customJobs/{name}", phase, "", {}, now, **times, **more)
 
 
 def test_machine_hours_times_price_are_what_an_asset_shows(google: LocalGoogle) -> None:
     spent = spending(google)
     assert spent.objection(job("1", 0.5, Phase.FAILED)) is None
     spent.objection(job("2", 1.0, Phase.SUCCEEDED))
-    assert spent.metadata() == {"cost_dollars": 12.0, "billed": "3 hours of a2-highgpu-1g"}
+    shown = {"billed": "3 hours of a2-highgpu-1g", "spot_share": 0.0, "hours_lost": 0.0}
+    assert spent.metadata() == shown | {"cost_dollars": 12.0}
     assert spending(google, price=None).metadata() == {}
+    unknown = spending(google, price=None)
+    unknown.objection(job("1", 1.5, Phase.SUCCEEDED))
+    assert unknown.metadata() == shown
+
+
+def test_hours_lost_are_those_since_the_newest_checkpoint_of_machines_that_were_taken(
+    google: LocalGoogle,
+) -> None:
+    spent = spending(google)
+    spent.objection(job("1", 2.0, Phase.FAILED, is_cheaper=True, lost_machines=True))
+    assert (spent.hours.total, spent.hours.lost) == pytest.approx((4.0, 4.0)), "nothing was saved"
+    spent.last_saved = lambda: time.time() - 0.25 * HOUR
+    spent.objection(job("2", 2.0, Phase.FAILED, is_cheaper=True, lost_machines=True))
+    spent.objection(job("3", 0.125, Phase.FAILED, is_cheaper=True, lost_machines=True))
+    spent.objection(job("4", 1.0, Phase.FAILED, is_cheaper=True))
+    spent.objection(job("5", 1.75, Phase.SUCCEEDED))
+    shown = spent.metadata()
+    # 4 + 4 + 0.25 + 2 hours on spot machines, and 3.5 on others.
+    assert shown["spot_share"] == pytest.approx(10.25 / 13.75, abs=1e-3)
+    assert shown["hours_lost"] == pytest.approx(4.0 + 0.5 + 0.25, abs=1e-3)
+
+
+def test_units_of_dataproc_are_no_machines_that_are_lost(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    spent = Spending(settings, DCU, 0.06, 16, "run-1")
+    spent.objection(job("1", 1.0, Phase.SUCCEEDED))
+    assert set(spent.metadata()) == {"billed", "cost_dollars"}
 
 
 def test_what_the_service_counts_itself_holds(google: LocalGoogle) -> None:
@@ -87,3 +117,14 @@ def test_ceiling_without_a_price_is_refused_before_anything_starts(google: Local
     spending(google, price=None).check_before()
     with pytest.raises(UserError, match=r"price of a2-highgpu-1g is not known"):
         spending(google, price=None, run_limit=10).check_before()
+
+
+def test_what_is_kept_is_dated_by_the_newest_finished_checkpoint(google: LocalGoogle) -> None:
+    run = f"gs://{BUCKET}/runs/dated"
+    assert last_saved(None) is None and last_saved(run) is None
+    files.write(f"{run}/step-5/weights", b"1")
+    assert last_saved(run) is None, "not finished"
+    before = time.time()
+    commit(run, 5, {}, {})
+    files.write(f"{run}/step-6/weights", b"1")
+    assert last_saved(run) == pytest.approx(before, abs=60)
