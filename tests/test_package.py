@@ -51,6 +51,7 @@ def test_pinned_versions_lie_in_the_wheels_ranges() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
 def test_the_graph_works_on_the_minor_version_of_dagster_before(tmp_path: Path) -> None:
     """As a user asks for it: assets, launchpad, dg, sensors, another project's assets."""
     older = []
@@ -107,6 +108,7 @@ def test_a_torchtune_installed_later_is_named_with_the_way_out(tmp_path: Path) -
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
 def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -> None:
     environment = tmp_path / "venv"
     venv.create(environment)
@@ -145,6 +147,7 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
 def test_the_readmes_lines_make_a_model_from_uv_alone(tmp_path: Path) -> None:
     blocks = re.findall(r"```sh\n(uv build.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = blocks[0].replace("/path/to/checkout", str(ROOT))

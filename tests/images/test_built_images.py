@@ -189,6 +189,7 @@ def container_of() -> Iterator[Callable[[str], str]]:
 
 @needs("buildah", "debootstrap")
 @pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
 @pytest.mark.parametrize("image", RUNS)
 def test_image_is_built_and_does_its_work_as_its_own_user(
     image: str, container_of: Callable[[str], str], tmp_path: Path
@@ -201,6 +202,7 @@ def test_image_is_built_and_does_its_work_as_its_own_user(
 
 @needs("buildah", "debootstrap", *FUSE)
 @pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
 def test_every_job_of_the_demo_runs_in_the_root_of_its_image_as_its_user(
     container_of: Callable[[str], str], tmp_path: Path
 ) -> None:

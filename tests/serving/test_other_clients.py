@@ -44,6 +44,7 @@ def test_llm_asks_whole_and_streamed(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
 def test_guidellm_completes_all_its_requests(chat_model_folder: Path, tmp_path: Path) -> None:
     """The field's load generator, in an environment of its own: it wants a newer click."""
     served = start(tmp_path / "endpoint", chat_model_folder)
