@@ -286,13 +286,11 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
     try:
         content = read_yaml(path)
     except FileNotFoundError as error:
-        raise UserError(
-            f"There is no settings file {path}. Set {variable} to one of: "
-            + (
-                ", ".join(map(str, _pipeline_files()))
-                or "a YAML file (`llm-assets init` writes one)"
-            )
-        ) from error
+        hint = f"Name another one with {variable}; `llm-assets setup` writes one."
+        if variable == CONFIG_VARIABLE:
+            here = ", ".join(map(str, _pipeline_files())) or "none; `llm-assets init` writes one"
+            hint = f"Name another one with --config or {variable}. Here: {here}"
+        raise UserError(f"There is no settings file {path}. {hint}") from error
     except (IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -86,10 +86,10 @@ class TextEstimate:
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, {self.tokens:,.0f} tokens{sampled}"
             )
-        for count, what in ((self.copies, "exact copies"), (self.short, "too short to keep")):
-            told += [f"left out: {count:,.0f} {what}"] * bool(count)
+        for what, count in (("exact copies", self.copies), ("documents too short", self.short)):
+            told += [f"{what} left out: {count:,.0f}"] * bool(count)
         for kind, count in self.decoded.counts.items():
-            told.append(f"decoded: {count:,} files in {kind}")
+            told.append(f"files decoded from {kind}: {count:,}")
         reasons = {reason.replace("_", " "): count for reason, count in self.faults.items()}
         for what, counts in (("set aside", reasons), ("not read", self.unread.counts)):
             told += [f"{what}: {count:,} {kind}" for kind, count in counts.items()]

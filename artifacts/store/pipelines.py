@@ -92,15 +92,20 @@ class Pipeline:
         entries = [history.current, *history.previous] if history else []
         return [entry.fingerprint for entry in entries]
 
-    def current(self, asset: str, needed_by: str) -> Artifact:
-        """The asset's current artifact; raises MissingArtifact with the command that makes it."""
+    def current(self, asset: str, needed_by: str | None = None) -> Artifact:
+        """The asset's current artifact; raises MissingArtifact with the command that makes it.
+
+        Args:
+            needed_by: the asset that reads it; None where a command does.
+        """
         artifact = self.find_current(asset)
         if artifact is None:
             gone = self.recorded(asset)
-            state = f"is no longer there ({gone} was)" if gone else "has not been made yet"
+            state = f"was deleted ({gone})" if gone else "has not been built yet"
+            needed = f"`{needed_by}` needs `{asset}`, which" if needed_by else f"`{asset}`"
             raise MissingArtifact(
-                f"`{needed_by}` needs `{asset}`, which {state} in {self.store.root}. "
-                f"Make it and all before it with: {make_command(needed_by)}"
+                f"{needed} {state} in {self.store.root}. Build it and everything upstream with: "
+                f"{make_command(needed_by or asset)}"
             )
         return artifact
 

@@ -33,8 +33,13 @@ version_argument = click.argument("version", type=int)
 name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
 reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+PORT = click.IntRange(1, 65535)
 port_option = click.option(
-    "--port", default=services.PORT, show_default=True, help=f"Port of the UI on {services.HOST}."
+    "--port",
+    type=PORT,
+    default=services.PORT,
+    show_default=True,
+    help=f"Port of the UI on {services.HOST}.",
 )
 
 
@@ -514,7 +519,7 @@ def clean(yes: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
     elif cleaning.removals and not yes:
-        click.echo("Nothing was removed. Remove it with: llm-assets clean --yes")
+        click.echo("Nothing was deleted yet. Delete it with: llm-assets clean --yes")
 
 
 @commands.command()
@@ -554,7 +559,11 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
 @commands.command()
 @port_option
 @click.option(
-    "--board-port", default=services.BOARD_PORT, show_default=True, help="Port of the board."
+    "--board-port",
+    type=PORT,
+    default=services.BOARD_PORT,
+    show_default=True,
+    help="Port of the board.",
 )
 @click.option("--wait", is_flag=True, help="Stay until a signal, then stop them; for containers.")
 def up(port: int, board_port: int, wait: bool) -> None:
@@ -599,6 +608,7 @@ def down() -> None:
 @commands.command()
 @click.option(
     "--port",
+    type=click.IntRange(0, 65535),
     default=services.BOARD_PORT,
     show_default=True,
     help=f"Port on {services.HOST}; 0 for any free port.",

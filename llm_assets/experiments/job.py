@@ -286,7 +286,7 @@ def trial_metrics(
 ) -> BuildPlan:
     """The trial's model, its base and the wanted version, measured on validation text."""
     settings = _alone(pipeline.settings.eval_metrics)
-    shards = pipeline.record.current("tokenized_shards", needed_by="trial_metrics")
+    shards = pipeline.record.current("tokenized_shards")
     inputs = {"tokenized_shards": shards.fingerprint}
     wanted = registry.open(pipeline).find("wanted")
     incumbent = None

@@ -55,7 +55,7 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
     """Look a document up; raises UserError where nothing of that id is known."""
     listed = read_list(record.store, record.name).documents
     is_derived = DERIVED in identifier
-    corpus = record.current("study" if is_derived else "clean_corpus", needed_by="document")
+    corpus = record.current("study" if is_derived else "clean_corpus")
     shards = record.find_current("tokenized_shards")
     stats = ShardStats.model_validate(shards.stats) if shards else None
     runs = all_runs(record.store, state)

@@ -95,7 +95,8 @@ def _files(store: Store) -> Iterator[tuple[str, int, float, float]]:
             written = described["mtime"].timestamp()
             yield path, described["size"], written, written
         return
-    folders = [store.root]
+    # In a new project there is no store yet.
+    folders = [store.root] if os.path.isdir(store.root) else []
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -427,10 +428,11 @@ def clean(
         remove(record.store, removals)
         gone = {each.artifact for each in removals if each.artifact and not each.explains}
         record.forget({name for name in gone if name})
-    report(
-        f"{'Removed' if delete else 'To be removed'}: {found.bytes / 1e6:,.1f} MB in "
-        f"{len(removals):,} places; {found.bytes_kept / 1e6:,.1f} MB stay."
-    )
+    told = "Nothing to delete"
+    if removals:
+        what = f"{found.bytes / 1e6:,.1f} MB in {len(removals):,} folders and files"
+        told = f"{'Deleted' if delete else 'To delete'}: {what}"
+    report(f"{told}; {found.bytes_kept / 1e6:,.1f} MB stay.")
     return found
 
 

@@ -115,7 +115,8 @@ class RegistryState(BaseModel):
         for known in self.versions:
             if known.version == version:
                 return known
-        raise UnknownVersion(f"There is no version {version}: `llm-assets versions` lists them.")
+        listed = "`llm-assets versions` lists them" if self.versions else "none is registered yet"
+        raise UnknownVersion(f"There is no version {version}: {listed}.")
 
     def find_model(self, weights: str) -> ModelVersion | None:
         """The version that these weights are registered as."""
@@ -275,8 +276,8 @@ class RegistryState(BaseModel):
             target = self.champion
         if target is None:
             raise UserError(
-                "There is no version to go back to: what serves is the base model. "
-                "`llm-assets approve VERSION` brings any other version back."
+                "There is no earlier version to roll back to. `llm-assets versions` lists all "
+                "versions, and `llm-assets approve VERSION` serves one of them."
             )
         if self.succession[-1] != target:
             self.succession = self.succession[: self.succession.index(target) + 1]

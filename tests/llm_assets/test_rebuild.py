@@ -39,4 +39,4 @@ def test_what_cannot_be_made_again_is_refused_by_name(
     monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
     monkeypatch.chdir(project.folder)
     told = CliRunner().invoke(commands, ["run", "--rebuild", "chekpoint"])
-    assert isinstance(told.exception, UserError) and "chekpoint: nothing" in str(told.exception)
+    assert isinstance(told.exception, UserError) and "no asset chekpoint" in str(told.exception)

@@ -59,15 +59,15 @@ def plan_columns(
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
         sampled = sorted(of_format, key=lambda one: hash64(one.name))[:SAMPLED_FILES]
-        columns = [text_columns(list(_records(source, file))) for file in sampled]
+        records = [list(_records(source, file)) for file in sampled]
+        columns = [text_columns(one) for one in records]
         found.update(filter(None, columns))
         if of_format and not any(columns):
             without.append(name)
-            first = sampled[0].name
-            notes.append(
-                f"{len(of_format):,} {name} files left out: no column of text ({first}); "
-                "`text_column` or `text_template` of a source names one"
-            )
+            why = "no column of text, unless `text_column` or `text_template` of a source names one"
+            if not any(records):
+                why = "no row can be read"
+            notes.append(f"left out: {len(of_format):,} {name}: {why} ({sampled[0].name})")
     if not found:
         return {}, without, notes
     # A row takes the first template of which it has all columns, so the largest come first.
@@ -78,7 +78,7 @@ def plan_columns(
     else:
         chosen = {"text_template": [v if k == "text_template" else f"{{{v}}}" for k, v in ordered]}
     for key, value in ordered:
-        notes.append(f"{found[key, value]:,} tables: {key} {shown_in_line(value)}")
+        notes.append(f"{key} (tables: {found[key, value]:,}): {shown_in_line(value)}")
     return chosen, without, notes
 
 
@@ -351,7 +351,7 @@ def _formats(found: list[FormatName]) -> tuple[list[FormatName], list[str]]:
     formats = [name for name in FORMATS if counts[name]]
     if counts["code"] and counts["code"] < CODE_SHARE * len(found):
         formats.remove("code")
-        return formats, [f"{counts['code']:,} files of code left out (`formats`)"]
+        return formats, [f"files of code left out (`formats`): {counts['code']:,}"]
     return formats, []
 
 

@@ -162,7 +162,10 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         # The endpoint is made each time; all others are kept in the store.
         kept = [name for name in assets if name != "endpoint"]
         if unknown := set(rebuild) - set(kept):
-            raise UserError(f"{', '.join(unknown)}: nothing to make again; name {', '.join(kept)}.")
+            named = ", ".join(unknown)
+            raise UserError(
+                f"--rebuild: there is no asset {named}. Choose from: {', '.join(kept)}."
+            )
         seconds = seconds_before_run(settings)
         for note in preflight(settings, seconds, is_judged=is_judged).notes:
             console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)

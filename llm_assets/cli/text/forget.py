@@ -85,7 +85,7 @@ def find_documents(
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} cannot be read: {error}. Give one id on each line.") from error
     if source:
-        clean = session.record.current("clean_corpus", needed_by="forget")
+        clean = session.record.current("clean_corpus")
         documents = open_parts([clean.url], ["id", "source"])
         found += documents.to_table(filter=pc.field("source") == source)["id"].to_pylist()
         listed = read_list(session.record.store, session.settings.name).active
@@ -262,7 +262,7 @@ def _plan(
     new = [one for one in identifiers if one not in known]
     if not new:
         return plan
-    clean = session.record.current("clean_corpus", needed_by="forget")
+    clean = session.record.current("clean_corpus")
     raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
     documents, copies = _look_up(clean, raw, new)
     rows = [row for texts in documents.values() for row in texts]

@@ -99,7 +99,7 @@ def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
     assert 0.14 <= settings.clean_corpus.split.held_out <= 0.16
     (counted,) = [note for note in started.notes if " documents, " in note]
     assert 400 <= int(counted.split()[0]) <= 420
-    assert "left out: 1 exact copies" in started.notes
+    assert "exact copies left out: 1" in started.notes
     stats = write_snapshot(settings.raw_corpus, manuals.parent / "raw", lambda line: None)
     assert stats["documents"] == 421 and not stats["dropped"]
 
@@ -176,6 +176,8 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     for number in range(40):
         (folder / f"{number}.html").write_text("<p>The valve opens.</p>")
     (folder / "package.json").write_text('{"version": 1}')
+    (folder / "half.csv").write_bytes(b'"question","ans')
+    (folder / "half.parquet").write_bytes(b"PAR1")
     (folder / "tickets.jsonl").write_text(json.dumps({"id": 1, "body": "It fails."}))
     (folder / "site.js").write_text("alert(1)")
     (folder / "logo.png").write_bytes(b"x")
@@ -184,7 +186,8 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     (source,) = load_settings(started.path).raw_corpus.sources
 
     assert source.formats == ("html", "json") and source.text_column == "body"  # type: ignore[union-attr]
-    assert "1 files of code left out (`formats`)" in started.notes
+    assert "files of code left out (`formats`): 1" in started.notes
+    assert "left out: 1 parquet: no row can be read (half.parquet)" in started.notes
     assert "set aside: 1 no text" in started.notes
     assert "not read: 1 .png" in started.notes
 

@@ -12,6 +12,7 @@ from dagster import DagsterInstance
 from llm_assets.assets.corpus import every_file_was_read
 from tests.conftest import Project
 from tests.faults import small_disk
+from tests.llm_assets.in_process import type_in
 
 
 def make_history(project: Project) -> list[Path]:
@@ -183,3 +184,23 @@ def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project
     text = _without_trace(run.stdout + run.stderr)
     assert run.returncode == 1 and text.count("log.jsonl changed while it was read") >= 3
     assert "Each of 3 times" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("versions", "Nothing is registered yet"),
+        ("clean", "Nothing to delete"),
+        ("doctor", "0 artifacts checked"),
+        ("explain 1", "There is no version 1: none is registered yet."),
+        ("rollback --reason why", "There is no earlier version"),
+        ("document a.txt", '--select "*clean_corpus"'),
+        ("forget a.txt --reason why", '--select "*clean_corpus"'),
+        ("board --port 99999", "0<=x<=65535"),
+    ],
+)
+def test_a_new_project_has_an_answer_to_each_command(
+    project: Project, command: str, answer: str
+) -> None:
+    ended = type_in(project, *command.split())
+    assert answer in ended.output + str(ended.exception)

@@ -64,7 +64,7 @@ def test_a_listing_says_what_goes_and_why_and_removes_nothing(weeks: Weeks) -> N
     assert weeks.bytes == before
     (line,) = [line for line in lines if f"  checkpoint/{first_checkpoint(weeks)}" in line]
     assert "0.1 MB" in line and "nothing that stays needs it" in line
-    assert lines[-1].startswith("To be removed: ")
+    assert lines[-1].startswith("To delete: ")
 
 
 def first_checkpoint(weeks: Weeks) -> str:
@@ -240,16 +240,16 @@ def test_the_command_lists_first_and_removes_when_told(configured: Weeks) -> Non
     listed = CliRunner().invoke(commands, ["clean"])
     assert listed.exit_code == 0, listed.output
     assert f"checkpoint/{checkpoint}" in listed.output
-    assert listed.output.endswith("Remove it with: llm-assets clean --yes\n")
+    assert listed.output.endswith("Delete it with: llm-assets clean --yes\n")
     assert configured.store.exists("checkpoint", checkpoint)
     told = json.loads(CliRunner().invoke(commands, ["clean", "--json"]).output)
     assert not told["removed"] and told["bytes"] and told["bytes_kept"]
     assert f"checkpoint/{checkpoint}" in [one["place"] for one in told["removals"]]
     removed = CliRunner().invoke(commands, ["clean", "--yes"])
-    assert removed.exit_code == 0 and "Removed: " in removed.output
+    assert removed.exit_code == 0 and "Deleted: " in removed.output
     assert not configured.store.exists("checkpoint", checkpoint)
     nothing = CliRunner().invoke(commands, ["clean"]).output
-    assert "0.0 MB in 0 places" in nothing and "--yes" not in nothing
+    assert nothing.startswith("Nothing to delete; ") and "--yes" not in nothing
 
 
 def test_the_job_does_what_the_command_does_and_its_schedule_waits(
