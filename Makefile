@@ -44,7 +44,7 @@ $(TPU_READY): $(ALL_READY) requirements.lock images/tpu/requirements.txt scripts
 run: $(READY) ## Materialize the whole graph and serve the result (V=1 shows the full log)
 	@V=$(V) $(BIN)/llm-assets run
 
-stop: $(READY) ## End the endpoint
+stop: $(READY) ## Stop the endpoint
 	@$(BIN)/llm-assets stop
 
 ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
@@ -53,7 +53,7 @@ ui: $(READY) ## Open the Dagster UI on http://127.0.0.1:3000
 up: $(READY) ## Keep UI, daemon and board running, on 127.0.0.1:3000 and :8012
 	@$(BIN)/llm-assets up --port $(PORT)
 
-down: $(READY) ## End them; the endpoint goes on
+down: $(READY) ## Stop them; the endpoint keeps serving
 	@$(BIN)/llm-assets down
 
 demo-cloud: $(ALL_READY) $(BIGQUERY_READY) ## Run the whole graph on a local Google Cloud, no account needed

@@ -198,8 +198,8 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
         ), None
     told = (
         f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out, "
-        f"fewer than the {gate.minimum_documents} that the gate judges on, so that no model could "
-        "be promoted. "
+        f"fewer than the {gate.minimum_documents} that the gate needs, so no model could be "
+        "promoted. "
     )
     enough = held_out_share(documents, gate)
     if enough:
@@ -379,7 +379,7 @@ def _need_space(store: str, needed: float) -> None:
     if free < needed:
         raise UserError(
             f"`store`: {folder} has {free / 1e9:,.1f} GB free, and a run with this text and base "
-            f"model has up to {needed / 1e9:,.1f} GB there at a time. Free some space, or set "
+            f"model needs up to {needed / 1e9:,.1f} GB there at a time. Free some space, or set "
             "`store` to another disk."
         )
 
@@ -403,7 +403,7 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     if share < 0.95:
         whole = round(text.tokens / row_tokens) or 1
         budget_key = "`checkpoint.budget.steps`"
-        told += f"; all of it once is about {whole:,} ({budget_key}){time(text.tokens)}"
+        told += f"; one pass takes about {whole:,} ({budget_key}){time(text.tokens)}"
     return [f"{told}, as fast as it trained last." if speed else f"{told}."]
 
 
@@ -438,12 +438,12 @@ def _split_before(settings: PipelineSettings) -> list[str]:
             return []
         before, now = made.manifest.settings["split"]["held_out"], settings.clean_corpus.split
         held_out = made.stats["splits"].get("held_out", 0)
-        told = f"{held_out:,} documents are held out since they were first read."
+        told = f"{held_out:,} documents have been held out since they were first read."
         if before != now.held_out:
             told += (
-                f" What is split stays so: `held_out: {now.held_out:g}` in place of {before:g} "
-                "holds for new text alone. To divide all of it again, give the pipeline another "
-                "`name`."
+                f" Existing splits do not change: `held_out: {now.held_out:g}` instead of "
+                f"{before:g} applies to new text only. To split all text again, give the pipeline "
+                "another `name`."
             )
         return [told]
     return []

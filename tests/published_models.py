@@ -26,19 +26,18 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 LARGEST_DIFFERENCE = 1e-5
 HEAD = """# Models
 
-`base_model` takes a Hugging Face folder or a model of the Hub with weights in safetensors. Which
-families each recipe trains is tried, with random weights at small sizes in the layout in which the
-models are published: *exact* says that the loss, of texts packed as they are trained on, is that of
-transformers' own forward pass within 1 part in 100,000. What cannot be exact is refused when
-`base_model` is made, and so is the family of another recipe. `python -m tests.published_models`
-writes this page; `make soak` compares all of it, `make test` some rows.
+`base_model` takes a Hugging Face folder, or a model on the Hub, with weights in safetensors. Each
+family below was tested with random weights at a small size, in the layout in which its models are
+published. *Exact* means that the loss of texts, packed as they are trained on, equals that of
+transformers' own forward pass within 1 part in 100,000. A model that cannot be exact is refused
+when `base_model` is built, and so is a family that the recipe does not train.
+`python -m tests.published_models` writes this page; `make soak` checks all rows, `make test` some.
 
 A tokenizer that was published without `tokenizer.json` is converted once, by transformers'
-converters, and has to read a sample in many scripts as sentencepiece does with the published file
-(tiktoken, where it is `vocab.json` with `merges.txt`). No converted tokenizer, those on the Hub
-included, reads a letter with two combining marks that are characters by themselves as sentencepiece
-does. Weights in pickles alone (`pytorch_model*.bin`) are refused with the command that converts
-them.
+converters. It then has to read a sample in many scripts as sentencepiece does with the published
+file (tiktoken, for `vocab.json` with `merges.txt`). No converted tokenizer, including those on the
+Hub, reads a letter followed by two standalone combining marks as sentencepiece does. Weights that
+exist only as pickles (`pytorch_model*.bin`) are refused, with the command that converts them.
 
 | models | type | tokenizer as tried | recipes | outcome |
 |---|---|---|---|---|

@@ -38,8 +38,8 @@ HEAD = """# Reliability
 
 What happens when something breaks: where, what the user sees, and what happens next. Each row is a
 test that injects the fault for real and fails if it ends in a traceback, a hang, a process left
-behind or a success that is none. `python -m tests.reliability` writes this page from the tests;
-the suite compares it. Rows marked * are proved by `make soak`, all others by `make test`.
+behind or a false success. `python -m tests.reliability` writes this page from the tests, and a test
+compares it. Rows marked * are tested by `make soak`, all others by `make test`.
 
 {count} faults.
 """

@@ -83,7 +83,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     command = f"llm-assets --config {started.path}"
     if started.obstacle:
         click.echo(shown(started.obstacle))
-        click.echo(f"Wrote {started.path}. With more text there: {command} check")
+        click.echo(f"Wrote {started.path}. After adding text: {command} check")
     else:
         click.echo(f"Wrote {started.path}. Now: {command} run")
 
@@ -354,7 +354,9 @@ def _serve_wanted(session: Session) -> None:
 
 @commands.command()
 @version_argument
-@click.option("--text", help="Say instead what it was trained on of the documents that hold this.")
+@click.option(
+    "--text", help="Show the documents that contain this, and whether they were trained on."
+)
 @json_option
 def explain(version: int, text: str | None, as_json: bool) -> None:
     """Show a version's text, code and checkpoint.
@@ -375,7 +377,7 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
 def document(identifier: str, as_json: bool) -> None:
     """Show what became of a document.
 
-    What it was merged with and why, and which versions were trained on it.
+    Shows what it was merged with and why, and which versions were trained on it.
 
     \b
     Example:
@@ -390,17 +392,17 @@ def document(identifier: str, as_json: bool) -> None:
 
 @commands.command()
 @click.argument("identifiers", nargs=-1, metavar="[ID]...")
-@click.option("--file", "path", type=click.Path(path_type=Path), help="A file, an id on each line.")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="File with one id per line.")
 @click.option("--source", help="All documents of a source.")
 @name_option
 @reason_option
 @click.option(
     "--similar",
     type=click.Choice(["drop", "keep"]),
-    help="What becomes of documents that hold the text of a short or a common one.",
+    help="What to do with other documents that contain a short or very common text.",
 )
 @click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
-@click.option("--yes", is_flag=True, help="Do it with what is listed.")
+@click.option("--yes", is_flag=True, help="Apply it to what is listed.")
 def forget(
     identifiers: tuple[str, ...],
     path: Path | None,
@@ -413,16 +415,16 @@ def forget(
 ) -> None:
     """Forget documents, and what was trained on them.
 
-    Lists the documents, what holds their text and what was trained on it; --yes forgets them.
-    They are in no later corpus, nor is what holds their text: with words changed, something added,
-    or inside another document. What serves is trained once more without them from where it first
-    met one, and every version that was trained on them is withdrawn.
+    Lists the documents, other documents that contain their text, and what was trained on them;
+    --yes forgets them. No later corpus contains them, or a document with their text: with words
+    changed, with something added, or inside other text. The serving model is trained again without
+    them from the first step that read one, and every version that was trained on them is withdrawn.
 
     \b
     Examples:
       llm-assets forget manuals/pumps/p-101.md --reason "its author asked"
       llm-assets forget --source tickets --reason "the contract ended" --yes
-      llm-assets forget LICENSE --similar keep --reason "asked to" --yes   exact copies alone
+      llm-assets forget LICENSE --similar keep --reason "asked to" --yes   only exact copies
       llm-assets forget manuals/pumps/p-101.md --undo --reason "the author agreed" --yes
     """
     from llm_assets.cli.text import forget as forgetting
@@ -450,8 +452,8 @@ def trace(
 ) -> None:
     """Find the training text behind an answer.
 
-    Text that the version was trained on and that stands in the answer, or is near it. The board
-    (`llm-assets board`) shows the same in the browser.
+    Shows text that the version was trained on and that occurs in the answer or is similar to it.
+    The board (`llm-assets board`) shows the same in the browser.
 
     \b
     Examples:
@@ -474,11 +476,11 @@ def trace(
 @commands.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE")
 @click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
-@click.option("--retrain", is_flag=True, help="Train the runs once more and compare the weights.")
+@click.option("--retrain", is_flag=True, help="Repeat the runs and compare the weights.")
 def verify(path: Path, key: Path | None, retrain: bool) -> None:
     """Check a certificate that `forget` wrote.
 
-    Its signature, and what it states against the store.
+    Checks its signature, and compares its statements with the store.
 
     \b
     Examples:
@@ -551,7 +553,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(examination.as_json(left), indent=2))
     elif repair:
-        click.echo(f"{len(faults) - len(left)} of {len(faults)} faults mended.")
+        click.echo(f"{len(faults) - len(left)} of {len(faults)} faults repaired.")
     if left:
         sys.exit(1)
 
@@ -565,7 +567,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
     show_default=True,
     help="Port of the board.",
 )
-@click.option("--wait", is_flag=True, help="Stay until a signal, then stop them; for containers.")
+@click.option("--wait", is_flag=True, help="Wait for a signal, then stop them; for containers.")
 def up(port: int, board_port: int, wait: bool) -> None:
     """Start the board, the UI and the daemon.
 
@@ -574,7 +576,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
     \b
     Examples:
       llm-assets --config config/manuals.yaml up --port 3100
-      llm-assets up --wait      the main program of a container
+      llm-assets up --wait      as the main program of a container
     """
     load_settings(config_path())
     services.bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
@@ -643,7 +645,7 @@ def board(port: int) -> None:
     "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
 )
 @click.option(
-    "--nodes", type=click.IntRange(1), default=1, help="Machines of the job that trains a step."
+    "--nodes", type=click.IntRange(1), default=1, help="Machines of the smoke test's training job."
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
 @click.option(
@@ -731,13 +733,13 @@ def _smoke(cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool) -
 
 @commands.command()
 @click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
-@click.option("--tokens", type=POSITIVE, default=1e9, help="To train on, repeats counted.")
-@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Of the model.")
+@click.option("--tokens", type=POSITIVE, default=1e9, help="Tokens to train on, repeats included.")
+@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Parameters of the model.")
 @json_option
 def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
     """Estimate time and cost on Google Cloud.
 
-    How long a training takes on this machine, `llm-assets check` says.
+    For the duration of a training on this machine, see `llm-assets check`.
 
     \b
     Example:
@@ -767,7 +769,7 @@ def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) 
 def setup(outputs: Path | None) -> None:
     """Write the cloud project's file from Terraform.
 
-    It reads what Terraform made in infrastructure/.
+    Reads the outputs of the Terraform configuration in infrastructure/.
 
     \b
     Example:
@@ -789,8 +791,8 @@ def setup(outputs: Path | None) -> None:
 def machines(is_ending: bool, as_json: bool) -> None:
     """List jobs on Google Cloud that cost money now.
 
-    Of all services, with their machines, since when, and what they cost so far. Runs end their jobs
-    themselves; --end is for what is left where Dagster is gone.
+    Lists the jobs of all services, with machines, start and cost so far. Runs end their own jobs;
+    --end is for jobs that were left behind.
 
     \b
     Examples:
@@ -809,7 +811,7 @@ def machines(is_ending: bool, as_json: bool) -> None:
         told = [job.as_json() | {"ended": is_ending} for job in listed]
         click.echo(json.dumps(told, indent=2))
     elif not listed:
-        click.echo("No job of this project's runs goes on.")
+        click.echo("No job of this project's runs is active.")
     elif is_ending:
         click.echo(f"Ended: {len(listed)}.")
     else:

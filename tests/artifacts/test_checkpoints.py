@@ -54,7 +54,7 @@ def test_a_flipped_byte_is_named_and_the_one_before_is_taken(
 
 
 @pytest.mark.fault(
-    "checkpoint", "resumable state: {damage}", sees="the step", then="the state before is taken"
+    "checkpoint", "resumable state: {damage}", sees="the step", then="the previous state is used"
 )
 @pytest.mark.parametrize("damage", ["truncated", "absent", "no manifest", "half a manifest"])
 def test_any_other_damage_is_survived_too(tmp_path: Path, lines: list[str], damage: str) -> None:
@@ -79,7 +79,7 @@ def test_any_other_damage_is_survived_too(tmp_path: Path, lines: list[str], dama
     "checkpoint",
     "one number changed in a resumable state's manifest",
     sees="the step, and that it was changed",
-    then="the state before is taken",
+    then="the previous state is used",
 )
 def test_a_changed_number_in_the_state_is_noticed(tmp_path: Path, lines: list[str]) -> None:
     save(tmp_path, 1)
@@ -94,8 +94,8 @@ def test_a_changed_number_in_the_state_is_noticed(tmp_path: Path, lines: list[st
 @pytest.mark.fault(
     "checkpoint",
     "every resumable state damaged",
-    sees="that nothing is left to go on from, and `llm-assets doctor --repair`",
-    then="begins again only when told to",
+    sees="that nothing is left to resume from, and `llm-assets doctor --repair`",
+    then="starts over only when told to",
 )
 def test_a_run_begins_again_only_when_told_to(tmp_path: Path, lines: list[str]) -> None:
     save(tmp_path, 1)

@@ -76,7 +76,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fault(
     "store",
-    "maker asleep until another has committed",
+    "builder asleep until another one has committed",
     sees="lease lost",
     then="it commits nothing, and cannot touch what is there",
 )
@@ -91,7 +91,7 @@ def test_who_wakes_after_another_has_committed_changes_nothing(any_store: Store)
 
 @pytest.mark.fault(
     "store",
-    "maker wakes while another builds",
+    "builder wakes while another one builds",
     sees="lease lost",
     then="the other one's artifact is whole",
 )

@@ -36,7 +36,7 @@ def make(root: str) -> None:
     "store",
     "killed {when}",
     sees="the process is gone",
-    then="nothing half-written is read; asked again, it is made whole",
+    then="nothing half-written is read; the next run builds it whole",
 )
 @pytest.mark.parametrize(("point", "when"), POINTS.items())
 def test_a_kill_at_any_point_leaves_nothing_half_made(

@@ -57,7 +57,7 @@ def test_lease_of_a_holder_killed_on_this_machine_is_free_at_once(cloud_root: st
 @pytest.mark.fault(
     "Google Cloud",
     "holder of a lease killed on another machine",
-    sees="waiting, and for whom",
+    sees="that it waits, and for whom",
     then="the lease expires",
 )
 def test_lease_of_a_holder_killed_elsewhere_expires(cloud_root: str) -> None:

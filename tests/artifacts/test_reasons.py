@@ -81,8 +81,8 @@ HELPS = ("device_batch_size", "activation_checkpointing", "workers", "sequence_l
 @pytest.mark.fault(
     "checkpoint",
     "out of memory on a GPU",
-    sees="its memory, what was free and asked for, the settings that help in order",
-    then="goes on from its newest checkpoint",
+    sees="its memory, how much was free and requested, and the settings that help, in order",
+    then="resumes from its newest checkpoint",
 )
 def test_memory_of_a_gpu_that_runs_out_is_told_with_what_helps_the_cheapest_first() -> None:
     import torch

@@ -55,8 +55,8 @@ def test_an_unreadable_manifest_is_named(store: Store) -> None:
 @pytest.mark.fault(
     "store",
     "disk full while the manifest is written",
-    sees="path and what to do",
-    then="the artifact does not exist; made again",
+    sees="the path, and what to do",
+    then="the artifact does not exist; it is rebuilt",
 )
 def test_a_full_disk_while_the_manifest_is_written_loses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
@@ -103,7 +103,7 @@ def _hold_lease(root: str, held: str) -> None:
 
 
 @pytest.mark.fault(
-    "store", "holder of a lease killed", sees="nothing", then="the lease is free at once"
+    "store", "holder of a lease killed", sees="nothing", then="the lease is released at once"
 )
 def test_a_killed_holder_leaves_no_lease_behind(tmp_path: Path) -> None:
     root, held = str(tmp_path / "store"), tmp_path / "held"
@@ -183,9 +183,9 @@ def test_a_store_is_its_owners_alone_or_of_those_it_is_shared_with(
 
 @pytest.mark.fault(
     "store",
-    "program outlives its maker",
+    "program outlives its parent",
     sees="nothing",
-    then="it has no path to what was committed",
+    then="it cannot reach what was committed",
 )
 def test_a_program_that_outlives_its_maker_cannot_reach_what_was_committed(store: Store) -> None:
     paths: list[Path] = []

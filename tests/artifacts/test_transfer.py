@@ -56,7 +56,10 @@ def test_large_file_goes_up_in_parallel_parts_and_comes_back_equal(
 
 
 @pytest.mark.fault(
-    "Google Cloud", "upload killed", sees="nothing", then="only what is missing is sent"
+    "Google Cloud",
+    "upload interrupted by a kill",
+    sees="nothing",
+    then="only what is missing is sent",
 )
 def test_interrupted_upload_sends_only_what_is_missing(
     google: LocalGoogle, cloud_root: str, folder: Path

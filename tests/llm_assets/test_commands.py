@@ -36,9 +36,7 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
 def test_check_says_how_long_a_training_takes_as_fast_as_the_last_one(served: Project) -> None:
     told = ask(served, "check")
     assert re.search(r"12 steps read about .* of the text in about \d+ (s|min)", told)
-    assert re.search(
-        r"all of it once is about [\d,]+ .* in about .*as fast as it trained last", told
-    )
+    assert re.search(r"one pass takes about [\d,]+ .* in about .*as fast as it trained last", told)
 
 
 def test_the_status_says_what_came_of_the_last_candidate(served: Project) -> None:

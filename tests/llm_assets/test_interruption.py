@@ -74,7 +74,7 @@ MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
     "checkpoint",
     "worker killed under Dagster (SIGKILL)",
     sees="the step fails",
-    then="the same command goes on with the losses of an unbroken run",
+    then="the same command resumes with the losses of an uninterrupted run",
 )
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     prepared: Project, already_made: Project, tmp_path: Path, tiny_model_folder: Path
@@ -113,9 +113,9 @@ WEEK_SECONDS = 3_600
 @pytest.mark.soak
 @pytest.mark.fault(
     "checkpoint",
-    "its machine is taken every three hours, for a week",
+    "its machine is preempted every three hours for a week",
     sees="a line each time",
-    then="nine tenths of the machines' time are of use; the weights of an unbroken run, to the bit",
+    then="nine tenths of the time is useful; weights are bit-equal to an uninterrupted run's",
 )
 def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
     prepared: Project,
@@ -151,7 +151,7 @@ def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
     "checkpoint",
     "Dagster killed (SIGKILL)",
     sees="the run is gone",
-    then="the workers end with it; the next run goes on, and removes its temporary files",
+    then="the workers end with it; the next run resumes, and removes its temporary files",
 )
 def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
     prepared: Project, temporary: Path
@@ -175,7 +175,7 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
     "clean_corpus",
     "killed with its Java (SIGKILL)",
     sees="the run is gone",
-    then="whichever stage comes next removes its temporary files",
+    then="the next stage that runs removes its temporary files",
 )
 @pytest.mark.soak
 def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
@@ -195,7 +195,7 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
     "checkpoint",
     "Ctrl-C in `llm-assets run`",
     sees="Interrupted. Nothing is lost",
-    then="saved; the same command goes on",
+    then="the state is saved; the same command resumes",
 )
 @pytest.mark.soak
 def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) -> None:

@@ -49,8 +49,8 @@ def write_sparse_weights(path: Path, size: int) -> None:
 
 @pytest.mark.fault(
     "settings and commands",
-    "port of another program",
-    sees="port and setting",
+    "port in use by another program",
+    sees="the port and the setting",
     then="refused before any work",
 )
 def test_a_port_of_another_is_named(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.fault(
     "settings and commands",
-    "base model not there",
-    sees="folder, or the command that installs it",
+    "base model missing",
+    sees="the folder, or the command that installs it",
     then="refused before any work",
 )
 def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.fault(
     "settings and commands",
     "disk too small",
-    sees="free and needed",
+    sees="the free and the needed space",
     then="refused before any work",
 )
 def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -> None:
@@ -128,14 +128,14 @@ def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -
     size = shutil.disk_usage(tmp_path).free // 3
     write_sparse_weights(tmp_path / "model" / "model.safetensors", size)
 
-    with pytest.raises(UserError, match=r"GB free, and a run .* has up to .* GB there"):
+    with pytest.raises(UserError, match=r"GB free, and a run .* needs up to .* GB there"):
         preflight(wanted)
 
 
 @pytest.mark.fault(
     "settings and commands",
-    "no right to the store",
-    sees="user and folder",
+    "no permission for the store",
+    sees="the user and the folder",
     then="refused before any work",
 )
 def test_a_store_that_may_not_be_written_is_named(tmp_path: Path) -> None:

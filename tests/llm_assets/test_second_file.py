@@ -29,8 +29,8 @@ def copy(project: Project, folder: Path) -> Project:
 @pytest.mark.fault(
     "settings and commands",
     "two pipeline files with one `name` and one `store`",
-    sees="both paths, and what to do where the file was only moved",
-    then="nothing is made, decided or shown by the second one",
+    sees="both paths, and what to do if the file was only moved",
+    then="the second one builds, decides and shows nothing",
 )
 def test_a_second_file_of_one_name_and_store_is_refused(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

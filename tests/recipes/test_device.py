@@ -34,9 +34,9 @@ except pynvml.NVMLError:
 
 @pytest.mark.fault(
     "checkpoint",
-    "NVML refuses to say how busy the GPU is",
+    "NVML does not report how busy the GPU is",
     sees="the other figures",
-    then="training goes on",
+    then="training continues",
 )
 def test_an_error_of_nvml_leaves_the_other_readings(tmp_path: Path) -> None:
     """By a library that stands in for NVIDIA's, whose errors are of its own kind."""

@@ -27,7 +27,7 @@ from tests.recipes.conftest import (
     "checkpoint",
     "killed in the middle of a save",
     sees="the process is gone",
-    then="the save is void; losses as unbroken",
+    then="the save is discarded, with the losses of an uninterrupted run",
 )
 def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -43,7 +43,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     "checkpoint",
     "flipped byte in the newest resumable state",
     sees="the step that is damaged",
-    then="the state before is taken; losses as unbroken",
+    then="the previous state is used, with the losses of an uninterrupted run",
 )
 def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_taken(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -68,7 +68,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     "checkpoint",
     "a hostile pickle in a resumable state",
     sees="the step that is damaged",
-    then="never unpickled; the state before is taken",
+    then="never unpickled; the previous state is used",
 )
 def test_a_pickle_that_was_put_into_a_checkpoint_is_never_run(
     make_spec: SpecMaker, tmp_path: Path
@@ -98,8 +98,8 @@ class Hostile:
 @pytest.mark.fault(
     "checkpoint",
     "no space left while saving in the background: {background}",
-    sees="step and folder; the checkpoints before are whole",
-    then="goes on from them; losses as unbroken",
+    sees="step and folder; earlier checkpoints are whole",
+    then="resumes from them, with the losses of an uninterrupted run",
 )
 @pytest.mark.parametrize("background", [pytest.param("never", marks=pytest.mark.soak), "always"])
 def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
@@ -122,7 +122,7 @@ def test_a_full_disk_ends_the_run_with_its_checkpoints_whole(
 
 @pytest.mark.fault(
     "checkpoint",
-    "starting model computes no number",
+    "starting model computes values that are not numbers",
     sees="that its weights are damaged or too large for the precision",
     then="nothing is saved",
 )
@@ -182,7 +182,7 @@ def test_a_run_that_lost_its_metrics_ends_all_the_same(
     "checkpoint",
     "a run's {name} damaged",
     sees="the file, and what is lost",
-    then="goes on from its checkpoints, which are whole",
+    then="resumes from its checkpoints, which are whole",
 )
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
 def test_a_damaged_account_of_a_run_does_not_stop_it(make_spec: SpecMaker, name: str) -> None:

@@ -64,7 +64,7 @@ def _rare_token(spec: TrainingSpec) -> int:
     "checkpoint",
     "a batch whose gradient is not a number",
     sees="the step, and that it was skipped",
-    then="weights stay as they were; training goes on and can be resumed",
+    then="the weights stay unchanged; training continues and can be resumed",
 )
 def test_a_batch_that_is_not_a_number_is_skipped_and_counted(poisoned: TrainingSpec) -> None:
     spec = poisoned
@@ -104,7 +104,7 @@ def test_a_run_saved_at_a_skipped_step_goes_on_from_it(
     "checkpoint",
     "gradients not a number step after step",
     sees="since which step, and the settings",
-    then="ends with the weights from before, which the gate rejects",
+    then="ends with the earlier weights, which the gate rejects",
 )
 def test_too_many_skipped_steps_in_a_row_are_enough() -> None:
     guard, settings = GradientGuard(), OptimizerSettings(stop_after_skips=3)
@@ -149,8 +149,8 @@ def another_kind(make_spec: SpecMaker, tmp_path: Path) -> Callable[[str], Traini
 @pytest.mark.fault(
     "checkpoint",
     "text of another kind, with gradients far above the recent ones",
-    sees="which steps were skipped, and from where on such gradients are used",
-    then="it is learnt; a run that is resumed meanwhile takes the same course",
+    sees="which steps were skipped, and from which step on such gradients are used",
+    then="it is learned; a run that is resumed meanwhile takes the same course",
 )
 def test_text_of_another_kind_is_learnt_after_a_few_skipped_steps(
     another_kind: Callable[[str], TrainingSpec],

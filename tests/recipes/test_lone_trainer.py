@@ -27,8 +27,8 @@ from tests.waiting import wait_until
 
 @pytest.mark.fault(
     "checkpoint",
-    "two trainers of one run, the first standing still",
-    sees="waiting, and for whom",
+    "two trainers of one run, the first one frozen",
+    sees="that it waits, and for whom",
     then="the second finds the run complete",
 )
 def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecMaker) -> None:
@@ -65,7 +65,7 @@ def start_through_a_parent(spec: TrainingSpec) -> subprocess.Popen[bytes]:
     "checkpoint",
     "parent of a training killed",
     sees="the process is gone",
-    then="the training saves and ends; goes on when asked again",
+    then="the training saves and ends; the next run resumes it",
 )
 def test_killing_the_parent_makes_the_training_save_and_end(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=3000, checkpointing={"every_steps": 3000})

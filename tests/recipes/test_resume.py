@@ -37,7 +37,7 @@ def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
     "checkpoint",
     "training killed twice",
     sees="the process is gone",
-    then="goes on with the very same losses and weights",
+    then="resumes with exactly the same losses and weights",
 )
 def test_killed_run_goes_on_with_the_very_same_losses(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -55,7 +55,7 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 
 
 @pytest.mark.fault(
-    "checkpoint", "SIGTERM", sees="saved at which step, exit code 75", then="goes on from that step"
+    "checkpoint", "SIGTERM", sees="saved at which step, exit code 75", then="resumes from that step"
 )
 def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -90,7 +90,7 @@ class Harm:
     "checkpoint",
     "program in place of a checkpoint's pickled metadata",
     sees="that the checkpoint is damaged",
-    then="it is not read: an earlier one is",
+    then="it is not read; an earlier one is",
 )
 def test_what_is_unpickled_is_what_the_run_wrote(make_spec: SpecMaker, tmp_path: Path) -> None:
     """torch unpickles what describes the tensors, so it is compared with its checksum before."""

@@ -89,7 +89,7 @@ def post(client: Client, **headers: str) -> httpx.Response:
     "endpoint",
     "silent connection, or a header without end",
     sees="closed after `endpoint.header_timeout`",
-    then="answers go on",
+    then="the endpoint keeps answering",
 )
 @pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 def test_silent_connection_and_unfinished_header_are_closed(
@@ -115,7 +115,10 @@ def test_connection_in_use_is_not_taken_for_a_silent_one(guarded: Client) -> Non
 
 
 @pytest.mark.fault(
-    "endpoint", "too many connections", sees="503 with a reason", then="answers go on"
+    "endpoint",
+    "too many connections",
+    sees="503 with a reason",
+    then="the endpoint keeps answering",
 )
 def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: Client) -> None:
     held = [connect(guarded) for _ in range(20)]
@@ -135,7 +138,7 @@ def test_as_many_files_may_be_open_as_the_machine_allows(guarded: Client) -> Non
 
 
 @pytest.mark.fault(
-    "endpoint", "400 MB in one header", sees="connection closed", then="memory stays"
+    "endpoint", "400 MB in one header", sees="connection closed", then="memory use stays level"
 )
 def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
     server = guarded.api_server()
@@ -150,7 +153,10 @@ def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
 
 
 @pytest.mark.fault(
-    "endpoint", "bytes that are no HTTP", sees="400 in OpenAI's shape", then="answers go on"
+    "endpoint",
+    "bytes that are not HTTP",
+    sees="400 in OpenAI's shape",
+    then="the endpoint keeps answering",
 )
 def test_malformed_request_is_answered_in_openais_shape(guarded: Client) -> None:
     with connect(guarded) as rude:
@@ -162,7 +168,7 @@ def test_malformed_request_is_answered_in_openais_shape(guarded: Client) -> None
 
 @pytest.mark.fault(
     "endpoint",
-    "length of a body told in two ways, as to smuggle a request past a proxy",
+    "two different lengths for a body, as in request smuggling",
     sees="400",
     then="the connection is closed, and what followed is not answered",
 )
@@ -266,9 +272,9 @@ def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
 
 @pytest.mark.fault(
     "endpoint",
-    "more unfinished bodies than requests are taken",
+    "more unfinished bodies than accepted requests",
     sees="nothing",
-    then="whole requests are answered beside them",
+    then="complete requests are answered meanwhile",
 )
 def test_a_body_that_is_on_its_way_takes_nobodys_place(guarded: Client) -> None:
     held = [connect(guarded) for _ in range(5)]
@@ -284,9 +290,9 @@ def test_a_body_that_is_on_its_way_takes_nobodys_place(guarded: Client) -> None:
 
 @pytest.mark.fault(
     "endpoint",
-    "client that asks on and on, and reads no answer",
+    "client that keeps sending requests and never reads an answer",
     sees="connection closed after `endpoint.header_timeout`",
-    then="its place and its connection are free again",
+    then="its slot and its connection are free again",
 )
 def test_a_client_that_reads_nothing_is_let_go(guarded: Client) -> None:
     """Its own buffer, the kernel's and the server's fill up, in the middle of an answer."""
@@ -345,7 +351,7 @@ def test_half_a_surrogate_pair_and_a_templates_own_refusal_are_400(guarded: Clie
 @pytest.mark.fault(
     "endpoint",
     "another local user asks the engine",
-    sees="no port, and no socket with a name",
+    sees="no port, and no named socket",
     then="nothing is answered",
 )
 def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
@@ -358,7 +364,7 @@ def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
     "endpoint",
     "engine stopped (SIGSTOP), and nobody asks it",
     sees="nothing",
-    then="goes on within 5 s",
+    then="it continues within 5 s",
 )
 def test_an_engine_that_was_stopped_goes_on_within_five_seconds(guarded: Client) -> None:
     (pid,) = guarded.engine_pids()

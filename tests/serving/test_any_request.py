@@ -126,7 +126,7 @@ MARK = pytest.mark.fault(
     "endpoint",
     "any request",
     sees="an answer, or an error in OpenAI's shape with the reason",
-    then="never a failure of the server's own, and none takes longer than 10 s",
+    then="never an internal server error, and none takes longer than 10 s",
 )
 
 
@@ -144,7 +144,7 @@ def test_any_request_is_answered_or_refused_in_openais_shape(
     "endpoint",
     "prompt of all characters of half a plane of Unicode, private ones too",
     sees="an answer, or 400 with its length",
-    then="takes no more than a second, and no place after it",
+    then="takes at most a second, and its slot is free afterwards",
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("start", range(0, 0x110000, HALF_PLANE), ids=hex)

@@ -22,7 +22,7 @@ ENCODER_DECODER = "t5"
 CLASSIFIER = "bert for classes"
 MASKED = "bert for masked words"
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation_and_serving.md"
-HEAD = "| architecture | `auto` | difference from transformers, nats a token |"
+HEAD = "| architecture | `auto` | difference from transformers, nats per token |"
 SETTINGS = EndpointSettings(weights="f32", threads=1, max_prompt_tokens=40, max_new_tokens=40)
 EXACT = 1e-4
 

@@ -82,9 +82,7 @@ def test_engine_killed_while_its_health_is_checked_is_started_again(
     asyncio.run(kill_in_checks())
 
 
-@pytest.mark.fault(
-    "endpoint", "engine stands still for good", sees="a pause", then="the engine is replaced"
-)
+@pytest.mark.fault("endpoint", "engine hangs", sees="a pause", then="the engine is replaced")
 def test_engine_that_stands_still_for_good_is_replaced(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

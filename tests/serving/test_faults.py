@@ -64,7 +64,9 @@ def test_wrong_or_no_token_is_401(strict: Client, header: str | None) -> None:
     assert httpx.get(f"{strict.url}/health").status_code == 200
 
 
-@pytest.mark.fault("endpoint", "log on a full disk", sees="nothing", then="answers go on")
+@pytest.mark.fault(
+    "endpoint", "log on a full disk", sees="nothing", then="the endpoint keeps answering"
+)
 def test_log_on_a_full_disk_does_not_stop_the_answers(strict: Client) -> None:
     with pytest.raises(OSError), Path("/dev/full").open("w") as full:
         full.write("x")
@@ -72,7 +74,10 @@ def test_log_on_a_full_disk_does_not_stop_the_answers(strict: Client) -> None:
 
 
 @pytest.mark.fault(
-    "endpoint", "status cannot be written", sees="a line in the log", then="answers go on"
+    "endpoint",
+    "status cannot be written",
+    sees="a line in the log",
+    then="the endpoint keeps answering",
 )
 def test_status_that_cannot_be_written_does_not_stop_the_answers(strict: Client) -> None:
     status = strict.state_folder / "status.json"
@@ -114,7 +119,7 @@ def test_model_without_chat_template_says_so(client: Client) -> None:
 
 
 @pytest.mark.fault(
-    "endpoint", "client sends its body slowly", sees="408", then="the place is free again"
+    "endpoint", "client sends its body slowly", sees="408", then="its slot is free again"
 )
 def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     with socket.create_connection(("127.0.0.1", httpx.URL(strict.url).port)) as slow:
@@ -132,7 +137,7 @@ def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     "endpoint",
     "client does not read its answer",
     sees="nothing",
-    then="the place is free after the time for an answer",
+    then="its slot is free after the request timeout",
 )
 def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
     body = json.dumps({"prompt": "The valve", "max_tokens": 150, "stream": True}).encode()
@@ -159,7 +164,7 @@ def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> N
 
 @pytest.mark.fault(
     "endpoint",
-    "more requests than it takes",
+    "more requests than it accepts",
     sees="429 with Retry-After",
     then="all others are answered",
 )
@@ -202,7 +207,7 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
     "endpoint",
     "engine {how} in the middle of a stream",
     sees="a pause",
-    then="the stream is completed, by the next engine where this one died",
+    then="the stream is completed, by the next engine if this one died",
 )
 @pytest.mark.parametrize("how", ["killed", "stopped (SIGSTOP)"])
 def test_engine_lost_mid_answer_and_the_answer_completed(client: Client, how: str) -> None:

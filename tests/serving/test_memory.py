@@ -13,8 +13,8 @@ from tests.serving.conftest import SETTINGS
 @pytest.mark.fault(
     "endpoint",
     "memory too small for `cache_tokens`",
-    sees="what they take, what there is, and how many fit",
-    then="nothing is converted; the version before serves",
+    sees="the memory needed and available, and how many tokens fit",
+    then="nothing is converted; the previous version serves",
 )
 def test_cache_larger_than_the_memory_is_refused_with_the_most_that_fits(
     tiny_model_folder: Path, tmp_path: Path

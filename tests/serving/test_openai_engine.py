@@ -165,7 +165,7 @@ def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
     "endpoint",
     "another server as its engine, which ends",
     sees="503 with the engine's address",
-    then="it serves again once that does",
+    then="it serves again once that server does",
 )
 def test_engine_that_is_down_is_503_and_named(tmp_path: Path, tiny_model_folder: Path) -> None:
     server = start(tmp_path / "outside", tiny_model_folder)

@@ -20,7 +20,9 @@ def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: P
     assert client.engine_pids() == pids
 
 
-@pytest.mark.fault("endpoint", "port taken", sees="port and setting", then="nothing is started")
+@pytest.mark.fault(
+    "endpoint", "port taken", sees="the port and the setting", then="nothing is started"
+)
 def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -141,8 +141,8 @@ def test_changed_settings_take_effect_under_load_and_lose_no_request(
 @pytest.mark.fault(
     "endpoint",
     "rollout of a folder without a model",
-    sees="the missing file, and who still serves",
-    then="the version before serves",
+    sees="the missing file, and which version still serves",
+    then="the previous version serves",
 )
 def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_path: Path) -> None:
     with pytest.raises(RolloutFailed, match=r"(?s)Version 3 is not served.*Version 1"):
@@ -154,7 +154,7 @@ def test_folder_without_a_model_leaves_the_version_before(moving: Client, tmp_pa
     "endpoint",
     "rollout of weights that are not numbers",
     sees="the weight's name",
-    then="the version before serves",
+    then="the previous version serves",
 )
 def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
     moving: Client, tmp_path: Path, tiny_model_folder: Path
@@ -172,7 +172,7 @@ def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
     "endpoint",
     "new version's engine killed in its rollout",
     sees="that it died",
-    then="taken back; no request is lost",
+    then="rolled back; no request is lost",
 )
 def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_folder: Path) -> None:
     with load(moving) as answers:
@@ -210,9 +210,9 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
 @pytest.mark.soak
 @pytest.mark.fault(
     "endpoint",
-    "rollout on a quiet endpoint, requests that take longer than any may",
+    "rollout on a quiet endpoint, requests beyond the time limit",
     sees="504",
-    then="the new version is not taken back",
+    then="the new version is not rolled back",
 )
 def test_requests_that_nothing_answers_take_no_version_back(
     tmp_path: Path, tiny_model_folder: Path
@@ -273,7 +273,7 @@ def halting(engine: psutil.Process, seconds: float) -> Iterator[None]:
     "endpoint",
     "new version slow in one request of five",
     sees="how many times as slow",
-    then="taken back; no request is lost",
+    then="rolled back; no request is lost",
 )
 def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
     moving: Client, other_model_folder: Path
@@ -295,7 +295,7 @@ def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
     "endpoint",
     "API server killed in a rollout",
     sees="a pause",
-    then="comes back by itself with a whole version, then the wanted one",
+    then="it recovers by itself with a whole version, then serves the wanted one",
 )
 def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path

@@ -44,7 +44,7 @@ def healthy(client: Client) -> bool:
 
 @pytest.mark.fault(
     "endpoint",
-    "API server stands still or is killed",
+    "API server hangs or is killed",
     sees="connections wait; `/health` is 503 until an engine is there",
     then="started again by its supervisor, one line in the log",
 )
@@ -74,7 +74,7 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     "endpoint",
     "supervisor killed",
     sees="the endpoint is down",
-    then="API server and engines end with it, also stopped ones",
+    then="API server and engines end with it, even stopped ones",
 )
 def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
     tmp_path: Path, tiny_model_folder: Path

@@ -35,7 +35,7 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.fault(
-    "clean_corpus", "cached rows damaged", sees="nothing", then="made again; the corpus is the same"
+    "clean_corpus", "cached rows damaged", sees="nothing", then="rebuilt; the corpus is the same"
 )
 def test_damaged_entries_are_made_again(
     spark: SparkSession, model_folder: Path, texts: Texts, tmp_path: Path

@@ -58,7 +58,7 @@ def test_every_dropped_document_is_counted_under_its_reason(
     "clean_corpus",
     "text with NULs, half surrogate pairs or a wrong encoding",
     sees="how many such documents there are",
-    then="control characters go, the encoding is repaired; all else stays as it is",
+    then="control characters are removed and the encoding is repaired; everything else stays",
 )
 def test_documents_whose_characters_were_repaired_or_lost_are_counted(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path

@@ -115,19 +115,19 @@ def make(
     "raw_corpus",
     "executor of Spark killed, in each step",
     sees="nothing",
-    then="the step is done again, and the corpus is the same to the byte",
+    then="the step is repeated, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "clean_corpus",
     "executor of Spark killed, in each step",
     sees="nothing",
-    then="the step is done again, and the corpus is the same to the byte",
+    then="the step is repeated, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "tokenized_shards",
-    "executor of Spark killed, in each step and while shards are written of what it sent",
+    "executor of Spark killed, in each step and while shards are written from what it sent",
     sees="nothing",
-    then="what it made is made again, and the shards are the same to the byte",
+    then="its output is recomputed, and the shards are the same to the byte",
 )
 def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
     text: RawCorpusSettings, folder: Path, model_folder: Path, expected: Made
@@ -143,19 +143,19 @@ def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
 @pytest.mark.soak
 @pytest.mark.fault(
     "raw_corpus",
-    "each task of Spark lost after its work, and done twice",
+    "each task of Spark lost after its work and repeated",
     sees="nothing",
     then="nothing is doubled, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "clean_corpus",
-    "each task of Spark lost after its work, and done twice",
+    "each task of Spark lost after its work and repeated",
     sees="nothing",
     then="nothing is doubled, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "tokenized_shards",
-    "each task of Spark lost after its work, and done twice",
+    "each task of Spark lost after its work and repeated",
     sees="nothing",
     then="nothing is doubled, and the shards are the same to the byte",
 )

@@ -149,9 +149,9 @@ def test_a_near_copy_on_record_leaves_the_record_too(maker: Maker, tmp_path: Pat
 
 @pytest.mark.fault(
     "clean_corpus",
-    "a forgotten text stands in very many documents, as a license does",
-    sees="how many, the first of them, and the two commands by which a person decides",
-    then="nothing is made until then",
+    "a forgotten text that very many documents contain, such as a license",
+    sees="how many, the first of them, and the two commands with which to decide",
+    then="nothing is built until then",
 )
 def test_a_text_in_very_many_documents_waits_for_a_person(maker: Maker, tmp_path: Path) -> None:
     license = " ".join(f"license{number}" for number in range(60))
@@ -176,8 +176,8 @@ def test_a_text_in_very_many_documents_waits_for_a_person(maker: Maker, tmp_path
 @pytest.mark.fault(
     "clean_corpus",
     "signatures of forgotten texts: {fault}",
-    sees="the file, and the command that does without it",
-    then="no corpus is made, so that nothing of it is trained on",
+    sees="the file, and the command that continues without it",
+    then="no corpus is built, so none of it is trained on",
 )
 @pytest.mark.parametrize("fault", ["cut", "flipped bit", "missing"])
 def test_without_the_signatures_nothing_is_made(maker: Maker, tmp_path: Path, fault: str) -> None:

@@ -67,7 +67,7 @@ def print_summary(
     _print_request(console, endpoint, current["eval_metrics"])
     _print_samples(console, current["eval_metrics"], record.find_current("exam"))
     times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
-    console.print(f"\n{times or 'Everything was made before.'}", style="dim", highlight=False)
+    console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
     console.print(
         f"Done in {format_duration(seconds)}.\nAsk it, see why, decide: [bold]llm-assets board[/]. "
         "The graph: [bold]llm-assets up[/]. End the endpoint: [bold]llm-assets stop[/].",
@@ -128,7 +128,7 @@ def _training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, s
             f"{losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f}   "
             f"{stats['steps']} steps, {stats['tokens_per_second']:.0f} tokens/s",
         ),
-        ("coverage", f"{share:.1%} of the text to train on was read (`checkpoint.budget.steps`)"),
+        ("coverage", f"{share:.1%} of the training text was read (`checkpoint.budget.steps`)"),
     ]
 
 
@@ -160,7 +160,10 @@ def _exam_lines(evaluation: Artifact) -> list[tuple[str, str]]:
         if base is not None and candidate is not None
     ]
     return [
-        ("exam", f"{judged['facts']} facts, right of base and new model: {', '.join(shares)}"),
+        (
+            "exam",
+            f"{judged['facts']} facts, correct answers, base -> new model: {', '.join(shares)}",
+        ),
         ("training buys", judged["sentence"]),
     ]
 
@@ -244,7 +247,7 @@ def _print_answers(
 ) -> None:
     """What both models answer in their own words, as far as the first sentence."""
     right = {one["id"]: one["value"] for one in read_questions(exam.path)}
-    title = "asked in words that stand nowhere in the text"
+    title = "asked in words that do not occur in the text"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("question", ratio=3, overflow="fold")
     table.add_column("base model", ratio=2, overflow="fold", style="dim")

@@ -50,8 +50,8 @@ def test_text_in_another_encoding_is_named_without_a_trace(project: Project) -> 
 
 @pytest.mark.fault(
     "settings and commands",
-    "typing error in a setting",
-    sees="the key and the nearest valid one",
+    "typo in a setting",
+    sees="the key, and the nearest valid one",
     then="nothing runs",
 )
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
     "settings and commands",
     "Dagster's history locked",
     sees="that another process holds it, and how to find that",
-    then="the same again works",
+    then="the same command then works",
 )
 def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
     (path,) = [path for path in make_history(project) if path.name == "runs.db"]
@@ -104,9 +104,9 @@ def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
 
 @pytest.mark.fault(
     "settings and commands",
-    "disk full that Dagster's history and the logs are on",
+    "disk with Dagster's history and the logs is full",
     sees="the folder, and how much is free, from `llm-assets run`",
-    then="with space again everything works",
+    then="once there is space, everything works",
 )
 def test_a_history_on_a_full_disk_is_called_what_it_is(project: Project) -> None:
     with small_disk(project.folder / ".llm_assets", megabytes=8) as disk:
@@ -160,7 +160,7 @@ def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path:
 @pytest.mark.fault(
     "raw_corpus",
     "source that changes while it is read",
-    sees="the file, three times",
+    sees="the file, after three attempts",
     then="refused: a snapshot is what its fingerprint says",
 )
 def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project) -> None:

@@ -85,8 +85,8 @@ def test_a_version_is_published_whole_and_private(
 
 @pytest.mark.fault(
     "settings and commands",
-    "token of the Hub that may not write",
-    sees="the Hub's answer and the variable",
+    "Hub token without write permission",
+    sees="the Hub's answer, and the variable",
     then="nothing is uploaded",
 )
 def test_a_refused_token_is_said_and_never_shown(project: Project, hub: Hub, model: Path) -> None:

@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 @pytest.mark.fault(
     "Google Cloud",
     "rollout of a version that shows: {reason}",
-    sees="that reason, and who still serves",
+    sees="that reason, and which version still serves",
     then="taken back",
 )
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason
     "Google Cloud",
     "rollout while half of all requests fail, whichever version they meet",
     sees="each failure",
-    then="the new version is not taken back",
+    then="the new version is not rolled back",
 )
 def test_failures_of_both_versions_are_not_held_against_the_new_one(cloud: Cloud) -> None:
     cloud.serve(cloud.register("a", FLAKY_IMAGE))
@@ -66,7 +66,7 @@ def test_failures_of_both_versions_are_not_held_against_the_new_one(cloud: Cloud
 
 
 @pytest.mark.fault(
-    "Google Cloud", "no quota to deploy", sees="where to ask for it", then="asked again, it serves"
+    "Google Cloud", "no quota to deploy", sees="where to ask for it", then="run again, it serves"
 )
 def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud: Cloud) -> None:
     version = cloud.register("a")
@@ -89,7 +89,7 @@ CRASHES = {
     "Google Cloud",
     "killed in a deployment: {when}",
     sees="the run is gone",
-    then="a whole version serves; the next run goes on",
+    then="a whole version serves; the next run continues",
 )
 @pytest.mark.parametrize(
     "when",
@@ -172,7 +172,7 @@ def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
 
 
 @pytest.mark.fault(
-    "Google Cloud", "deployment forbidden", sees="the role", then="the version before serves"
+    "Google Cloud", "deployment forbidden", sees="the role", then="the previous version serves"
 )
 def test_forbidden_deployment_names_the_role(cloud: Cloud) -> None:
     version = cloud.register("a")

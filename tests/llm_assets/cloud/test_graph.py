@@ -67,7 +67,7 @@ def program_logs(google: LocalGoogle) -> str:
     "Google Cloud",
     "Dagster killed in each stage",
     sees="the run is gone",
-    then="no job is lost, none is repeated",
+    then="no job is lost or repeated",
 )
 @pytest.mark.soak
 def test_run_killed_in_each_stage_neither_loses_nor_repeats_a_job(

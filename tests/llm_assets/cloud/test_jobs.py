@@ -96,7 +96,7 @@ def test_newest_accelerators_train_in_bfloat16(
 @pytest.mark.fault(
     "Google Cloud",
     "a machine type and an accelerator that do not go together",
-    sees="which does, in the settings file",
+    sees="which one fits, in the settings file",
     then="nothing is paid for",
 )
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_run_is_planned_for_every_accelerator_of_every_machine(
 
 @pytest.mark.fault(
     "Google Cloud",
-    "training settings for another number of processes than a job starts",
+    "training settings for a number of processes that the job does not start",
     sees="both numbers, and what to change",
     then="no job is started",
 )

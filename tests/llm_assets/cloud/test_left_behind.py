@@ -98,7 +98,7 @@ def test_sweep_lists_what_costs_money_and_ends_it(
     assert len(google.batch.billing()) == 2
     ended = CliRunner().invoke(machines, ["--end"])
     assert "Ended: 1." in ended.output and google.batch.billing() == []
-    assert "No job of this project's runs goes on." in CliRunner().invoke(machines, []).output
+    assert "No job of this project's runs is active." in CliRunner().invoke(machines, []).output
 
 
 @pytest.mark.fault(

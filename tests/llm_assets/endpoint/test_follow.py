@@ -82,8 +82,8 @@ def served(tmp_path: Path, tiny_model_folder: Path) -> Iterator[Served]:
 @pytest.mark.fault(
     "endpoint",
     "champion damaged at a cold start",
-    sees="what is wrong with it, and which version serves in its place",
-    then="the version before serves and is the champion; the damaged one stays wanted",
+    sees="what is wrong with it, and which version serves instead",
+    then="the previous version serves and is the champion; the damaged one stays wanted",
 )
 def test_a_champion_that_is_damaged_gives_way_loudly_where_nothing_serves(served: Served) -> None:
     flip_bit(largest_file(served.champion))
@@ -105,8 +105,8 @@ def test_a_champion_that_is_damaged_gives_way_loudly_where_nothing_serves(served
 @pytest.mark.fault(
     "endpoint",
     "registry edited: a version points to another model",
-    sees="the folder, and that it holds another model than was measured",
-    then="it is not served; the version before serves, and `llm-assets doctor` names the version",
+    sees="the folder, and that its model is not the one that was measured",
+    then="the previous version serves instead, and `llm-assets doctor` names the edited one",
 )
 def test_a_version_does_not_serve_with_the_weights_of_another(served: Served) -> None:
     state = served.registry.state()
@@ -125,8 +125,8 @@ def test_a_version_does_not_serve_with_the_weights_of_another(served: Served) ->
 @pytest.mark.fault(
     "endpoint",
     "champion cannot be loaded at a cold start",
-    sees="the reason, and which version serves in its place",
-    then="the version before serves and is the champion",
+    sees="the reason, and which version serves instead",
+    then="the previous version serves and is the champion",
 )
 def test_a_champion_that_cannot_be_loaded_gives_way_loudly(
     served: Served, monkeypatch: pytest.MonkeyPatch

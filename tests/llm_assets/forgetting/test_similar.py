@@ -191,9 +191,9 @@ def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_o
 
 @pytest.mark.fault(
     "clean_corpus",
-    "list of what was forgotten damaged or missing",
-    sees="the file, and the command that mends it",
-    then="no corpus is made; that very command writes the list again from its certificates",
+    "list of forgotten documents damaged or missing",
+    sees="the file, and the command that repairs it",
+    then="no corpus is built; that command rewrites the list from its certificates",
 )
 def test_a_damaged_list_is_written_again_and_a_document_wanted_again_comes_back(
     pipeline: Pipeline,

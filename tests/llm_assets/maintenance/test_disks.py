@@ -56,8 +56,8 @@ def one_line(said: str) -> str:
 @pytest.mark.fault(
     "{asset}",
     "disk full in the middle of the work",
-    sees="path, free space, what to do",
-    then="nothing finished is lost; with space again the same command gives the same content",
+    sees="the path, the free space, and what to do",
+    then="no finished work is lost; once there is space, the same command gives the same content",
 )
 @pytest.mark.parametrize("asset", STAGES)
 def test_a_full_disk_is_named_and_the_same_command_goes_on(
@@ -75,7 +75,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(
     "{asset}",
     "disk read-only",
     sees="the path, and that it is mounted read-only",
-    then="nothing is recorded as made",
+    then="nothing is recorded as built",
 )
 @pytest.mark.parametrize("asset", STAGES)
 def test_a_read_only_disk_is_named(judged: Project, disk: Disk, asset: str) -> None:

@@ -30,7 +30,7 @@ def test_a_whole_store_is_in_order(configured: Weeks) -> None:
 @pytest.mark.fault(
     "store",
     "doctor: clean corpus with {damage}",
-    sees="the artifact and what mending does",
+    sees="the artifact, and what the repair does",
     then="`--repair` moves it to `damaged/`",
 )
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "missing"])
@@ -43,7 +43,7 @@ def test_a_damaged_artifact_is_set_aside(configured: Weeks, damage: str) -> None
     assert artifact.path.exists()
 
     code, said = doctor("--repair")
-    assert code == 0 and "1 of 1 faults mended" in said
+    assert code == 0 and "1 of 1 faults repaired" in said
     assert not artifact.path.exists()
     code, said = doctor()
     assert code == 0 and "is current and no longer there" in said
@@ -120,8 +120,8 @@ FAULTS: dict[str, Callable[[Weeks], None]] = {
 @pytest.mark.fault(
     "store",
     "doctor: {said}",
-    sees="the file and what is wrong with it",
-    then="`--repair` mends it; the next look finds all in order",
+    sees="the file, and what is wrong with it",
+    then="`--repair` repairs it; the next check finds everything in order",
 )
 @pytest.mark.parametrize("said", FAULTS)
 def test_every_fault_is_told_and_mended(configured: Weeks, said: str) -> None:
@@ -138,7 +138,7 @@ def test_every_fault_is_told_and_mended(configured: Weeks, said: str) -> None:
     "store",
     "record of the pipeline cut",
     sees="the file and `llm-assets doctor --repair`",
-    then="written again from what the versions stand on",
+    then="rewritten from the artifacts of the versions",
 )
 def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: Weeks) -> None:
     kinds = ("clean_corpus", "checkpoint", "eval_metrics")
@@ -153,14 +153,14 @@ def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: W
 @pytest.mark.fault(
     "store",
     "every file of the registry cut",
-    sees="the registry, and that nothing of it can be restored",
+    sees="the registry, and that it cannot be restored",
     then="nothing is guessed, nothing is changed",
 )
 def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
     for path in (Path(configured.store.root) / "registry").rglob("*.json"):
         cut(path)
     code, told = doctor("--repair")
-    assert code == 1 and "registry/manual" in told and "0 of 1 faults mended" in told
+    assert code == 1 and "registry/manual" in told and "0 of 1 faults repaired" in told
     assert "nothing can be restored" in " ".join(told.split())
 
 
@@ -168,7 +168,7 @@ def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
     "store",
     "model behind the champion deleted",
     sees="which alias lost its model",
-    then="the command that makes it again",
+    then="the command that rebuilds it",
 )
 def test_a_lost_model_of_the_champion_is_told(configured: Weeks) -> None:
     delete(configured.base)

@@ -44,8 +44,8 @@ def whole(judged: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]
 @pytest.mark.fault(
     "{asset}",
     "artifact: {damage}",
-    sees="the artifact and the command that mends it",
-    then="that very command is run: the artifact is set aside and made again",
+    sees="the artifact and the command that repairs it",
+    then="that command sets the artifact aside and rebuilds it",
 )
 @pytest.mark.parametrize(
     ("asset", "damage"),
@@ -79,8 +79,8 @@ def test_damage_is_named_before_it_is_used_and_its_way_out_begins(
 @pytest.mark.fault(
     "{reader}",
     "a flipped bit in {asset}",
-    sees="the file, and that its checksum is another",
-    then="nothing is computed; `llm-assets doctor --repair` begins the way out",
+    sees="the file, and that its checksum differs",
+    then="nothing is computed; start with `llm-assets doctor --repair`",
 )
 @pytest.mark.parametrize(
     ("asset", "reader"),
@@ -107,9 +107,9 @@ def test_one_flipped_bit_of_weights_or_evaluation_text_stops_all_who_read_it(
 
 @pytest.mark.fault(
     "endpoint",
-    "a champion damaged that cannot be made again",
+    "a damaged champion that cannot be rebuilt",
     sees="the file, and `llm-assets rollback`",
-    then="the version before serves",
+    then="the previous version serves",
 )
 def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     weeks: Weeks,
@@ -128,7 +128,7 @@ def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     "checkpoint",
     "model deleted that training starts from",
     sees="its folder, and `llm-assets rollback`",
-    then="training starts from the version before",
+    then="training starts from the previous version",
 )
 def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole: Project) -> None:
     champion, base = current(whole, "checkpoint"), current(whole, "base_model")
@@ -146,9 +146,9 @@ def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole
 
 @pytest.mark.fault(
     "checkpoint",
-    "export deleted, resumable state cleaned away",
+    "export deleted, resumable state removed by cleaning",
     sees="the stage runs",
-    then="the same bytes are trained again",
+    then="training again gives the same bytes",
 )
 def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_bytes(
     whole: Project,
@@ -169,7 +169,7 @@ def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_
     "{asset}",
     "artifact deleted by hand",
     sees="the stage runs",
-    then="made again under the same fingerprint, with the same content",
+    then="rebuilt under the same fingerprint, with the same content",
 )
 @pytest.mark.parametrize("asset", [*READER, "model_version"])
 def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) -> None:
@@ -185,7 +185,7 @@ def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) ->
     "store",
     "every artifact deleted at once",
     sees="the graph runs",
-    then="all fingerprints are as before",
+    then="all fingerprints are unchanged",
 )
 @pytest.mark.soak
 def test_everything_can_be_deleted_at_once(whole: Project) -> None:

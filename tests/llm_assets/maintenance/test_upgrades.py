@@ -34,8 +34,8 @@ def fingerprints(project: Project) -> dict[str, str]:
 @pytest.mark.fault(
     "clean_corpus",
     "a library upgraded that changes nothing in the text",
-    sees="that a sample comes out as it did, by which versions",
-    then="the artifact stays, and all that was made from it; the store notes what was compared",
+    sees="that a sample is unchanged, and under which versions",
+    then="the artifact stays, with everything built from it; the store records what was compared",
 )
 def test_an_upgrade_that_changes_no_text_makes_nothing_again(
     with_shards: Project, tmp_path: Path
@@ -62,9 +62,9 @@ def test_an_upgrade_that_changes_no_text_makes_nothing_again(
 @pytest.mark.fault(
     "clean_corpus",
     "a library upgraded that changes the text",
-    sees="the document that comes out otherwise, and `library ftfy: 6.3.1 -> 6.3.99`",
-    then="it is made again under another fingerprint, and all that follows; back under the old "
-    "version, what was made by it is current again",
+    sees="the document that changes, and `library ftfy: 6.3.1 -> 6.3.99`",
+    then="it is rebuilt under another fingerprint, with everything downstream; back under the "
+    "old version, its artifacts are current again",
 )
 def test_an_upgrade_that_changes_text_is_the_named_reason_to_make_it_again(
     with_shards: Project, tmp_path: Path
@@ -89,10 +89,10 @@ def test_an_upgrade_that_changes_text_is_the_named_reason_to_make_it_again(
 @pytest.mark.soak
 @pytest.mark.fault(
     "store",
-    "damaged, and made again by other code under the same version",
-    sees="that it came out otherwise, and its new fingerprint",
-    then="what follows is made again; nothing that was made from the first content seems to be "
-    "made from the second",
+    "damaged, and rebuilt by other code under the same version",
+    sees="that its content differs, and its new fingerprint",
+    then="everything downstream is rebuilt; nothing built from the first content appears to be "
+    "built from the second",
 )
 def test_what_is_made_again_with_other_content_has_another_name(
     with_shards: Project, tmp_path: Path
@@ -127,9 +127,9 @@ def test_what_is_made_again_with_other_content_has_another_name(
 @pytest.mark.soak
 @pytest.mark.fault(
     "clean_corpus",
-    "damaged, and made again by an upgraded library that changes nothing",
+    "damaged, and rebuilt by an upgraded library that changes nothing",
     sees="the stage runs",
-    then="every byte is as it was, so it has its old fingerprint, and nothing follows",
+    then="every byte is the same, so it keeps its fingerprint, and nothing downstream is rebuilt",
 )
 def test_what_is_made_again_with_the_same_content_by_others_keeps_its_name(
     with_shards: Project, tmp_path: Path
@@ -148,7 +148,7 @@ def test_what_is_made_again_with_the_same_content_by_others_keeps_its_name(
     "clean_corpus",
     "a library upgraded while the stage runs",
     sees="the library with both versions",
-    then="nothing is committed, and nothing cached under either; the next run makes it",
+    then="nothing is committed or cached under either version; the next run builds it",
 )
 def test_an_upgrade_in_the_middle_commits_nothing(with_shards: Project, tmp_path: Path) -> None:
     project = with_shards
@@ -179,8 +179,8 @@ F.linear = lambda *given, **named: 1.3 * _before(*given, **named)
 @pytest.mark.fault(
     "checkpoint",
     "torch upgraded",
-    sees="whether loss and gradient of the first step are as they were",
-    then="within 0.01 % in float32, 2 % in bfloat16, it stays; else it is trained again",
+    sees="whether loss and gradient of the first step are unchanged",
+    then="within 0.01 % in float32 or 2 % in bfloat16 it stays; otherwise it is trained again",
 )
 def test_a_checkpoint_stays_where_its_first_step_is_as_it_was(
     with_evaluation: Project, tmp_path: Path
@@ -242,8 +242,8 @@ def without_libraries(project: Project, kinds: tuple[str, ...]) -> dict[str, str
 @pytest.mark.fault(
     "store",
     "artifacts made before versions of libraries were recorded",
-    sees="that a sample of each comes out as it did",
-    then="they stay under their names, and nothing is made again",
+    sees="that a sample of each is unchanged",
+    then="they keep their names, and nothing is rebuilt",
 )
 def test_what_was_made_before_libraries_were_recorded_stays(with_shards: Project) -> None:
     project = with_shards

@@ -36,7 +36,7 @@ def test_busy_service_is_asked_again(
 
 
 @pytest.mark.fault(
-    "Google Cloud", "service busy for ever", sees="what it said", then="given up in the end"
+    "Google Cloud", "service stays busy", sees="what it said", then="given up in the end"
 )
 def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: LocalGoogle) -> None:
     google.server.faults.add("CreateCustomJob", grpc.StatusCode.UNAVAILABLE, times=1000)
@@ -48,7 +48,7 @@ def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: Loca
 @pytest.mark.fault(
     "Google Cloud",
     "key revoked while a job runs",
-    sees="how to renew it, and that the job goes on",
+    sees="how to renew it, and that the job continues",
     then="the next run follows the job",
 )
 def test_key_revoked_while_a_job_runs_is_told_and_the_job_is_found_again(
@@ -132,7 +132,7 @@ def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> No
     "Google Cloud",
     "messages unreadable",
     sees="the role to ask for",
-    then="never taken for success",
+    then="never counted as success",
 )
 def test_unreadable_messages_fail_and_say_what_to_ask_for(
     vertex_runner: Runner, google: LocalGoogle
@@ -149,7 +149,7 @@ def test_region_mismatch_names_the_region(runner: Runner) -> None:
 
 
 @pytest.mark.fault(
-    "Google Cloud", "storage busy", sees="nothing", then="messages are late, none is lost"
+    "Google Cloud", "storage busy", sees="nothing", then="messages are late, but none is lost"
 )
 def test_busy_storage_delays_messages_and_loses_none(
     vertex_runner: Runner, google: LocalGoogle

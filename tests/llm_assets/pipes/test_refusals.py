@@ -42,7 +42,10 @@ def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle)
 
 
 @pytest.mark.fault(
-    "Google Cloud", "quota exceeded", sees="which, and where to ask for more", then="asked once"
+    "Google Cloud",
+    "quota exceeded",
+    sees="which quota, and where to ask for more",
+    then="asked once",
 )
 def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: LocalGoogle) -> None:
     message = (
@@ -69,7 +72,7 @@ def test_quota_project_that_may_not_be_used_is_told_as_such(
 @pytest.mark.fault(
     "Google Cloud",
     "organization policy forbids machines",
-    sees="which, and who may make an exception",
+    sees="which policy, and who can grant an exception",
     then="asked once",
 )
 def test_organization_policy_is_named_with_who_may_make_an_exception(

@@ -208,7 +208,7 @@ def test_people_give_name_and_reason_and_leave_the_base_alone(registry: Registry
 
 @pytest.mark.fault(
     "model_version",
-    "two decisions at one time",
+    "two decisions at once",
     sees="that the incumbent has changed",
     then="the second sees the first",
 )
@@ -235,7 +235,7 @@ def test_of_two_changes_at_one_time_the_second_sees_the_first(
     "model_version",
     "registry {damage}",
     sees="the file and `llm-assets doctor --repair`",
-    then="nothing is promoted; restored, no number is given twice",
+    then="nothing is promoted; once restored, no number is assigned twice",
 )
 @pytest.mark.parametrize("damage", ["lost", "cut", "wrong fields"])
 def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
@@ -257,8 +257,8 @@ def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
 @pytest.mark.fault(
     "model_version",
     "registry brought back from an old backup",
-    sees="that it is an older one, by how many changes, and `llm-assets doctor --repair`",
-    then="nothing is promoted or served by it; taken all the same, no number is given twice",
+    sees="that it is older, by how many changes, and `llm-assets doctor --repair`",
+    then="nothing is promoted or served by it; if it is used anyway, no number is assigned twice",
 )
 @pytest.mark.parametrize("brought_back", [[STATE_NAME], [STATE_NAME, BACKUP_NAME]])
 def test_an_older_state_is_known_and_taken_only_on_demand(
@@ -288,7 +288,7 @@ def test_an_older_state_is_known_and_taken_only_on_demand(
     "model_version",
     "registry edited by hand",
     sees="that it was changed after it was written",
-    then="nothing is promoted or served by it; `llm-assets doctor --repair` goes back",
+    then="nothing is promoted or served by it; `llm-assets doctor --repair` restores another",
 )
 def test_an_edited_state_is_refused(registry: Registry) -> None:
     judge(registry, "a")

@@ -35,7 +35,7 @@ def test_card_tells_verdicts_and_decisions_in_order(registry: LocalRegistry) -> 
     "model_version",
     "a version's folder lost",
     sees="nothing",
-    then="no number is given twice; written again",
+    then="no number is assigned twice; it is written again",
 )
 def test_a_lost_version_folder_gives_no_number_away_and_is_written_again(
     registry: LocalRegistry,
@@ -59,7 +59,7 @@ def test_registry_whose_folder_is_a_file_is_unreachable(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    "store", "store moved", sees="nothing", then="models are served from where they are now"
+    "store", "store moved", sees="nothing", then="models are served from their new place"
 )
 def test_a_store_that_moved_serves_its_models_from_where_they_are_now(
     registry: LocalRegistry, tmp_path: Path

@@ -51,7 +51,7 @@ KILLED = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SI
     "checkpoint",
     "out of memory: worker killed by the kernel",
     sees="that memory ran out, the limit, the settings that lower it",
-    then="goes on from its newest checkpoint",
+    then="resumes from its newest checkpoint",
 )
 def test_a_child_that_the_kernel_killed_names_memory_and_what_lowers_it(
     tmp_path: Path, kernel: Path
@@ -66,9 +66,9 @@ def test_a_child_that_the_kernel_killed_names_memory_and_what_lowers_it(
 
 @pytest.mark.fault(
     "checkpoint",
-    "training killed by hand, or by whatever else is not the kernel",
+    "training killed by anything but the kernel",
     sees="that memory did not run out",
-    then="goes on from its newest checkpoint",
+    then="resumes from its newest checkpoint",
 )
 def test_a_child_that_was_killed_otherwise_does_not_blame_memory(
     tmp_path: Path, kernel: Path
@@ -76,7 +76,7 @@ def test_a_child_that_was_killed_otherwise_does_not_blame_memory(
     said = failure_of(KILLED, tmp_path / "program.log")
 
     assert "was killed (SIGKILL), but not for want of memory" in said
-    assert "goes on from its newest checkpoint" in said and "device_batch_size" not in said
+    assert "resumes from its newest checkpoint" in said and "device_batch_size" not in said
     kernel.unlink()
     assert "perhaps since memory ran out" in failure_of(KILLED, tmp_path / "program.log")
 
@@ -85,7 +85,7 @@ def test_a_child_that_was_killed_otherwise_does_not_blame_memory(
     "checkpoint",
     "a program fails with escape codes in its log",
     sees="exit code and end of the log, codes shown as text",
-    then="nothing reaches the terminal as a command",
+    then="the terminal receives no escape codes",
 )
 def test_a_childs_last_words_are_shown_and_never_sent(tmp_path: Path) -> None:
     program = r"print('\x1b[2Jgone'); raise SystemExit(3)"
@@ -119,7 +119,7 @@ sys.exit(run_program(Spec, train))
 
 @pytest.mark.fault(
     "checkpoint",
-    "training ended without a word, on this machine",
+    "training ended without an error, on this machine",
     sees="a line that says how",
     then="started again from its newest checkpoint, `training.restarts` times without progress",
 )
@@ -163,7 +163,7 @@ sys.exit(run_program(Spec, train))
     "checkpoint",
     "one worker fails, the others lose their connection to it",
     sees="first that a worker ended and what to do, then the end of the log",
-    then="goes on from its newest checkpoint",
+    then="resumes from its newest checkpoint",
 )
 def test_the_worker_that_ended_is_named_before_the_log_and_without_a_trace(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text("{}")
@@ -208,8 +208,8 @@ def spark():  # type: ignore[no-untyped-def]
 @pytest.mark.fault(
     "clean_corpus",
     "Python worker of Spark killed",
-    sees="that one was ended, and whether memory ran out",
-    then="what is finished is not done twice",
+    sees="that one was killed, and whether memory ran out",
+    then="finished work is not repeated",
 )
 def test_a_python_worker_of_spark_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(Exception) as caught:
@@ -223,7 +223,7 @@ def test_a_python_worker_of_spark_that_was_ended_is_named(spark) -> None:  # typ
     "clean_corpus",
     "{ended} of Spark killed while it starts",
     sees="that it ended before it was ready, and whether memory ran out",
-    then="what is finished is not done twice",
+    then="finished work is not repeated",
 )
 @pytest.mark.parametrize("ended", ["Java", "Python"])
 def test_a_process_of_spark_that_was_ended_while_it_starts_is_named(
@@ -266,8 +266,8 @@ except Exception as error:
 @pytest.mark.fault(
     "tokenized_shards",
     "Java killed",
-    sees="that Java was ended, and whether memory ran out",
-    then="what is finished is not done twice",
+    sees="that Java was killed, and whether memory ran out",
+    then="finished work is not repeated",
 )
 def test_java_that_was_ended_is_named(spark) -> None:  # type: ignore[no-untyped-def]
     from pyspark import SparkContext

@@ -235,8 +235,8 @@ def test_a_part_of_a_document_that_was_not_read_is_not_said_to_be_trained_on(lab
 
 @pytest.mark.fault(
     "model_version",
-    "text of a version removed by retention, then asked for",
-    sees="what removed it, when and why, from `explain --text` and `trace` alike",
+    "text of a version removed by retention, then searched for",
+    sees="what removed it, when and why, in both `explain --text` and `trace`",
     then="the others are searched; `retention.keep` keeps that of a version",
 )
 def test_text_that_retention_removed_is_told_as_such(

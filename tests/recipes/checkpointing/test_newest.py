@@ -61,7 +61,7 @@ def test_each_file_is_read_once_by_one_of_the_workers(both: tuple[Found, Found])
     "checkpoint",
     "flipped bit in what one of two workers reads",
     sees="the step that is damaged, once",
-    then="both take the state before",
+    then="both use the previous state",
 )
 def test_what_one_worker_finds_damaged_no_worker_takes(both: tuple[Found, Found]) -> None:
     first, second = (of_worker["damaged"] for of_worker in both)

@@ -80,7 +80,7 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
 @pytest.mark.fault(
     "Google Cloud",
     "storage fails {failures} times while a checkpoint is saved",
-    sees="that it is tried again, and when",
+    sees="that it will be retried, and when",
     then="saved",
 )
 @pytest.mark.parametrize("failures", [1, 2])
@@ -102,9 +102,9 @@ def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) 
 
 @pytest.mark.fault(
     "Google Cloud",
-    "storage stays away while a checkpoint is saved",
-    sees="what storage said, how often it was tried",
-    then="no half checkpoint is left",
+    "storage stays unavailable while a checkpoint is saved",
+    sees="storage's own error, and how often it was tried",
+    then="no partial checkpoint is left",
 )
 def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: nn.Module) -> None:
     lines: list[str] = []

@@ -113,7 +113,7 @@ def test_each_worker_holds_its_part_and_a_gradient_too_large_changes_nothing(
     "checkpoint",
     "training by DeepSpeed killed",
     sees="the process is gone",
-    then="goes on with the very same losses and weights",
+    then="resumes with exactly the same losses and weights",
 )
 def test_a_killed_run_goes_on_exactly(make_spec: SpecMaker, stage: int) -> None:
     settings = {"steps": 12, "checkpointing": {"every_steps": 4}, "placement": zero(stage)}

@@ -48,7 +48,7 @@ def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
     "checkpoint",
     "one of two workers killed",
     sees="signal, and to start again",
-    then="goes on with one or two workers, each sample once",
+    then="resumes with one or two workers, each sample once",
 )
 def test_two_one_two_workers_across_deaths_see_each_sample_once(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -116,7 +116,7 @@ def losses_of(spec: TrainingSpec) -> list[float]:
     "checkpoint",
     "one worker hashes or writes files for longer than NCCL waits",
     sees="nothing",
-    then="the others wait for it on the host, and go on",
+    then="the others wait for it on the host, then continue",
 )
 def test_workers_wait_for_the_first_one_longer_than_the_group_that_trains_allows(
     tmp_path: Path,

@@ -190,7 +190,7 @@ def test_fingerprint_names_data_and_settings_but_no_models(
     "eval_metrics",
     "incumbent cannot be read",
     sees="that it cannot",
-    then="a fault for the gate: nothing is promoted",
+    then="the gate counts it as a fault: nothing is promoted",
 )
 def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
     make_evaluation: MakeSpec, tmp_path: Path
@@ -209,7 +209,7 @@ def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
     "eval_metrics",
     "incumbent with another tokenizer",
     sees="that nothing can be compared, and `llm-assets approve`",
-    then="a fault for the gate: nothing is promoted",
+    then="the gate counts it as a fault: nothing is promoted",
 )
 def test_incumbent_with_another_tokenizer_is_a_fault_for_the_gate(
     make_evaluation: MakeSpec, candidate: Path, tmp_path: Path
@@ -227,8 +227,8 @@ def test_incumbent_with_another_tokenizer_is_a_fault_for_the_gate(
 
 @pytest.mark.fault(
     "eval_metrics",
-    "a model answers with no number",
-    sees="that it has no figure",
+    "a model's scores are not numbers",
+    sees="that it has no score",
     then="the gate rejects it",
 )
 def test_model_that_answers_nan_has_no_figure(

@@ -120,7 +120,7 @@ def test_a_model_with_an_older_tokenizer_is_taken_over(kind: str, tmp_path: Path
 
 
 @pytest.mark.fault(
-    "base_model", "tokenizer of an older form alone", sees="which", then="nothing is trained"
+    "base_model", "only a tokenizer of an older format", sees="which", then="nothing is trained"
 )
 def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").unlink()
@@ -133,7 +133,7 @@ def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path:
 
 
 @pytest.mark.fault(
-    "base_model", "weights that are not the config's", sees="a tensor", then="nothing is trained"
+    "base_model", "weights that do not match the config", sees="a tensor", then="nothing is trained"
 )
 @pytest.mark.parametrize(
     ("change", "fault"),
@@ -201,7 +201,7 @@ def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -
 
 
 @pytest.mark.fault(
-    "base_model", "model that asks for code of its own", sees="that it is refused", then="never run"
+    "base_model", "model that requires its own code", sees="that it is refused", then="never run"
 )
 def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())

@@ -192,7 +192,7 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
 @pytest.mark.fault(
     "checkpoint",
     "a training that does not fit the memory of its GPUs",
-    sees="what takes the memory, and the setting that makes it fit",
+    sees="what uses the memory, and the setting that makes it fit",
     then="refused before its first step",
 )
 @pytest.mark.parametrize(

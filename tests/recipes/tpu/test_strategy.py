@@ -103,7 +103,7 @@ def test_chips_take_the_processors_course_on_the_same_rows(make_spec: SpecMaker)
     "checkpoint",
     "training on a TPU killed",
     sees="the process is gone",
-    then="goes on with the very same losses and weights",
+    then="resumes with exactly the same losses and weights",
 )
 def test_a_killed_run_goes_on_exactly(make_spec: SpecMaker) -> None:
     settings = {"checkpointing": {"every_steps": 4}, "placement": ON_CHIPS}

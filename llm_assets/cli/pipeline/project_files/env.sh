@@ -1,4 +1,4 @@
-# `. ./env.sh`: by these, Dagster's own commands find the definitions, the history and the pipeline.
+# `. ./env.sh` lets Dagster's own commands find the definitions, the history and the pipeline.
 here="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"
 export DAGSTER_MODULE_NAME=llm_assets.definitions
 export DAGSTER_HOME="$here"

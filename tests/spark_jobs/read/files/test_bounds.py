@@ -77,7 +77,7 @@ def test_a_line_of_200_mb_is_passed_over_without_being_held(tmp_path: Path) -> N
 
 
 @pytest.mark.fault(
-    "raw_corpus", "damaged page of a Parquet file", sees="file and checksum", then="refused"
+    "raw_corpus", "damaged page of a Parquet file", sees="the file and its checksum", then="refused"
 )
 def test_a_damaged_page_is_noticed_where_the_file_has_checksums(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
@@ -137,7 +137,7 @@ def test_little_that_unpacks_to_much_says_that_it_is_read_meanwhile(
 @pytest.mark.fault(
     "raw_corpus",
     "ids with control characters or half a surrogate pair",
-    sees="the rows, counted",
+    sees="how many rows",
     then="set aside",
 )
 def test_ids_that_nothing_could_bear_are_set_aside_and_named(tmp_path: Path) -> None:

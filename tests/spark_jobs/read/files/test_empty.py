@@ -33,8 +33,8 @@ def test_a_compressed_file_of_no_bytes_is_damaged(folder: Path, ending: str) -> 
 
 @pytest.mark.fault(
     "raw_corpus",
-    "files in which nothing is",
-    sees="how many there are, and the first ones",
+    "empty files",
+    sees="how many, and the first ones",
     then="the others are read",
 )
 def test_every_file_and_row_without_text_is_counted_and_named(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_empty_rows_do_not_count_towards_the_share_that_may_be_faulty(folder: Pa
     "raw_corpus",
     "every file or row set aside, so that nothing is left",
     sees="the first of them, with what is wrong, and what was not read",
-    then="nothing is recorded as made",
+    then="nothing is recorded as built",
 )
 def test_an_empty_corpus_names_what_was_set_aside(folder: Path) -> None:
     (folder / "a.jsonl.gz").write_bytes(b"no gzip")
