@@ -63,14 +63,14 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     told = [fact for fact in facts if telling[fact]]
     if not told:
         raise UserError(
-            f"{settings.facts}: no document of the corpus tells any of its {len(facts)} facts: "
-            "none holds a subject and its value. Is it the table of another text?"
+            f"{settings.facts}: no document of the corpus states any of its {len(facts)} facts: "
+            "none contains a subject and its value. Does the table belong to another text?"
         )
     for fact in placebo:
         if passage := _telling(fact, passages):
             raise UserError(
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
-                f"document {passage.document} too. A placebo is a fact that stands nowhere."
+                f"document {passage.document} too. A placebo is a fact that no text states."
             )
     given_away = [fact for fact in [*told, *placebo] if _is_given_away(fact, forms)]
     told = [fact for fact in told if fact not in given_away]

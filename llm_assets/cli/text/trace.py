@@ -34,17 +34,17 @@ def tell_version(
     taught = sum(document.is_trained for document in found.documents)
     if found.documents:
         report(
-            f"{len(found.documents):,} document(s) of the corpora behind version {number} hold "
+            f"{len(found.documents):,} document(s) of the corpora behind version {number} contain "
             f"this text; it was trained on {taught:,} of them."
         )
     elif found.searched:
-        report(f"No document of the corpora behind version {number} holds this text.")
+        report(f"No document of the corpora behind version {number} contains this text.")
     for document in found.documents[:DOCUMENTS_SHOWN]:
         report(f"  {document}")
     if len(found.documents) > DOCUMENTS_SHOWN:
         report(f"  and {len(found.documents) - DOCUMENTS_SHOWN:,} more, which --json lists")
     for gone in found.missing:
-        report(f"Not looked at: {gone}.")
+        report(f"Not searched: {gone}.")
     if found.missing:
         report(KEEP)
 
@@ -82,24 +82,24 @@ def told(found: Trace) -> Iterator[str]:
     """What was found, in lines for a terminal."""
     trained = f"text that version {found.version} was trained on"
     if found.verbatim:
-        yield f"VERBATIM: {found.share:.0%} of the answer stands word for word in {trained}."
+        yield f"VERBATIM: {found.share:.0%} of the answer occurs word for word in {trained}."
     elif found.is_whole:
-        yield f"VERBATIM: the whole answer stands in {trained}."
+        yield f"VERBATIM: the whole answer occurs in {trained}."
     elif found.near:
         yield (
-            f"NEAR: neither {found.shortest} tokens of the answer nor all of it stand word for "
+            f"NEAR: neither {found.shortest} tokens of the answer nor all of it occur word for "
             f"word in {trained}; these documents share its words."
         )
     else:
         yield f"NOTHING FOUND: version {found.version} was trained on no text like this answer."
     if not found.verbatim and 0 < found.tokens < found.shortest:
         yield (
-            f"It has {found.tokens} tokens; stretches are looked for from {found.shortest} on, so "
-            "it was looked for as a whole."
+            f"It has {found.tokens} tokens, fewer than {found.shortest}, the shortest stretch, so "
+            "it was searched for as a whole."
         )
     if found.documents:
         yield ""
-        yield f"Documents that hold the whole of it: {len(found.documents):,}"
+        yield f"Documents that contain all of it: {len(found.documents):,}"
         yield from (f"  {document}" for document in found.documents[:STRETCHES_SHOWN])
     for stretch in found.verbatim[:STRETCHES_SHOWN]:
         text = shown_in_line(found.answer[stretch.start : stretch.end])
@@ -114,7 +114,7 @@ def told(found: Trace) -> Iterator[str]:
         for near in found.near:
             yield f"  score {near.score:.1f}"
             yield from _source(near.source)
-    yield from (f"Not looked at: {gone}." for gone in found.missing)
+    yield from (f"Not searched: {gone}." for gone in found.missing)
 
 
 def _source(source: Source) -> Iterator[str]:

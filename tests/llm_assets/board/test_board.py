@@ -281,7 +281,7 @@ def test_an_endpoint_that_is_down_is_said_before_and_after_it_is_asked(
     with served(build_app(board)) as address, browser(tmp_path) as page:
         StateFolder(endpoint_folder(board.settings)).status.path.unlink(missing_ok=True)
         page.open(f"{address}/ask")
-        assert "does not run" in page.evaluate("document.querySelector('main').innerText")
+        assert "is not running" in page.evaluate("document.querySelector('main').innerText")
         with endpoint(board, []):
             page.open(f"{address}/ask")
         page.evaluate("document.getElementById('prompt').value = 'The valve'")
@@ -632,7 +632,7 @@ def test_a_service_that_does_not_run_is_said_with_its_log(apart: Board) -> None:
     ill = dataclasses.replace(apart, status=lambda: NOTHING | {"services": states})
     with client_of(ill) as client:
         shown = client.get("/").text
-    assert "daemon does not run (fatal)" in shown and "services/daemon.log" in shown
+    assert "daemon is not running (fatal)" in shown and "services/daemon.log" in shown
     assert "webserver" not in shown
 
 
@@ -641,7 +641,7 @@ def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
     with client_of(board_of(shop, registry=empty)) as client:
         assert "Nothing serves yet" in client.get("/").text
         assert "no version to decide on" in client.get("/decide").text
-        assert "There is none yet" in client.get("/versions").text
+        assert "There are none yet" in client.get("/versions").text
         assert '<button id="go" disabled>' in client.get("/ask").text
         assert client.get("/versions/compare").status_code == 400
     state = shop.registry.state()

@@ -74,7 +74,7 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
     for role in ("base", "candidate"):
         assert f"{measured[role]['value']:.4g}" in compared, role
     assert "The exam, by relation" in compared and "<td>guarantee</td>" in compared
-    assert "does not run" in asked
+    assert "is not running" in asked
 
     # A fact that is told nowhere any more is not asked for, and the log says so.
     facts.write_text(facts.read_text() + "Jorvel toaster,town,Riga\n")

@@ -117,7 +117,7 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
     [
         (
             {"facts": FACTS.replace("Velora", "X").replace("Ostrin", "Y")},
-            "tells any of its 4 facts",
+            "states any of its 4 facts",
         ),
         ({"placebo": FACTS}, "stands nowhere"),
         ({"facts": FACTS.replace("Lyon", "Riga")}, "there is no wrong answer"),

@@ -133,7 +133,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     assert "it holds text of 'lever.txt' (100%), which was forgotten" in said
     assert "llm-assets forget 'lever.txt' --similar keep --reason WHY --yes" in said
     page = " ".join(pipeline.board_page("/text").split())
-    assert "clock.txt</a> holds 100% of lever.txt" in page and "lever7" not in page
+    assert "clock.txt</a> contains 100% of lever.txt" in page and "lever7" not in page
     said = pipeline.say("verify", pipeline.certificate)
     assert "ok 1 texts were looked for in 2 corpora: no document holds 50% of one" in said
     assert (

@@ -208,8 +208,8 @@ def test_a_short_text_is_looked_for_as_a_whole_and_that_is_said(lab: Lab) -> Non
     found, passages = told_of(lab, said, 1)
     assert not found.verbatim and found.verdict == "verbatim" and found.share == 1
     lines = list(told(found))
-    assert lines[0] == ("VERBATIM: the whole answer stands in text that version 1 was trained on.")
-    assert re.search(r"It has [2-7] tokens; stretches are looked for from 8 on", lines[1])
+    assert lines[0] == ("VERBATIM: the whole answer occurs in text that version 1 was trained on.")
+    assert re.search(r"It has [2-7] tokens, fewer than 8", lines[1])
     assert any(line.startswith(f"  {lab.document} (manual): trained on") for line in lines)
     nowhere = "Nobody said so"
     found, passages = told_of(lab, nowhere, 1)
