@@ -119,7 +119,7 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
             {"facts": FACTS.replace("Velora", "X").replace("Ostrin", "Y")},
             "states any of its 4 facts",
         ),
-        ({"placebo": FACTS}, "stands nowhere"),
+        ({"placebo": FACTS}, "no text states"),
         ({"facts": FACTS.replace("Lyon", "Riga")}, "there is no wrong answer"),
         ({"facts": FACTS.replace("town", "color")}, "nothing under `asked` for color"),
     ],
