@@ -1,10 +1,12 @@
 """A benchmark changes no committed file; asked to keep its result, it puts it into the docs."""
 
+import csv
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from benchmarks import harness
 from benchmarks.gpu import turns
+from benchmarks.models import MODEL_VARIABLE
 from scripts.write_reference import benchmarks_page
 from tests.conftest import ROOT
 from tests.waiting import WAIT_SECONDS
@@ -112,6 +115,59 @@ def test_an_unknown_name_is_refused_with_those_there_are(checkout: Path) -> None
     done = bench(checkout, "exmaple")
     assert done.returncode == 2
     assert "'exmaple'" in done.stderr and "{example}" in done.stderr
+
+
+@pytest.mark.soak
+def test_the_curves_of_knowledge_go_on_after_a_kill_and_each_point_is_a_training_of_its_own(
+    checkout: Path, tiny_model_folder: Path
+) -> None:
+    shutil.copytree(ROOT / "benchmarks", checkout / "benchmarks", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "config", checkout / "config")
+    shutil.copy(ROOT / "dagster.yaml", checkout)
+    home = checkout / ".llm_assets" / "benchmarks"
+
+    def points() -> dict[str, tuple[float, dict[str, Any]]]:
+        """Name to when it was written, and its figures."""
+        found = home.glob("knowledge/*/points/*.json")
+        return {file.stem: (file.stat().st_mtime, json.loads(file.read_text())) for file in found}
+
+    def start(tokens: str) -> "subprocess.Popen[bytes]":
+        plan = {"BENCH_SEEDS": "1", "BENCH_TOKENS": tokens, MODEL_VARIABLE: str(tiny_model_folder)}
+        command = [sys.executable, "-B", "-m", "benchmarks", "knowledge"]
+        environment = os.environ | plan
+        return subprocess.Popen(command, cwd=checkout, env=environment, start_new_session=True)
+
+    first = start("2000,4000")
+    while not points() and first.poll() is None:
+        time.sleep(0.1)
+    # The second point is being prepared, trained or measured.
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    kept = points()
+    assert list(kept) == ["raw-0-2000"] and not list(home.glob("results/knowledge/*"))
+
+    assert start("2000,4000").wait() == 0
+    whole = points()
+    assert whole.keys() == {f"{t}-0-{n}" for t in ("raw", "forms", "mix") for n in (2000, 4000)}
+    assert whole["raw-0-2000"] == kept["raw-0-2000"]
+    for _, point in whole.values():
+        for condition in ("closed_book", "retrieval", "passage", "placebo"):
+            assert 0 <= point["metrics"][f"exam_{condition}_acc"]["candidate"]["value"] <= 1
+        assert point["exam"]["facts"] == 48
+    result = json.loads((home / "results/knowledge/knowledge.json").read_text())
+    assert len(result["rounds"]["ours"]) == 1 and len(result["checks"]) == 4
+    with (home / "results/knowledge/knowledge.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(row["text"], row["tokens"]) for row in table] == [
+        (text, tokens) for tokens in ("2000", "4000") for text in ("raw", "forms", "mix")
+    ]
+    assert not list(home.glob("knowledge/*/runs/*")), "the trainings' states are removed"
+
+    (path,) = home.glob("knowledge/*/points/mix-0-4000.json")
+    path.unlink()
+    assert start("4000").wait() == 0
+    again = json.loads(path.read_text())
+    assert again["weights"] == whole["mix-0-4000"][1]["weights"], "not from the run before it"
 
 
 def test_a_part_of_the_gpu_kit_says_what_each_of_its_runs_came_to() -> None:
