@@ -79,7 +79,7 @@ def _text_view(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def every_file_was_read(raw_corpus: Artifact) -> AssetCheckResult:
-    """Nothing that was found in the sources was left out; what was is counted by kind."""
+    """Every file and row found in the sources was read; those left out are counted by kind."""
     stats = raw_corpus.stats
     kinds = Counter(stats["unread"]) + Counter(stats["dropped"])
     left = kinds.total()
@@ -87,7 +87,7 @@ def every_file_was_read(raw_corpus: Artifact) -> AssetCheckResult:
     return AssetCheckResult(
         passed=not left,
         severity=AssetCheckSeverity.WARN,
-        description=f"{left:,} files or documents were left out: {counts}; the asset's metadata "
+        description=f"Files or documents left out: {left:,} ({counts}); the asset's metadata "
         "names the first of each kind."
         if left
         else None,
@@ -117,8 +117,8 @@ def raw_corpus(
 ) -> BuildPlan:
     """A pinned snapshot of the source text, as Parquet rows `(id, text, source, ...)`.
 
-    All that follows reads this copy, so text that changes meanwhile changes nothing. What was
-    found and not read is counted by kind.
+    Everything downstream reads this copy, so text that changes during a run has no effect on it.
+    Files that were found but not read are counted by kind.
     """
     store = pipeline.store
     opened = snapshot.open_sources(settings, context.log.info, store.root)
@@ -221,8 +221,8 @@ def clean_corpus(
 ) -> BuildPlan:
     """Normalized, filtered and deduplicated text; every document carries its duplicate cluster.
 
-    Of copies and near-copies one stays. Whole clusters go to one split, so no near-copy of text
-    that models are judged on is ever trained on.
+    Of duplicates and near-duplicates one is kept. Whole clusters go to one split, so no
+    near-duplicate of text that models are judged on is ever trained on.
     """
     inputs, specify = plan_cleaning(pipeline, settings)
     wanted = identity.extend(inputs=inputs, libraries=clean_libraries(settings))
@@ -357,7 +357,7 @@ def shards_view(artifact: Artifact) -> dict[str, Any]:
 
 
 def no_cluster_in_two_splits(tokenized_shards: Artifact) -> AssetCheckResult:
-    """No duplicate cluster reaches from one split into another."""
+    """No duplicate cluster has documents in two splits."""
     stats = ShardStats.model_validate(tokenized_shards.stats)
     shared = find_shared_clusters(tokenized_shards.url, stats)
     return AssetCheckResult(
@@ -393,8 +393,8 @@ def tokenized_shards(
 ) -> BuildPlan:
     """Packed token rows in three splits (train, validation, held-out) with one manifest.
 
-    A long document goes on in the next row, and no document sees another. Training reads `train`;
-    settings are chosen by `validation`; the gate alone looks at `held_out`.
+    A long document continues in the next row, and no document attends to another. Training reads
+    `train`, settings are chosen on `validation`, and only the gate uses `held_out`.
     """
     store, form = pipeline.store, pipeline.settings.form
     # Spark would find out only after it has tokenized everything.

@@ -321,8 +321,8 @@ def eval_metrics(
     """Candidate, base and incumbent measured on the same held-out and general text.
 
     Bits per byte say how much a text surprises a model that has never seen it; lower is better.
-    Held-out text is the team's own; general text is everyday English and shows what was forgotten.
-    `samples` has base and candidate go on from the same beginnings.
+    Held-out text is your own; general text is everyday English and shows what was forgotten.
+    `samples` shows how base and candidate continue the same texts.
     """
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     weights = serving.quantized(pipeline.settings)

@@ -87,10 +87,10 @@ def exam(
     settings: ExamSettings,
     clean_corpus: Artifact,
 ) -> BuildPlan:
-    """Questions about facts that the text tells, in words that it does not use.
+    """Questions about facts that the text states, in words that it does not use.
 
     `eval_metrics` asks base, candidate and incumbent: closed book, with the passage that retrieval
-    finds, and with the right one. Placebo facts, which stand nowhere, show what chance gives.
+    finds, and with the right one. Placebo facts, which no text states, show the level of chance.
     """
 
     def build(draft: Draft) -> None:

@@ -57,11 +57,11 @@ sums are taken in another order, by other processors or another number of worker
 
 
 class CheckpointConfig(Config):
-    """How a run goes on from those before it, beside the settings."""
+    """How a run continues from earlier ones, beside the settings."""
 
     continue_from_champion: bool = Field(
         default=False,
-        description="Go on from the model that serves, long enough to read what arrived last.",
+        description="Continue from the model that serves, long enough to read the new text.",
     )
     longer: int = Field(
         default=1,
@@ -71,8 +71,8 @@ class CheckpointConfig(Config):
 
     without_forgotten: int | None = Field(
         default=None,
-        description="A version: its runs are made once more without what was forgotten since. "
-        "`llm-assets forget` asks for it; all other settings are those of its runs.",
+        description="A version whose runs are repeated without what was forgotten since. "
+        "`llm-assets forget` sets it; all other settings are those of its runs.",
     )
 
 
@@ -101,7 +101,7 @@ def base_model(
 ) -> BuildPlan:
     """The pinned starting weights and tokenizer, as a Hugging Face folder with safetensors.
 
-    Another revision, or other files in its folder, has all that follows made again.
+    Another revision, or changed files in its folder, causes everything downstream to be rebuilt.
     """
 
     def build(draft: Draft) -> None:
@@ -147,9 +147,9 @@ def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
 
 
 def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
-    """Every step's loss is a number, and validation ends below its start.
+    """Every step's loss is a number, and the validation loss ends lower than it started.
 
-    It blocks nothing: a candidate that diverged gets the gate's verdict, with its reasons.
+    This check does not block: a candidate that diverged gets the gate's verdict, with its reasons.
     """
     losses = [record["loss"] for record in read_metrics(checkpoint.url)]
     stats = checkpoint.stats
@@ -188,8 +188,8 @@ def checkpoint(
 ) -> BuildPlan | MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
 
-    `validation_...` says what it has learnt (`validation_before` is where it began), `coverage`
-    which share of the text it and the models before it have read.
+    `validation_...` shows what it has learned (`validation_before` is where it started), and
+    `coverage` the share of the text that it and the models before it have read.
     """
     store, shards = pipeline.store, tokenized_shards
     train = partial(training.train, context)

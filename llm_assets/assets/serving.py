@@ -24,7 +24,7 @@ CODE_VERSION = "1"
 def wanted_version_serves(
     pipeline: PipelineResource, registry: RegistryResource
 ) -> AssetCheckResult:
-    """What was decided on last is what answers."""
+    """The version that was decided on last is the one that answers."""
     state = registry.open(pipeline).state()
     wanted, champion = state.find("wanted"), state.find("champion")
     numbers = {
@@ -53,11 +53,11 @@ def endpoint(
     serving: ServingPlatform,
     model_version: Artifact,
 ) -> MaterializeResult:
-    """The wanted version, answering requests; a rejected candidate leaves it as it was.
+    """The wanted version, answering requests; a rejected candidate does not change it.
 
-    An OpenAI base URL under `/v1`, where the pipeline's name is the model. A new version takes over
-    in steps. `llm-assets rollback` has the version before answer again at once. `latency_seconds`
-    is what a client waits for eight tokens.
+    `/v1` is an OpenAI base URL, and the pipeline's name is the model. A new version takes over in
+    steps. `llm-assets rollback` returns to the previous version at once. `latency_seconds` is how
+    long a client waits for eight tokens.
     """
     # Nothing of it is kept in the store, so there is nothing to plan: each run looks what serves.
     models = registry.open(pipeline)

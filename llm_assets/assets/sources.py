@@ -51,8 +51,7 @@ def source_specs(settings: PipelineSettings) -> list[AssetSpec]:
     return [
         AssetSpec(
             source_key(settings, source.name),
-            description=f"The source `{source.name}` of the pipeline file, as it was when last "
-            "looked at.",
+            description=f"The source `{source.name}` of the pipeline file, as last observed.",
             group_name=GROUP,
             kinds={source.type},
         )

@@ -48,8 +48,8 @@ def build_base_model_sensor(
         job_name=RETRAINING,
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=status,
-        description="Looks whether the base model's folder or package holds other weights than "
-        "those trained on, or the Hub another revision than the pinned one. "
+        description="Checks whether the base model's folder or package has weights other than "
+        "those trained on, or the Hub a revision other than the pinned one. "
         "`automation.new_base_model` says what happens then.",
     )
     def base_model_changed(

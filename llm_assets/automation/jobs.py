@@ -48,22 +48,22 @@ def build_jobs(settings: PipelineSettings) -> list[Any]:
             AssetSelection.all() - AssetSelection.assets(asset_key(settings, EXPERIMENTS)),
             config=training_config(_as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
-            "it. What has not changed is not made again. The settings below hold for this run; "
-            "any other of an asset may stand beside them.",
+            "it. What has not changed is not rebuilt. The settings below apply to this run; "
+            "you can add any other setting of an asset.",
             tags=tags,
         ),
         define_asset_job(
             "evaluation",
             AssetSelection.assets(*keys.values()),
             config=NOTHING_TO_SET,
-            description="Measures the current checkpoint again and asks the gate.",
+            description="Evaluates the current checkpoint again and asks the gate.",
             tags=tags,
         ),
         define_asset_job(
             REDEPLOYMENT,
             AssetSelection.assets(served),
             config=NOTHING_TO_SET,
-            description="Has the wanted version served, where it is not.",
+            description="Serves the wanted version if it does not serve yet.",
             tags=tags,
         ),
         rollback,
@@ -87,7 +87,7 @@ def _as_in_the_file(settings: PipelineSettings) -> dict[str, Any]:
 
 
 class RollbackConfig(Config):
-    """Who takes the version that serves out of service, and why."""
+    """Who rolls back, and why."""
 
     name: str = Field(description="Who decides; recorded with the version.")
     reason: str = Field(description="Reason, recorded with the decision.")
@@ -113,9 +113,8 @@ def roll_back_version(
 
 @job(
     config={"ops": {"roll_back_version": {"config": {"name": "", "reason": ""}}}},
-    description="Has the version before the one that serves answer again, as "
-    "`llm-assets rollback` does: it gets all traffic as soon as it generates. Say below who "
-    "decides, and why.",
+    description="Returns to the version before the one that serves, as `llm-assets rollback` does: "
+    "it gets all traffic as soon as it generates. Say below who decides, and why.",
 )
 def rollback() -> None:
     roll_back_version()
@@ -165,8 +164,8 @@ def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
         job_name=RETRAINING,
         execution_timezone=settings.automation.time_zone,
         default_status=DefaultScheduleStatus.STOPPED,
-        description="Makes the graph at `retrain_cron`; what has not changed is not made again. "
-        "The sensor `source_text_changed` does it as soon as there is new text.",
+        description="Materializes the graph at `retrain_cron`, except what has not changed. "
+        "The sensor `source_text_changed` does so as soon as there is new text.",
     )
     def weekly_retraining(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
         runs = Runs(context.instance, settings)

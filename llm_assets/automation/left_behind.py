@@ -29,8 +29,8 @@ def build_left_behind_sensor(settings: PipelineSettings) -> SensorDefinition:
         name=LEFT_BEHIND_SENSOR,
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
-        description="Ends jobs on Google Cloud, and so their machines, whose run has failed, was "
-        "canceled or killed ten minutes ago, while no other run goes on that may follow them. "
+        description="Ends jobs on Google Cloud, with their machines, if their run failed, was "
+        "canceled or was killed ten minutes ago, unless another active run may follow them. "
         "`llm-assets machines` lists them.",
     )
     def jobs_left_behind(context: SensorEvaluationContext) -> SkipReason:

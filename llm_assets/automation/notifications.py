@@ -52,7 +52,7 @@ def build_quality_sensor(
         default_status=status,
         description="Asks the endpoint, as a client does, for its bits on the held-out text that "
         "its version was judged by, and counts the requests that failed. "
-        "`automation.quality` says what is too much, and what happens then.",
+        "`automation.quality` sets the thresholds, and what happens beyond them.",
     )
     def serving_quality(
         context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
@@ -141,7 +141,7 @@ def _status_sensor(
         run_status=status,
         name=name,
         default_status=DefaultSensorStatus.RUNNING,
-        description="Tells those that `notifications` names.",
+        description="Notifies those named in `notifications`.",
     )
     def tell_of_run(context: RunStatusSensorContext) -> None:
         if not Runs(context.instance, settings).is_ours(context.dagster_run):

@@ -74,8 +74,8 @@ def _source_text_changed(settings: PipelineSettings) -> SensorDefinition:
         job_name=RETRAINING,
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
-        description="Makes the graph when the sources hold text that the wanted model does not "
-        "know: asks again until it does, the gate says no, or a person does. A source that cannot "
+        description="Materializes the graph when the sources have text that the wanted model has "
+        "not read, again until a model has, or the gate or a person says no. A source that cannot "
         "be read fails the tick.",
     )
     def source_text_changed(
@@ -177,8 +177,8 @@ def _endpoint_follows(settings: PipelineSettings) -> SensorDefinition:
         job_name=REDEPLOYMENT,
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
-        description="Has the wanted version served where it is not: after a rollout that failed, "
-        "or when the endpoint has ended. Tries as often as `automation.retries` says.",
+        description="Serves the wanted version if it does not serve: after a failed rollout, or "
+        "when the endpoint has ended. It tries as often as `automation.retries` says.",
     )
     def endpoint_follows(
         context: SensorEvaluationContext,

@@ -389,9 +389,9 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
     @asset(
         name=ASSET,
         deps=[asset_key(settings, name) for name in ("raw_corpus", "base_model")],
-        description="Models of other settings, measured on validation text against the version "
-        "that is wanted; nothing of it is promoted or served. A partition is a trial and says what "
-        "is changed, such as `checkpoint.optimizer.learning_rate=3e-5`: add some and materialize "
+        description="Models trained with other settings, measured on validation text against the "
+        "wanted version. None is promoted or served. A partition is a trial and is named by what "
+        "it changes, such as `checkpoint.optimizer.learning_rate=3e-5`: add some and materialize "
         "them, or use `llm-assets experiment`.",
         group_name=ASSET,
         kinds={"pytorch"},

@@ -136,7 +136,7 @@ def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> N
     assert "Not read: 1 .png (scan.png)" in ended.stdout + ended.stderr
     checked = every_file_was_read(project.record.current("raw_corpus", needed_by="test"))
     assert not checked.passed
-    assert "1 files or documents were left out: 1 .png" in str(checked.description)
+    assert "Files or documents left out: 1 (1 .png)" in str(checked.description)
 
 
 def test_status_and_versions_speak_json(project: Project) -> None:
