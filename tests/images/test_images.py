@@ -149,14 +149,22 @@ def _closure(packages: list[str]) -> set[str]:
 
 def test_a_build_gets_what_images_copy_and_nothing_else_by_gits_rules(tmp_path: Path) -> None:
     shutil.copy(ROOT / ".dockerignore", tmp_path / ".gitignore")
-    sent = ["artifacts/store/store.py", "images/spark/requirements.txt", "requirements.lock"]
-    for name in [*sent, ".llm_assets/secret", "config/x.yaml", "artifacts/__pycache__/a.pyc"]:
+    copied = {
+        source
+        for image in IMAGES
+        for name, rest in instructions(image)
+        if name == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    sent = {f"{path}/one.py" if (ROOT / path).is_dir() else path for path in copied}
+    kept = {".llm_assets/secret", "tests/x.py", "artifacts/__pycache__/a.pyc"}
+    for name in sent | kept:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     listing = ["git", "ls-files", "--others", "--exclude-standard"]
     done = subprocess.run(listing, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == sent
+    assert {"llm_assets", "workspace.yaml"} < copied and set(done.stdout.split()) == sent
 
 
 def test_own_server_is_in_its_image_with_what_it_imports() -> None:
