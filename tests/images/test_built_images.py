@@ -51,7 +51,7 @@ print("exit code", services.wait())
 SERVE = """
 import json, os, subprocess, sys, time, urllib.request
 container = [sys.executable, "-m", "serving.vertex.container"]
-inner = ["AIP_STORAGE_URI={model}", "AIP_HTTP_PORT={port}", "HOST=127.0.0.1", "MODEL_NAME=default"]
+inner = ["AIP_STORAGE_URI={model}", "AIP_HTTP_PORT={port}", "HOST=127.0.0.1", "MODEL_NAME={model}"]
 command = [*container, "--", "env", *inner, *container]
 server = subprocess.Popen(command)
 url = "http://127.0.0.1:" + os.environ["AIP_HTTP_PORT"]
