@@ -47,6 +47,7 @@ locals {
     "secretmanager.googleapis.com",
     "serviceusage.googleapis.com",
     "storage.googleapis.com",
+    "tpu.googleapis.com",
   ]
 }
 

@@ -55,6 +55,7 @@ locals {
         "roles/iam.securityReviewer",
         "roles/logging.viewer",
         "roles/serviceusage.serviceUsageConsumer",
+        "roles/tpu.admin",
       ]
       bucket     = ["roles/storage.legacyBucketReader", "roles/storage.objectUser"]
       repository = ["roles/artifactregistry.reader"]
@@ -73,6 +74,7 @@ locals {
         "roles/dataproc.editor",
         "roles/logging.logWriter",
         "roles/serviceusage.serviceUsageConsumer",
+        "roles/tpu.admin",
       ]
       bucket     = ["roles/storage.objectUser"]
       repository = ["roles/artifactregistry.reader"]
@@ -87,6 +89,7 @@ locals {
         "roles/batch.agentReporter",
         "roles/dataproc.worker",
         "roles/logging.logWriter",
+        "roles/tpu.admin",
       ]
       bucket     = ["roles/storage.admin"]
       repository = ["roles/artifactregistry.reader"]

@@ -64,7 +64,7 @@ FORM_WORDS: dict[Form, str] = {
 }
 
 Platform = Literal["local", "google_cloud"]
-TrainingPlace = Literal["local", "google_cloud", "google_batch"]
+TrainingPlace = Literal["local", "google_cloud", "google_batch", "tpu_vm"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -98,7 +98,8 @@ class TrainingRunnerSettings(Settings):
     runner: TrainingPlace | None = None
     """Where this work runs; the platform decides where absent. `google_cloud` is Vertex AI;
     `google_batch` makes machines of the project's own for each job, without a service's surcharge,
-    and deletes them."""
+    and deletes them; `tpu_vm` does so with a TPU machine for training, and evaluates by
+    `google_batch`."""
     restarts: int = Field(default=3, ge=0)
     """How often a training on this machine is started again, within one run, that was interrupted
     (exit code 75), or a worker of which ended without a word, and that has saved nothing since its

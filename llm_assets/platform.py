@@ -30,6 +30,7 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
         "local": LocalTrainingRunner(restarts=settings.training.restarts),
         "google_cloud": google_cloud.VertexTrainingRunner(cloud_config_path=cloud),
         "google_batch": google_cloud.BatchTrainingRunner(cloud_config_path=cloud),
+        "tpu_vm": google_cloud.TpuVmTrainingRunner(cloud_config_path=cloud),
     }
     registry = {
         "local": LocalRegistryResource(),

@@ -31,6 +31,7 @@ STAGES = (
     "store",
     "Google Cloud",
     "machines of one's own",
+    "TPU machines of one's own",
     "jobs of Vertex AI",
     "batches of Dataproc Serverless",
 )

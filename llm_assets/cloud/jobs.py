@@ -176,6 +176,8 @@ FOLDERS = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
 HOUR = 3600
 SERVING_CHECK_HOURS = 1.0
 """A container of one's own that serves instead of parsing its arguments is ended then."""
+EVERY_API = "https://www.googleapis.com/auth/cloud-platform"
+"""Of a machine's token; its account's rights say what it may do."""
 HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
 """Machine families that boot from a hyperdisk alone; all others take an SSD persistent disk."""
 
@@ -213,7 +215,8 @@ def custom_job(
 
 
 MOUNT = "/mnt/disks/gcs"
-"""Where a Batch machine has the bucket, and its container; only there may its image mount one."""
+"""Where a machine of one's own has the bucket, and its container; Batch's image mounts only there.
+"""
 HOSTS_FILE = "/etc/cloudbatch-taskgroup-hosts"
 """What BATCH_HOSTS_FILE names on a machine, of which its container sees nothing by itself."""
 DRIVERS = (
@@ -231,12 +234,6 @@ def batch_job(
 
     A task is not tried again by itself, since all machines of a training begin again together.
     """
-    folders = ("model", "checkpoints", "logs")
-    variables = {
-        **_variables(settings, output),
-        environment.MOUNT_VARIABLE: MOUNT,
-        **{name: f"{output}/{folder}/" for name, folder in zip(FOLDERS, folders, strict=True)},
-    }
     bucket, several = f"{MOUNT}/{settings.bucket}", machines.replicas > 1
     with_accelerators = machines.accelerator_type is not None
     options = f"--network host --shm-size {SHARED_MEMORY_MB}m"
@@ -252,7 +249,7 @@ def batch_job(
     }
     task = {
         "runnables": [{"container": container}],
-        "environment": {"variables": variables},
+        "environment": {"variables": _variables_of_own(settings, output)},
         "max_run_duration": {"seconds": round(machines.timeout_hours * HOUR)},
         "volumes": [
             {
@@ -290,6 +287,41 @@ def batch_job(
         },
         "logs_policy": {"destination": "CLOUD_LOGGING"},
     }
+
+
+def tpu_job(
+    settings: GoogleCloudSettings, machines: MachineSettings, arguments: Sequence[str], output: str
+) -> Any:
+    """A queued resource whose machine runs the launcher of the tpu image.
+
+    Google gives up looking for a machine when a run would, so a request is never granted to nobody.
+    """
+    assert machines.tpu is not None
+    account = {"email": settings.service_account, "scope": [EVERY_API]}
+    node = {
+        "accelerator_type": machines.tpu.accelerator_type,
+        "runtime_version": machines.tpu.runtime_version,
+        # Its packages and images come from the internet.
+        "network_config": {"enable_external_ips": True},
+        "service_account": account,
+    }
+    wait = {"seconds": round(settings.pending_hours * HOUR)}
+    resource: dict[str, Any] = {
+        "tpu": {"node_spec": [{"node": node}]},
+        "queueing_policy": {"valid_until_duration": wait},
+    }
+    if machines.strategy == "SPOT":
+        resource["spot"] = {}
+    container = {
+        "image": settings.images.tpu,
+        "arguments": list(arguments),
+        "environment": _variables_of_own(settings, output),
+        "options": [f"--shm-size={SHARED_MEMORY_MB}m"],
+        "bucket": settings.bucket,
+        "mount": f"{MOUNT}/{settings.bucket}",
+        "seconds": round(machines.timeout_hours * HOUR),
+    }
+    return {"queued_resource": resource, "container": container}
 
 
 def serving_check_job(settings: GoogleCloudSettings, spec: str, output: str) -> Any:
@@ -368,6 +400,16 @@ def boot_disk_type(machine_type: str) -> str:
 def lease_of(output: str) -> str:
     """The lease of a job with this output folder, which a run that follows it renews."""
     return f"{output}.lease"
+
+
+def _variables_of_own(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
+    """The same where no service says where folders are and mounts the bucket."""
+    folders = ("model", "checkpoints", "logs")
+    return {
+        **_variables(settings, output),
+        environment.MOUNT_VARIABLE: MOUNT,
+        **{name: f"{output}/{folder}/" for name, folder in zip(FOLDERS, folders, strict=True)},
+    }
 
 
 def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:

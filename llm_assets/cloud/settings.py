@@ -76,14 +76,18 @@ class TpuMachine:
     chips: int
     topology: str
     """How they are wired, as Vertex AI names it."""
+    accelerator_type: str
+    """The machine, as Cloud TPU names it."""
+    runtime_version: str = "v2-alpha-tpuv5-lite"
+    """What Cloud TPU boots it with."""
     teraflops: float = 197
     """Peak of one chip in bfloat16."""
 
 
 TPU_MACHINES = {
-    "ct5lp-hightpu-1t": TpuMachine(1, "1x1"),
-    "ct5lp-hightpu-4t": TpuMachine(4, "2x2"),
-    "ct5lp-hightpu-8t": TpuMachine(8, "2x4"),
+    "ct5lp-hightpu-1t": TpuMachine(1, "1x1", "v5litepod-1"),
+    "ct5lp-hightpu-4t": TpuMachine(4, "2x2", "v5litepod-4"),
+    "ct5lp-hightpu-8t": TpuMachine(8, "2x4", "v5litepod-8"),
 }
 """Machines with TPU v5e, by type."""
 
@@ -226,7 +230,7 @@ class BatchSettings(Settings):
 
 
 class MachineSettings(Settings):
-    """Machines of a job on Vertex AI or, with `training.runner: google_batch`, of Google Batch."""
+    """Machines of a job on Vertex AI or, by `training.runner`, of Google Batch or Cloud TPU."""
 
     machine_type: str = "a2-highgpu-1g"
     """Machine type; has to fit the accelerator. One of the training may have TPUs, such as
@@ -239,7 +243,7 @@ class MachineSettings(Settings):
     """Machines; training spreads over all of them."""
     zones: tuple[str, ...] = ()
     """Zones of the region in which Google Batch may take the machines, such as `us-central1-a`;
-    absent means all. Vertex AI chooses by itself."""
+    absent means all. Vertex AI chooses by itself; Cloud TPU needs one."""
     boot_disk_gb: int = Field(default=200, ge=100)
     """Boot disk in GB; it has to hold the image and what a program caches."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
@@ -448,6 +452,12 @@ class GoogleCloudSettings(Settings):
     def parent(self) -> str:
         """The project and region as Google's APIs name them."""
         return f"projects/{self.project}/locations/{self.region}"
+
+    @property
+    def tpu_parent(self) -> str | None:
+        """The project and zone of TPU machines of one's own; None where training names no zone."""
+        zones = self.training.zones if self.training.tpu else ()
+        return f"projects/{self.project}/locations/{zones[0]}" if len(zones) == 1 else None
 
 
 CLOUD_CONFIG_VARIABLE = "LLM_ASSETS_GOOGLE_CLOUD"

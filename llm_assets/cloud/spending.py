@@ -26,6 +26,7 @@ from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.remote_job import end_job
 from llm_assets.pipes.service import RUN_LABEL, RemoteJob, RemoteService
+from llm_assets.pipes.tpu_vm import TpuVms
 from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 
 PRICES_AS_OF = "2025, us-central1, list prices; see https://cloud.google.com/vertex-ai/pricing"
@@ -379,11 +380,19 @@ class ActiveJob:
 
 
 def active_jobs(settings: GoogleCloudSettings) -> Iterator[ActiveJob]:
-    """All jobs of this project's runs that have not ended, of every service."""
-    for kind in (BatchJobs, VertexCustomJobs, DataprocBatches):
-        client = kind.connect(settings.region, settings.api_endpoint)
-        service = kind(client, settings.parent)
+    """All jobs of this project's runs that have not ended, or have machines, of every service."""
+    kinds: list[tuple[type[RemoteService], str | None]] = [
+        (BatchJobs, settings.parent),
+        (VertexCustomJobs, settings.parent),
+        (DataprocBatches, settings.parent),
+        (TpuVms, settings.tpu_parent),
+    ]
+    for kind, parent in kinds:
+        if parent is None:
+            continue
+        service = kind(kind.connect(settings.region, settings.api_endpoint), parent)
         for job in service.find():
-            if not job.phase.ended:
-                price = machine_price(settings, job.machine_type, job.is_cheaper)
-                yield ActiveJob(service, job, price)
+            if not job.phase.ended or job.holds_machines:
+                # Cloud TPU has other names for the machine types of this project's file.
+                known = settings.training.machine_type if kind is TpuVms else job.machine_type
+                yield ActiveJob(service, job, machine_price(settings, known, job.is_cheaper))

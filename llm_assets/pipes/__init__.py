@@ -1,4 +1,4 @@
-"""Dagster Pipes clients for Dataproc Serverless, Vertex AI and Google Batch, for any project.
+"""Dagster Pipes clients for Dataproc Serverless, Vertex AI, Google Batch and TPUs, for any project.
 
 Nothing in this package imports the rest of the project. Each client starts a job, streams its
 messages into the run, finds the job again when the run died, and cancels it when the run is
@@ -10,6 +10,7 @@ from llm_assets.pipes.failures import RemoteJobFailed, RetryPolicy
 from llm_assets.pipes.google_batch import PipesGoogleBatchClient
 from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.service import Limits
+from llm_assets.pipes.tpu_vm import PipesTpuVmClient
 from llm_assets.pipes.vertex_custom_job import PipesVertexCustomJobClient
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "PipesDataprocServerlessClient",
     "PipesGCSLiveMessageReader",
     "PipesGoogleBatchClient",
+    "PipesTpuVmClient",
     "PipesVertexCustomJobClient",
     "RemoteJobFailed",
     "RetryPolicy",

@@ -68,9 +68,7 @@ class BatchJobs(service.RemoteService):
         try:
             return self.describe(self._client.get_job(name=name, timeout=service.CALL_SECONDS))
         except NotFound:
-            return service.RemoteJob(
-                name, service.Phase.CANCELLED, "It was deleted, by another than this run.", {}
-            )
+            return service.deleted(name)
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the job, and return once its machines are gone."""

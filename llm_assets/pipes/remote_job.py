@@ -266,6 +266,7 @@ class RemoteRun:
             self.job = job
             self._stop_where_objected(job)
             if job.phase.ended:
+                self._guard(f"taking down {name}", partial(self.service.release, job))
                 return self._judge(self._with_reason(job))
             if job.phase is Phase.WAITING:
                 self._give_up_waiting(time.monotonic() - waiting_since)

@@ -144,6 +144,8 @@ class RemoteJob:
     """The service's own id of it, where another job may come to have its name."""
     billed_hours: float = 0.0
     """Hours that the service itself has counted, in its own unit; 0 where it has not."""
+    holds_machines: bool = False
+    """Has ended, but its machines are there and cost money."""
 
     @property
     def interrupted(self) -> bool:
@@ -155,6 +157,11 @@ class RemoteJob:
         """Its phase, and why it waits where the service says so."""
         why = f", since {self.detail}" if self.phase is Phase.WAITING and self.detail else ""
         return self.phase.value + why
+
+
+def deleted(name: str) -> RemoteJob:
+    """What is known of a job that its service does not know any more."""
+    return RemoteJob(name, Phase.CANCELLED, "It was deleted, by another than this run.", {})
 
 
 class AlreadyThere(Exception):
@@ -222,6 +229,10 @@ class RemoteService(ABC):
     @abstractmethod
     def cancel(self, job: RemoteJob) -> None:
         """Ask the service to end the job."""
+
+    def release(self, job: RemoteJob) -> None:
+        """Take down what an ended job still has; most services do so themselves."""
+        return
 
     def links(self, name: str) -> dict[str, str]:
         """`console` and `logs`: where a person sees the job, and its programs' lines."""

@@ -1,4 +1,4 @@
-"""The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI or on Batch."""
+"""The runners of Google Cloud: Spark on Dataproc Serverless, PyTorch on Vertex AI, Batch, TPUs."""
 
 import json
 import time
@@ -41,6 +41,7 @@ from llm_assets.pipes import (
     PipesDataprocServerlessClient,
     PipesGCSLiveMessageReader,
     PipesGoogleBatchClient,
+    PipesTpuVmClient,
     PipesVertexCustomJobClient,
 )
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
@@ -80,6 +81,7 @@ class DataprocSparkRunner(SparkRunner):
         spending = Spending(settings, DCU, dcu_hourly(settings), SPARK_DCUS, context.run_id)
         invocation = _follow(
             PipesDataprocServerlessClient,
+            settings.parent,
             context,
             spending,
             jobs.spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
@@ -99,6 +101,12 @@ class ContainerService(NamedTuple):
     client: type[RemoteJobPipesClient[Any]]
     describe: Callable[[GoogleCloudSettings, MachineSettings, Sequence[str], str], Any]
     """The service's job that runs the launcher with these arguments on every machine."""
+    in_zone: bool = False
+    """Whether its machines are asked for in the one zone of the training."""
+
+    def parent(self, settings: GoogleCloudSettings) -> str:
+        """Where its jobs are made."""
+        return (settings.tpu_parent if self.in_zone else None) or settings.parent
 
 
 class CloudTrainingRunner(TrainingRunner, ABC):
@@ -275,6 +283,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
             limits = replace(limits, progress=partial(newest_step, run_folder))
         return _follow(
             self.service.client,
+            self.service.parent(settings),
             context,
             spending,
             job,
@@ -311,7 +320,41 @@ class BatchTrainingRunner(CloudTrainingRunner):
         if self._settings().training.tpu:
             raise UserError(
                 "`training.runner: google_batch` has no TPUs. Set `training.machine_type` in "
-                f"{self.cloud_config_path} to a machine with GPUs, or leave `runner` out."
+                f"{self.cloud_config_path} to a machine with GPUs, or set `runner` to tpu_vm."
+            )
+
+
+class TpuVmTrainingRunner(CloudTrainingRunner):
+    """Trains on TPU machines that queued resources make for each job; evaluates by Google Batch."""
+
+    service = ContainerService(PipesTpuVmClient, jobs.tpu_job, in_zone=True)
+
+    def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
+        batch = BatchTrainingRunner(cloud_config_path=self.cloud_config_path)
+        return batch.evaluate(context, spec)
+
+    def check_hardware(self, placement: PlacementSettings) -> None:
+        super().check_hardware(placement)
+        settings, runner = self._settings(), "`training.runner: tpu_vm`"
+        machine, file = settings.training, self.cloud_config_path
+        if machine.tpu is None:
+            raise UserError(
+                f"{runner} trains on TPUs alone, but `training.machine_type` in {file} is "
+                f"{machine.machine_type}. Set it to one of {', '.join(TPU_MACHINES)}, or `runner` "
+                "to google_batch."
+            )
+        if settings.tpu_parent is None:
+            raise UserError(
+                f"{runner} asks for its machine in one zone, but `training.zones` in {file} names "
+                f"{len(machine.zones)}. Name one that has {machine.tpu.accelerator_type}, such as "
+                f"`zones: [{settings.region}-a]`: gcloud compute tpus accelerator-types list "
+                "--zone=ZONE"
+            )
+        if machine.strategy == "FLEX_START":
+            raise UserError(
+                f"{runner} asks for machines at once or for spot machines, but `training.strategy` "
+                f"in {file} is FLEX_START. Set it to SPOT or STANDARD: either waits in Google's "
+                "queue for `pending_hours`."
             )
 
 
@@ -350,6 +393,7 @@ def _read_result(folder: str) -> dict[str, Any]:
 
 def _follow(
     kind: type[RemoteJobPipesClient[Any]],
+    parent: str,
     context: dg.AssetExecutionContext,
     spending: Spending,
     job: Any,
@@ -374,7 +418,7 @@ def _follow(
     client = kind.jobs.connect(settings.region, settings.api_endpoint)
     invocation = kind(reader, client, limits=limits).run(
         context=context,
-        parent=settings.parent,
+        parent=parent,
         job=job,
         fingerprint=fingerprint,
         accept_succeeded=accept_succeeded,

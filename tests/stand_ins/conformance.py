@@ -19,7 +19,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,9 @@ def _resource(message: Any, place: str) -> str:
         return f"//cloudresourcemanager.googleapis.com/{PROJECT}"
     value = message
     for name in place.split("."):
-        value = getattr(value, name)
+        # Of several, which are alike; a request that says nothing names nobody.
+        value = value[0] if isinstance(value, Sequence) and value else value
+        value = getattr(value, name, "")
     if "/secrets/" in value:
         return f"//secretmanager.googleapis.com/{value.partition('/versions/')[0]}"
     return f"//iam.googleapis.com/{PROJECT}/serviceAccounts/{value}"

@@ -30,6 +30,7 @@ from tests.stand_ins.serve_image import serve_image
 from tests.stand_ins.serving_containers import ServingContainers
 from tests.stand_ins.storage import StorageServer
 from tests.stand_ins.tokens import TokenServer
+from tests.stand_ins.tpu import Tpu
 from tests.stand_ins.vertex import VertexJobs
 
 PROJECT = "local-project"
@@ -63,6 +64,7 @@ class LocalGoogle:
         from google.cloud.secretmanager_v1.services.secret_manager_service.transports.grpc import (
             SecretManagerServiceGrpcTransport,
         )
+        from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
 
         certificates = make_certificates()
         authority = folder / "authority.pem"
@@ -124,6 +126,16 @@ class LocalGoogle:
         self.batch = GoogleBatch(
             folder / "batch", self.images, of_jobs, self.mount, self.server.operations
         )
+        self.tpu = Tpu(
+            folder / "tpu",
+            self.images,
+            of_jobs,
+            self.mount,
+            self.server.operations,
+            lambda: self.tokens.issue(JOBS_ACCOUNT),
+            self.tokens.authorize,
+            self.iam.allows,
+        )
         self.models = VertexModels(self.server.operations)
         self.storage.make_bucket(COPIES)
         self.endpoints = VertexEndpoints(
@@ -146,6 +158,7 @@ class LocalGoogle:
         self.dataproc.free_cores = lambda: self.rest.region_quotas["CPUS"] - USED
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(BatchServiceGrpcTransport, self.batch)
+        self.server.add_service(TpuGrpcTransport, self.tpu)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(ModelServiceGrpcTransport, self.models)
         self.server.add_service(EndpointServiceGrpcTransport, self.endpoints)
@@ -163,6 +176,7 @@ class LocalGoogle:
         self.dataproc.reset()
         self.vertex.reset()
         self.batch.reset()
+        self.tpu.reset()
         self.endpoints.reset()
         self.models.reset()
         self.server.faults.clear()
@@ -177,6 +191,7 @@ class LocalGoogle:
         self.dataproc.stop()
         self.vertex.stop()
         self.batch.stop()
+        self.tpu.stop()
         self.endpoints.stop()
         self.mount.stop()
         self.server.stop()

@@ -42,6 +42,7 @@ ROLES = {
     "roles/storage.legacyBucketReader": ("storage.buckets.get", "storage.objects.list"),
     "roles/storage.objectUser": ("storage.objects.*",),
     "roles/storage.objectViewer": ("storage.objects.get", "storage.objects.list"),
+    "roles/tpu.admin": ("tpu.*", "resourcemanager.projects.get"),
 }
 """Role to patterns of its permissions, as far as anything here asks: "IAM roles and permissions
 index" of Google's documentation."""

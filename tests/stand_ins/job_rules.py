@@ -3,7 +3,7 @@
 import re
 
 import grpc
-from google.cloud import aiplatform_v1, batch_v1, dataproc_v1
+from google.cloud import aiplatform_v1, batch_v1, dataproc_v1, tpu_v2
 
 from tests.stand_ins.faults import RpcFailed
 
@@ -218,3 +218,33 @@ def _check_instance(instance: batch_v1.AllocationPolicy.InstancePolicyOrTemplate
         _refuse("install_gpu_drivers needs accelerators.")
     if policy.boot_disk.type_ not in ("", "pd-balanced", *DISKS):
         _refuse(f"Invalid disk type {policy.boot_disk.type_}.")
+
+
+RESOURCE_ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
+"""`CreateQueuedResourceRequest.queued_resource_id`, and a node's."""
+ZONE = re.compile(r"projects/[^/]+/locations/[a-z]+-[a-z]+[0-9]+-[a-z]")
+TPU_MACHINES = {f"v5litepod-{chips}": "v2-alpha-tpuv5-lite" for chips in (1, 4, 8, 16, 32, 64)}
+"""Page "TPU v5e", and what its machines boot with (page "TPU software versions")."""
+LONGEST_METADATA = 256 * 1024
+"""Page "Set and query custom metadata": bytes of one value."""
+
+
+def check_queued_resource(request: tpu_v2.CreateQueuedResourceRequest) -> None:
+    """Raise INVALID_ARGUMENT as Cloud TPU would."""
+    resource = request.queued_resource
+    if not ZONE.fullmatch(request.parent):
+        _refuse(f"{request.parent} is not a zone.")
+    if not RESOURCE_ID.fullmatch(request.queued_resource_id):
+        _refuse(f"queued_resource_id {request.queued_resource_id!r} is not valid.")
+    if len(resource.tpu.node_spec) != 1:
+        _refuse("A request has one node_spec.")
+    (spec,) = resource.tpu.node_spec
+    if spec.parent != request.parent or not RESOURCE_ID.fullmatch(spec.node_id):
+        _refuse(f"node_spec: {spec.parent} {spec.node_id} is not a node of {request.parent}.")
+    if TPU_MACHINES.get(spec.node.accelerator_type) != spec.node.runtime_version:
+        _refuse(f"{spec.node.accelerator_type} does not boot with {spec.node.runtime_version!r}.")
+    for key, value in spec.node.labels.items():
+        if not LABEL.fullmatch(key) or not LABEL.fullmatch(value) or key.startswith("goog"):
+            _refuse(f"The label {key}={value} is not valid.")
+    if any(len(value.encode()) > LONGEST_METADATA for value in spec.node.metadata.values()):
+        _refuse("A value of metadata is longer than 256 KB.")

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from google.cloud import aiplatform_v1, batch_v1, dataproc_v1, secretmanager_v1
+from google.cloud import aiplatform_v1, batch_v1, dataproc_v1, secretmanager_v1, tpu_v2
 from google.cloud.aiplatform_v1.services.endpoint_service.transports import (
     EndpointServiceGrpcTransport,
 )
@@ -24,6 +24,7 @@ from google.cloud.dataproc_v1.services.batch_controller.transports import (
 from google.cloud.secretmanager_v1.services.secret_manager_service.transports import (
     SecretManagerServiceGrpcTransport,
 )
+from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 
 from tests.stand_ins import conformance
 from tests.stand_ins.conformance import DOCUMENT, TABLE, check_call, check_rights, digest
@@ -32,7 +33,12 @@ from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.grpc_server import OPERATIONS, first_page, service_methods, snake_case
 from tests.stand_ins.identity import SERVICE_ACCOUNT
-from tests.stand_ins.job_rules import check_batch, check_job, check_machines_job
+from tests.stand_ins.job_rules import (
+    check_batch,
+    check_job,
+    check_machines_job,
+    check_queued_resource,
+)
 from tests.stand_ins.models import METRICS
 from tests.stand_ins.processes import RealProcess, free_port
 from tests.stand_ins.projects import PROJECT_METHODS
@@ -46,6 +52,7 @@ SHIPPED = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
 TRANSPORTS = (
     *(EndpointServiceGrpcTransport, JobServiceGrpcTransport, ModelServiceGrpcTransport),
     *(BatchControllerGrpcTransport, BatchServiceGrpcTransport, SecretManagerServiceGrpcTransport),
+    TpuGrpcTransport,
 )
 IMPLIED = {"GetOperation"}
 """Methods that Google's clients call by themselves, while they wait for a change."""
@@ -86,6 +93,34 @@ def machines(job_id: str = "job", groups: int = 1, **changes: Any) -> Breach:
         "job": job | {"task_groups": [{"task_spec": task}] * groups},
     }
     return lambda google: check_machines_job(batch_v1.CreateJobRequest(made))
+
+
+def queued(parent: str = f"{PLACE}-a", name: str = "job", nodes: int = 1, **node: Any) -> Breach:
+    """A queued resource; changes are of its node, `of` (the node's zone) aside."""
+    v5e = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}
+    spec = {"parent": node.pop("of", parent), "node_id": "job", "node": v5e | node}
+    made = {"parent": parent, "queued_resource_id": name}
+    made["queued_resource"] = {"tpu": {"node_spec": [spec] * nodes}}
+    return lambda google: check_queued_resource(tpu_v2.CreateQueuedResourceRequest(made))
+
+
+def delete_without_force(google: LocalGoogle) -> None:
+    """A queued resource is to go, whose machine runs."""
+    given = {"name": f"{PLACE}-a/queuedResources/job"}
+    spec = {
+        "parent": f"{PLACE}-a",
+        "node_id": "job",
+        "node": {
+            "accelerator_type": "v5litepod-4",
+            "runtime_version": "v2-alpha-tpuv5-lite",
+            "metadata": {"startup-script": "#!/bin/sh\nsleep 60\n"},
+        },
+    }
+    made = {"queued_resource": {"tpu": {"node_spec": [spec]}}, "queued_resource_id": "job"}
+    asked = tpu_v2.CreateQueuedResourceRequest(made | {"parent": f"{PLACE}-a"})
+    google.tpu.create_queued_resource(asked)
+    wait_until(lambda: google.tpu.billing() != [])
+    google.tpu.delete_queued_resource(tpu_v2.DeleteQueuedResourceRequest(given))
 
 
 def upload(labels: dict[str, str] | None = None, **changes: Any) -> Breach:
@@ -237,6 +272,20 @@ REFUSED: dict[tuple[str, str], Breach] = {
         instance={"policy": {"machine_type": "n1-standard-4"}, "install_gpu_drivers": True}
     ),
     ("CreateJob", "the caller may act as the account"): partial(without_rights, "CreateJob"),
+    ("CreateQueuedResource", "a request is of a zone"): queued(parent=PLACE),
+    ("CreateQueuedResource", "form of the id"): queued(name="a job"),
+    ("CreateQueuedResource", "one node, in the zone of the request"): queued(of=f"{PLACE}-b"),
+    ("CreateQueuedResource", "a machine boots with its own runtime version"): queued(
+        runtime_version="v2-alpha-tpuv6e"
+    ),
+    ("CreateQueuedResource", "form of labels"): queued(labels={"goog-own": "a"}),
+    ("CreateQueuedResource", "256 KB of metadata in a value"): queued(
+        metadata={"a": "a" * 262_145}
+    ),
+    ("CreateQueuedResource", "the caller may act as the account"): partial(
+        without_rights, "CreateQueuedResource"
+    ),
+    ("DeleteQueuedResource", "a running machine goes by force alone"): delete_without_force,
     ("AccessSecretVersion", "project, secret and version are there"): secret(
         "projects/local-project/secrets/token/versions/2"
     ),
@@ -318,6 +367,22 @@ KEPT = {
     ("ListJobs", "labels are filtered"): LABELS,
     ("DeleteJob", "machines bill until a deletion is done"): (
         f"{ENDINGS}run_waits_until_its_machines_are_gone"
+    ),
+    ("CreateQueuedResource", "a machine runs its startup script"): (
+        f"{ENDINGS}finished_job_is_taken_as_done"
+    ),
+    ("CreateQueuedResource", "a request that got no machine in time fails"): (
+        f"{ENDINGS}request_that_nobody_waits_for_is_given_up_by_google"
+    ),
+    ("GetQueuedResource", "who took the machine away is told"): (
+        f"{ENDINGS}job_whose_machine_is_lost_goes_on_on_another"
+    ),
+    ("ListQueuedResources", "pages"): LISTS,
+    ("DeleteQueuedResource", "a machine bills until its deletion is done"): (
+        f"{ENDINGS}run_waits_until_its_machines_are_gone"
+    ),
+    ("DeleteNode", "the request stays, suspended by its user"): (
+        f"{ENDINGS}finished_job_is_taken_as_done"
     ),
     ("CreateCustomJob", "the folders of the output become variables"): (
         f"{LAUNCHER}two_nodes_train_together_under_torchrun"
@@ -487,7 +552,7 @@ def test_what_breaks_a_rule_is_refused(google: LocalGoogle, rule: tuple[str, str
 
 def test_what_keeps_them_is_not(google: LocalGoogle) -> None:
     on_own = {"dedicated_endpoint_enabled": True}
-    for keeps in (job(), batch(), machines(), on_endpoint(), deploy(on_own)):
+    for keeps in (job(), batch(), machines(), queued(), on_endpoint(), deploy(on_own)):
         google.reset()
         keeps(google)
 

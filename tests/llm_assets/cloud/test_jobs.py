@@ -8,11 +8,11 @@ import pytest
 import yaml
 from dagster import build_asset_context
 from google.api_core.exceptions import PermissionDenied
-from google.cloud import aiplatform_v1
+from google.cloud import aiplatform_v1, tpu_v2
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from llm_assets.cloud.jobs import custom_job, spark_batch
+from llm_assets.cloud.jobs import custom_job, spark_batch, tpu_job
 from llm_assets.cloud.settings import (
     ACCELERATORS,
     BUILT_IN,
@@ -26,7 +26,11 @@ from llm_assets.cloud.settings import (
 from llm_assets.cloud.setup.check import needs
 from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training
 from llm_assets.pipes.failures import JobService, failure_of
-from llm_assets.runners.google_cloud import VertexTrainingRunner, job_limits
+from llm_assets.runners.google_cloud import (
+    TpuVmTrainingRunner,
+    VertexTrainingRunner,
+    job_limits,
+)
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import settings_of
@@ -270,6 +274,52 @@ def test_training_on_another_device_than_the_machine_has_is_refused(
     training = settings_of(device=device)
     with pytest.raises(UserError, match=told):
         VertexTrainingRunner(cloud_config_path=str(path)).resolve(training)
+
+
+def tpu_settings(google: LocalGoogle, **training: Any) -> dict[str, Any]:
+    """A cloud project's file whose training has a TPU machine of its own."""
+    given = cloud_settings(google)
+    machine = TPU | {"machine_type": "ct5lp-hightpu-4t", "zones": ["us-central1-a"]}
+    given["training"] = machine | training
+    given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
+    return given
+
+
+@pytest.mark.parametrize(("strategy", "tier"), [("SPOT", "spot"), ("STANDARD", None)])
+def test_a_queued_resource_asks_for_one_machine_in_one_zone_and_not_for_ever(
+    google: LocalGoogle, strategy: str, tier: str | None
+) -> None:
+    given = tpu_settings(google, strategy=strategy) | {"pending_hours": 2.0}
+    settings = GoogleCloudSettings.model_validate(given)
+    job = tpu_job(settings, settings.training, ["--spec", "s"], "gs://b/output")
+    resource = tpu_v2.QueuedResource(job["queued_resource"])
+    assert tpu_v2.QueuedResource.pb(resource).WhichOneof("tier") == tier
+    (spec,) = resource.tpu.node_spec
+    assert spec.node.accelerator_type == "v5litepod-4"
+    assert resource.queueing_policy.valid_until_duration.total_seconds() == 7200
+    container = job["container"]
+    assert (container["image"], container["seconds"]) == ("somewhere/tpu:1", 72 * 3600)
+    assert container["environment"]["JOB_LEASE"] == "gs://b/output.lease"
+
+
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [
+        ({"zones": []}, r"`training\.zones` in .* names 0\. Name one that has v5litepod-4"),
+        ({"zones": ["us-central1-a", "us-central1-b"]}, "names 2"),
+        ({"strategy": "FLEX_START"}, "is FLEX_START. Set it to SPOT or STANDARD"),
+        ({"machine_type": "n1-standard-4"}, "trains on TPUs alone"),
+    ],
+)
+def test_a_tpu_machine_that_cannot_be_asked_for_is_refused_before_anything_is_made(
+    google: LocalGoogle, tmp_path: Path, training: dict[str, Any], told: str
+) -> None:
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(tpu_settings(google, **training)))
+    device = "auto" if "machine_type" in training else "tpu"
+    with pytest.raises(UserError, match=told):
+        TpuVmTrainingRunner(cloud_config_path=str(path)).resolve(settings_of(device=device))
+    assert google.tpu.jobs() == []
 
 
 TORCHTUNE = {

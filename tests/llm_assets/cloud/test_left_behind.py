@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,14 +24,21 @@ from artifacts.storage import files
 from llm_assets.automation import left_behind
 from llm_assets.automation.launched import PIPELINE_TAG
 from llm_assets.cli.main import machines
-from llm_assets.cloud.jobs import batch_job, lease_of
-from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
+from llm_assets.cloud.jobs import batch_job, lease_of, tpu_job
+from llm_assets.cloud.settings import (
+    CLOUD_CONFIG_VARIABLE,
+    GoogleCloudSettings,
+    cloud_config_path,
+)
 from llm_assets.config import PipelineSettings
-from tests.stand_ins.google import BUCKET, CUDA_IMAGE, LocalGoogle
+from llm_assets.pipes.service import Phase
+from llm_assets.pipes.tpu_vm import TpuVms
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, REGION, LocalGoogle
 from tests.stand_ins.project import cloud_settings, cuda_image
 from tests.waiting import wait_until
 
 STAGE = "machines of one's own"
+TPU_STAGE = "TPU machines of one's own"
 SLEEP = ["--launcher", "command", "--", "sleep", "600"]
 RUN = "12345678-1234-1234-1234-123456789012"
 
@@ -46,7 +54,42 @@ def settings(
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(path))
     google.images[CUDA_IMAGE] = cuda_image()
     yield GoogleCloudSettings.model_validate(content)
-    wait_until(lambda: not google.batch.billing())
+    wait_until(lambda: not google.batch.billing() and not google.tpu.billing())
+
+
+@pytest.fixture
+def on_tpu(settings: GoogleCloudSettings) -> GoogleCloudSettings:
+    """The same project, whose training has a TPU machine of its own."""
+    content = settings.model_dump(mode="json")
+    content["training"] = {
+        "machine_type": "ct5lp-hightpu-4t",
+        "accelerator_type": None,
+        "accelerator_count": 0,
+        "zones": [f"{settings.region}-a"],
+    }
+    content["images"]["tpu"] = CUDA_IMAGE
+    cloud_config_path().write_text(yaml.safe_dump(content))
+    return GoogleCloudSettings.model_validate(content)
+
+
+def start_tpu(google: LocalGoogle, settings: GoogleCloudSettings) -> TpuVms:
+    """A job on a TPU machine as a run submits it; its lease is the run's to renew."""
+    output = f"gs://{BUCKET}/left/output"
+    files.write(lease_of(output), b"1")
+    session = SimpleNamespace(
+        message_reader_params={"bucket": BUCKET, "key_prefix": "left"}, get_bootstrap_env_vars=dict
+    )
+    client, job = (
+        TpuVms.connect(REGION, google.endpoint),
+        tpu_job(settings, settings.training, SLEEP, output),
+    )
+    assert settings.tpu_parent is not None
+    service = TpuVms(client, settings.tpu_parent, job)
+    labels = {"pipeskey": "left", "dagster-run-id": RUN}
+    files.remove(f"gs://{BUCKET}/left/machine.json")
+    service.create("left", 1, labels, session)  # type: ignore[arg-type]
+    wait_until(lambda: service.find()[0].phase is Phase.RUNNING)
+    return service
 
 
 def start(google: LocalGoogle, settings: GoogleCloudSettings, run: str = RUN) -> Job:
@@ -59,6 +102,41 @@ def start(google: LocalGoogle, settings: GoogleCloudSettings, run: str = RUN) ->
     made = client.create_job(parent=settings.parent, job_id="left", job=given)
     wait_until(lambda: google.batch.jobs()[0].status.state.name == "RUNNING")
     return made
+
+
+@pytest.mark.fault(
+    TPU_STAGE,
+    "Dagster gone for good",
+    sees="why, in the job's log",
+    then="after `lease_hours` its program saves its state, and the machine deletes itself",
+)
+def test_tpu_machine_whose_lease_nobody_renews_deletes_itself(
+    google: LocalGoogle, on_tpu: GoogleCloudSettings
+) -> None:
+    service = start_tpu(google, on_tpu)
+    wait_until(lambda: service.find()[0].phase.ended and not service.find()[0].holds_machines)
+    (job,) = service.find()
+    assert google.tpu.billing() == []
+    assert "No run has renewed" in google.tpu.log(job.name)
+    # That of a program which dies of SIGTERM, as `sleep` does.
+    assert (job.phase, job.exit_status, job.holds_machines) == (Phase.FAILED, 143, False)
+
+
+@pytest.mark.fault(
+    TPU_STAGE,
+    "left behind by a Dagster of another machine",
+    sees="what it costs so far",
+    then="`llm-assets machines --end` ends it",
+)
+def test_sweep_lists_a_tpu_machine_and_deletes_it(
+    google: LocalGoogle, on_tpu: GoogleCloudSettings
+) -> None:
+    start_tpu(google, long_leased(on_tpu))
+    google.tpu.refused_deletions = 2
+    listed = CliRunner().invoke(machines, [])
+    assert "left (Cloud TPU): running, 1 v5litepod-4, since" in listed.output, listed.output
+    ended = CliRunner().invoke(machines, ["--end"])
+    assert "Ended: 1." in ended.output and google.tpu.billing() == google.tpu.jobs() == []
 
 
 def long_leased(settings: GoogleCloudSettings) -> GoogleCloudSettings:

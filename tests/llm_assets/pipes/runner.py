@@ -22,6 +22,7 @@ from llm_assets.pipes import (
     PipesDataprocServerlessClient,
     PipesGCSLiveMessageReader,
     PipesGoogleBatchClient,
+    PipesTpuVmClient,
     PipesVertexCustomJobClient,
     RetryPolicy,
 )
@@ -95,7 +96,7 @@ class Runner:
         """Call the client under test."""
         common: dict[str, Any] = {
             "context": context,
-            "parent": f"projects/{PROJECT}/locations/{self.region}",
+            "parent": f"projects/{PROJECT}/locations/{self.place}",
             "fingerprint": self.fingerprint,
             "accept_succeeded": self.accept_succeeded,
         }
@@ -103,7 +104,14 @@ class Runner:
             return self.vertex_client().run(job=self.custom_job(steps), **common)
         if self.service == "batch":
             return self.batch_client().run(job=self.machines_job(steps), **common)
+        if self.service == "tpu":
+            return self.tpu_client().run(job=self.tpu_job(steps), **common)
         return self.dataproc_client().run(job=self.batch(steps), **common)
+
+    @property
+    def place(self) -> str:
+        """Where the service's jobs are made: a region, or a zone of it."""
+        return f"{self.region}-a" if self.service == "tpu" else self.region
 
     def reader(self) -> PipesGCSLiveMessageReader:
         return PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
@@ -129,6 +137,22 @@ class Runner:
 
         client = BatchServiceClient(client_options={"api_endpoint": self.endpoint})
         return PipesGoogleBatchClient(self.reader(), client, limits=self.limits)
+
+    def tpu_client(self) -> PipesTpuVmClient:
+        from google.cloud.tpu_v2 import TpuClient
+
+        client = TpuClient(client_options={"api_endpoint": self.endpoint})
+        return PipesTpuVmClient(self.reader(), client, limits=self.limits)
+
+    def tpu_job(self, steps: Sequence[str]) -> dict[str, Any]:
+        node = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}
+        resource = {"tpu": {"node_spec": [{"node": node}]}, "spot": {}}
+        arguments = [str(PROGRAM), *steps]
+        container = {"image": self.image, "arguments": arguments, "environment": {}}
+        return {
+            "queued_resource": resource,
+            "container": container | {"seconds": 3600} | self.scheduling,
+        }
 
     def machines_job(self, steps: Sequence[str]) -> dict[str, Any]:
         container = {
@@ -172,7 +196,7 @@ class Runner:
     @property
     def create_method(self) -> str:
         methods = {"vertex": "CreateCustomJob", "batch": "CreateJob", "dataproc": "CreateBatch"}
-        return methods[self.service]
+        return methods.get(self.service, "CreateQueuedResource")
 
     @property
     def get_method(self) -> str:

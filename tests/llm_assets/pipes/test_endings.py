@@ -14,14 +14,15 @@ import grpc
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
 
-from llm_assets.pipes import Limits, RetryPolicy
+from llm_assets.pipes import Limits, RetryPolicy, tpu_vm
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.service import Phase, RemoteJob, RemoteService
+from llm_assets.pipes.tpu_vm import TpuVms
 from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 from tests.forked import ForkedProcess
-from tests.llm_assets.pipes.runner import PARENT, QUICK, Runner, failure_text, log_text
-from tests.stand_ins.google import REGION, LocalGoogle
+from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
+from tests.stand_ins.google import PROJECT, REGION, LocalGoogle
 from tests.stand_ins.rest import USED
 from tests.waiting import WAIT_SECONDS, wait_until
 
@@ -48,6 +49,8 @@ class Service:
 
 
 BATCH = Service("batch", "machines of one's own", BatchJobs, "DeleteJob", "deleted")
+TPU = Service("tpu", "TPU machines of one's own", TpuVms, "DeleteQueuedResource", "deleted")
+OWN = (BATCH, TPU)
 VERTEX = Service("vertex", "jobs of Vertex AI", VertexCustomJobs, "CancelCustomJob", "cancelled")
 DATAPROC = Service(
     "dataproc",
@@ -73,7 +76,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         client = self.service.kind.connect(REGION, self.google.endpoint)
-        self.remote = self.service.kind(client, PARENT)
+        self.remote = self.service.kind(client, f"projects/{PROJECT}/locations/{self.runner.place}")
 
     def run(self, *steps: str, **changes: Any) -> ExecuteInProcessResult:
         """Do the work in a Dagster run, which may fail."""
@@ -134,7 +137,7 @@ class Scene:
         wait_until(lambda: not self.left(), told=lambda: str(self.left()))
 
 
-@pytest.fixture(params=[BATCH, VERTEX, SPARK], ids=str)
+@pytest.fixture(params=[*OWN, VERTEX, SPARK], ids=str)
 def scene(
     request: pytest.FixtureRequest, google: LocalGoogle, program_in_bucket: None, tmp_path: Path
 ) -> Scene:
@@ -190,7 +193,7 @@ def test_job_that_ends_without_a_fault_of_its_input_is_started_again(
 
 
 @ending("a worker is lost by the others", "a line", RESTARTED)
-@only(BATCH, VERTEX)
+@only(*OWN, VERTEX)
 def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     result = scene.run("lose-until:3")
     (event,) = result.asset_materializations_for_node("figures")
@@ -200,7 +203,7 @@ def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
 
 
 @ending("a worker crashes again and again", "its exit code", "started again so often, then failed")
-@only(BATCH, VERTEX)
+@only(*OWN, VERTEX)
 def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     assert "75" in failure_text(scene.run("fail-until:99:75"))
     assert scene.started() == 1 + QUICK.restarts
@@ -212,7 +215,7 @@ def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     "a line each time",
     "started again however often; only restarts in vain are counted",
 )
-@only(BATCH, VERTEX)
+@only(*OWN, VERTEX)
 def test_job_that_gets_on_is_started_again_without_end(scene: Scene) -> None:
     limits = dataclasses.replace(QUICK, progress=scene.started)
     assert scene.run("die-until:6:1", limits=limits).success
@@ -230,17 +233,30 @@ def test_job_whose_machine_is_lost_goes_on_on_another(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("machine silent", "a line with Batch's own words", RESTARTED)
-@only(BATCH)
-def test_job_whose_machine_is_silent_goes_on_on_another(scene: Scene) -> None:
-    scene.once_started(lambda: scene.google.batch.preempt(scene.jobs()[0].name, 50002))
+@ending("machine silent", "a line that says so", RESTARTED)
+@only(*OWN)
+def test_job_whose_machine_is_silent_goes_on_on_another(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tpu_vm, "REPORT_SECONDS", 0.5)
+    monkeypatch.setattr(tpu_vm, "SILENT_SECONDS", 10.0)
+
+    def silence() -> None:
+        (job,) = scene.jobs()
+        if scene.service is BATCH:
+            scene.google.batch.preempt(job.name, 50002)
+        else:
+            scene.google.tpu.hang(job.name)
+
+    scene.once_started(silence)
     result = scene.run("hang-until:2")
-    assert result.success and "with exit code 50002" in log_text(scene.instance, result)
+    told = "with exit code 50002" if scene.service is BATCH else "nothing was heard of its machine"
+    assert result.success and told in log_text(scene.instance, result)
     scene.ends(starts=2)
 
 
 @ending("pre-empted in creation", "a line", "started again on new machines")
-@only(BATCH, VERTEX)
+@only(*OWN, VERTEX)
 def test_job_pre_empted_before_it_ran_is_started_again(scene: Scene) -> None:
     scene.runner.hold_pending()
 
@@ -263,8 +279,58 @@ def test_job_is_ended_by_google_after_its_greatest_duration(scene: Scene) -> Non
     scene.ends(starts=2)
 
 
+@ending(
+    "longer than `timeout_hours`", "that it was ended", "ended by its machine, not started again"
+)
+@only(TPU)
+def test_machine_ends_a_container_that_lasts_too_long(scene: Scene) -> None:
+    text = failure_text(scene.run("sleep:600", scheduling={"seconds": 5}))
+    assert "after its greatest duration of 5 s" in text and len(scene.google.tpu.bill) == 1
+    scene.ends(starts=2)
+
+
+@ending("machine cannot delete itself", "nothing", "its run deletes it")
+@only(TPU)
+def test_run_deletes_a_machine_that_may_not_delete_itself(scene: Scene) -> None:
+    granted = scene.google.tpu._allows
+    scene.google.tpu._allows = lambda *_: False
+    try:
+        assert scene.run().success and not scene.left()
+    finally:
+        scene.google.tpu._allows = granted
+    assert scene.google.server.faults.count("DeleteNode") == 1
+    scene.ends(starts=1)
+
+
+@ending("machine that never says a word", "that nothing was heard", RESTARTED)
+@only(TPU)
+def test_machine_that_does_not_begin_is_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tpu_vm, "BOOT_SECONDS", -1.0)
+    monkeypatch.setattr(tpu_vm, "PYTHON", "#!/bin/true\n")
+    text = failure_text(scene.run())
+    assert "nothing was heard of its machine any more" in text
+    assert len(scene.google.tpu.bill) == 1 + QUICK.restarts and not scene.left()
+
+
+@ending("Dagster gone while its request waits", "the run is gone", "Google gives it up by itself")
+@only(TPU)
+def test_request_that_nobody_waits_for_is_given_up_by_google(scene: Scene) -> None:
+    scene.runner.hold_pending()
+    resource = scene.runner.tpu_job([])["queued_resource"]
+    parent = f"projects/{PROJECT}/locations/{scene.runner.place}"
+    resource["tpu"]["node_spec"][0] |= {"parent": parent, "node_id": "a"}
+    resource["queueing_policy"] = {"valid_until_duration": {"seconds": 2}}
+    request = {"parent": parent, "queued_resource_id": "a", "queued_resource": resource}
+    TpuVms.connect(REGION, scene.google.endpoint).create_queued_resource(request)
+    wait_until(lambda: scene.phases() == [Phase.FAILED])
+    assert "valid until" in scene.jobs()[0].detail and not scene.left()
+
+
 NO_MACHINES = [
     (BATCH, "no machine is free", "hold_pending", "region"),
+    (TPU, "no machine is free", "hold_pending", "region"),
     (BATCH, "a zone has none left while machines are made", "out_of_stock", "flex-start"),
     (BATCH, "the quota is used up while machines are made", "over_quota", "iam-admin/quotas"),
     (VERTEX, "no machine is free", "hold_pending", "region"),
@@ -341,7 +407,7 @@ def test_cancelled_run_ends_its_job(scene: Scene, phase: str) -> None:
 
 
 @ending("run interrupted at its terminal", "the run is canceled", "{scene.removed}")
-@only(BATCH, VERTEX)
+@only(*OWN, VERTEX)
 def test_interrupted_run_ends_its_job(scene: Scene) -> None:
     end(scene.start("sleep:600", until=Phase.RUNNING), signal.SIGINT)
     scene.ends(starts=2)
@@ -366,8 +432,8 @@ def test_run_cancelled_before_it_knows_its_job_ends_it(scene: Scene) -> None:
 @ending("cancelling refused twice", "a line each time", "asked for until it is done")
 def test_refused_cancelling_is_asked_for_again(scene: Scene) -> None:
     process = scene.start("sleep:600", until=Phase.RUNNING)
-    if scene.service is BATCH:
-        scene.google.batch.refused_deletions = 2
+    if scene.service in OWN:
+        scene.runner.stand_in.refused_deletions = 2
     else:
         busy = grpc.StatusCode.UNAVAILABLE
         scene.google.server.faults.add(scene.service.cancel_method, busy, times=2)
@@ -377,10 +443,10 @@ def test_refused_cancelling_is_asked_for_again(scene: Scene) -> None:
 
 
 @ending("cancelling that takes long", "nothing", "the run ends once the machines have")
-@only(BATCH)
+@only(*OWN)
 def test_run_waits_until_its_machines_are_gone(scene: Scene) -> None:
     process = scene.start("sleep:600", until=Phase.RUNNING)
-    scene.google.batch.deletion_seconds = 3.0
+    scene.runner.stand_in.deletion_seconds = 3.0
     end(process)
     assert not scene.left()
     scene.ends(starts=2)
@@ -396,9 +462,10 @@ def test_lost_answer_to_a_cancelling_is_no_failure(scene: Scene) -> None:
 
 
 @ending("asked again while its job is being cancelled", "nothing", "another is submitted")
-@only(BATCH, VERTEX)
+@only(*OWN, VERTEX)
 def test_job_that_is_being_cancelled_is_not_adopted(scene: Scene) -> None:
-    scene.google.batch.deletion_seconds = scene.google.vertex.cancel_seconds = 8.0
+    scene.google.batch.deletion_seconds = scene.google.tpu.deletion_seconds = 8.0
+    scene.google.vertex.cancel_seconds = 8.0
     process = scene.start("sleep:600", until=Phase.RUNNING)
     os.kill(process.pid, signal.SIGTERM)
     wait_until(lambda: Phase.CANCELLING in scene.phases())
@@ -411,7 +478,7 @@ def test_job_that_is_being_cancelled_is_not_adopted(scene: Scene) -> None:
 def test_job_that_somebody_ended_is_told_as_such(scene: Scene) -> None:
     scene.once_started(lambda: scene.remote.cancel(scene.jobs()[0]))
     text = failure_text(scene.run("sleep:600"))
-    assert "cancelled" in text and (scene.service is not BATCH or "It was deleted" in text)
+    assert "cancelled" in text and (scene.service not in OWN or "It was deleted" in text)
     scene.ends(starts=2)
 
 
@@ -424,7 +491,7 @@ def test_job_that_costs_too_much_is_ended(scene: Scene) -> None:
     limits = dataclasses.replace(QUICK, objection=objection)
     text = failure_text(scene.run("sleep:600", limits=limits))
     assert "was cancelled: the money is spent" in text
-    assert scene.service is not BATCH or scene.jobs() == []
+    assert scene.service not in OWN or scene.jobs() == []
     scene.ends(starts=2)
 
 

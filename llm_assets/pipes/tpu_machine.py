@@ -1,0 +1,148 @@
+"""What a TPU machine does by itself: run one container, tell the bucket how it is, delete itself.
+
+`tpu_vm.py` hands this file to Google as the machine's `startup-script`. The machine's own Python
+runs it, also after a restart of the machine, so it needs the standard library alone (3.10).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+ATTRIBUTE = "llm-assets-job"
+"""The machine's attribute that says what to run."""
+# By these names Google's own libraries find what stands for a service.
+METADATA = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+TPU_API = os.environ.get("TPU_API_HOST", "https://tpu.googleapis.com")
+CALL_SECONDS = 60.0
+RETRY_SECONDS = 10.0
+LAST_WORD_SECONDS = 600.0
+"""So long the machine tries to say how it ended, before it deletes itself all the same."""
+SECONDS_TO_END = 120
+"""For a container that has lasted too long, to save its state."""
+REGISTRIES = ("pkg.dev", "gcr.io")
+MOUNT = """bucket=$1 folder=$2 key=/usr/share/keyrings/cloud.google.asc
+if ! command -v gcsfuse; then
+    apt=https://packages.cloud.google.com/apt
+    curl -fsS $apt/doc/apt-key.gpg -o $key
+    echo "deb [signed-by=$key] $apt gcsfuse-$(lsb_release -cs) main" \
+        > /etc/apt/sources.list.d/gcsfuse.list
+    apt-get -o DPkg::Lock::Timeout=300 update
+    apt-get -o DPkg::Lock::Timeout=300 install -y gcsfuse
+fi
+mkdir -p $folder
+mountpoint -q $folder || gcsfuse --implicit-dirs -o allow_other $bucket $folder
+"""
+"""As Google's pages "Install Cloud Storage FUSE" and "Mount a bucket" have it."""
+
+
+def main() -> None:
+    """Do the work, if it has not ended before, then ask for this machine's deletion to the last."""
+    job = json.loads(read_metadata(f"attributes/{ATTRIBUTE}"))
+    record = read_record(job) or {"started": time.time()}
+    if "ended" not in record:
+        ended = threading.Event()
+        reporter = threading.Thread(target=keep_record, args=(job, record, ended))
+        reporter.start()
+        try:
+            record.update(run(job, record["started"] + job["seconds"] - time.time()))
+        except Exception:
+            record["told"] = traceback.format_exc(limit=1)
+        record["ended"] = time.time()
+        ended.set()
+        reporter.join()
+    while True:
+        try:
+            call("DELETE", f"{TPU_API}/v2/{job['node']}")
+        except OSError as error:
+            print(f"{job['node']} cannot be deleted: {error}", file=sys.stderr, flush=True)
+        time.sleep(RETRY_SECONDS)
+
+
+def run(job: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Run the container for as long at most; its exit code, or in words why it has none."""
+    image, registry = job["image"], job["image"].split("/")[0]
+    if registry.endswith(REGISTRIES):
+        login = ["docker", "login", "-u", "oauth2accesstoken", "--password-stdin"]
+        subprocess.run([*login, f"https://{registry}"], input=token().encode(), check=True)
+    pulled = subprocess.run(["docker", "pull", image], capture_output=True, text=True, check=False)
+    if pulled.returncode:
+        return {"told": f"docker pull {image}: {pulled.stderr.strip()[-500:]}"}
+    volumes = []
+    if folder := job.get("mount"):
+        subprocess.run(["bash", "-ec", MOUNT, "mount", job["bucket"], folder], check=True)
+        volumes = [f"--volume={folder}:{folder}"]
+    # Of a machine that was started again.
+    subprocess.run(["docker", "rm", "--force", job["name"]], check=False)
+    variables = [f"--env={name}={value}" for name, value in job["environment"].items()]
+    options = ["--rm", "--privileged", "--network=host", "--log-driver=gcplogs", *job["options"]]
+    command = ["docker", "run", f"--name={job['name']}", *options, *volumes, *variables]
+    container = subprocess.Popen([*command, image, *job["arguments"]])
+    try:
+        return {"exit": container.wait(max(0.0, seconds))}
+    except subprocess.TimeoutExpired:
+        stop = ["docker", "stop", f"--time={SECONDS_TO_END}", job["name"]]
+        subprocess.run(stop, check=False)
+        return {"told": f"it was ended after its greatest duration of {job['seconds']:,} s"}
+
+
+def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Event) -> None:
+    """Write the record again and again as a sign of life, at last with how the work has ended."""
+    where = f"{job['record_bucket']}/o?uploadType=media&name={quote(job['record'], safe='')}"
+    while True:
+        is_last = ended.is_set()
+        try:
+            content = json.dumps({**record, "seen": time.time()}).encode()
+            call("POST", f"{STORAGE}/upload/storage/v1/b/{where}", content)
+            if is_last:
+                return
+        except OSError as error:
+            print(f"{job['record']} cannot be written: {error}", file=sys.stderr, flush=True)
+            if is_last and time.time() - record["ended"] > LAST_WORD_SECONDS:
+                return
+        if is_last:
+            time.sleep(RETRY_SECONDS / 10)
+        else:
+            ended.wait(job["report_seconds"])
+
+
+def read_record(job: dict[str, Any]) -> dict[str, Any]:
+    """What this machine wrote before it was started again; nothing where it did not."""
+    where = f"{job['record_bucket']}/o/{quote(job['record'], safe='')}?alt=media"
+    try:
+        return dict(json.loads(call("GET", f"{STORAGE}/storage/v1/b/{where}")))
+    except OSError:
+        return {}
+
+
+def call(method: str, url: str, content: bytes | None = None) -> str:
+    """Call a service of Google's as the machine's account; raises OSError."""
+    headers = {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
+    return _ask(Request(url, content, headers, method=method))  # noqa: S310 - Google's own
+
+
+def token() -> str:
+    """A token of the machine's account."""
+    return str(json.loads(read_metadata("service-accounts/default/token"))["access_token"])
+
+
+def read_metadata(path: str) -> str:
+    """What the machine's metadata server says."""
+    url = f"http://{METADATA}/computeMetadata/v1/instance/{path}"
+    return _ask(Request(url, headers={"Metadata-Flavor": "Google"}))
+
+
+def _ask(request: Request) -> str:
+    with urlopen(request, timeout=CALL_SECONDS) as reply:  # noqa: S310 - as above
+        return str(reply.read().decode())
+
+
+if __name__ == "__main__":
+    main()

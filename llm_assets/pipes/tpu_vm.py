@@ -1,0 +1,283 @@
+"""Runs containers on TPU machines, made by queued resources and deleted, with Dagster Pipes."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster import PipesSession
+
+from llm_assets.pipes import service, tpu_machine
+from llm_assets.pipes.failures import NO_MACHINES, JobService
+from llm_assets.pipes.remote_job import RemoteJobPipesClient
+
+if TYPE_CHECKING:
+    from google.cloud.storage import Client
+    from google.cloud.tpu_v2 import QueuedResource, TpuClient
+
+DELETION_SECONDS = 600.0
+"""What Google may take to delete a machine."""
+REPORT_SECONDS = 60.0
+"""How often a machine says that it is there."""
+SILENT_SECONDS = 600.0
+"""A machine that has said nothing for so long is lost."""
+BOOT_SECONDS = 1800.0
+"""The same for one that has never said anything, from the making of it."""
+KEPT_SECONDS = 7 * 24 * 3600.0
+"""So long a request that has ended, which costs nothing, stays in Google's list."""
+PYTHON = "#!/usr/bin/env python3\n"
+WITH_MACHINE = ("ACTIVE", "SUSPENDING")
+PHASES = {"DELETING": service.Phase.CANCELLING, "FAILED": service.Phase.FAILED}
+
+
+class TpuVms(service.RemoteService):
+    """The queued resources of one project and zone; each is a job on a machine of its own.
+
+    Such a request has no end of its own: Google gives it a machine until somebody deletes that. So
+    the machine writes into the bucket how its container ended, and deletes itself, by which the
+    request becomes SUSPENDED; what it has written says why.
+    """
+
+    kind = JobService("Cloud TPU", "tpu.googleapis.com", "roles/tpu.admin")
+    key_filter = ""
+    page = "compute/tpus/details/{region}/{job}"
+    log_filter = 'log_id("gcplogs-docker-driver") jsonPayload.container.name="/{job}"'
+
+    _storage: "Client | None" = None
+
+    @classmethod
+    def connect(cls, region: str, endpoint: str | None = None) -> "TpuClient":
+        """A client of Cloud TPU, which has one address for all zones."""
+        from google.cloud.tpu_v2 import TpuClient
+
+        return TpuClient(client_options={"api_endpoint": endpoint} if endpoint else None)
+
+    def list_all(self, request: Mapping[str, str]) -> Iterable["QueuedResource"]:
+        return self._client.list_queued_resources(request, timeout=service.CALL_SECONDS)
+
+    def find(self, key: str | None = None) -> list[service.RemoteJob]:
+        # Google filters no such list.
+        listed = self.list_all({"parent": self._parent})
+        found = [(_labels(job).get(service.KEY_LABEL), job) for job in listed]
+        return [self.describe(job) for its, job in found if its and key in (None, its)]
+
+    def create(
+        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    ) -> service.RemoteJob:
+        from google.api_core.exceptions import AlreadyExists
+
+        self._forget_old()
+        name = service.attempt_name(key, attempt)
+        request = {
+            "parent": self._parent,
+            "queued_resource_id": name,
+            "queued_resource": self._enrich(name, labels, session),
+        }
+        try:
+            self._client.create_queued_resource(request, timeout=service.CALL_SECONDS)
+        except AlreadyExists as error:
+            raise service.AlreadyThere(self.get(self._name(name))) from error
+        return self.get(self._name(name))
+
+    def get(self, name: str) -> service.RemoteJob:
+        from google.api_core.exceptions import NotFound
+
+        try:
+            job = self._client.get_queued_resource(name=name, timeout=service.CALL_SECONDS)
+        except NotFound:
+            return service.deleted(name)
+        return self.describe(job)
+
+    def cancel(self, job: service.RemoteJob) -> None:
+        """Delete the request and its machine, and return once both are gone."""
+        from google.api_core.exceptions import NotFound
+
+        request = {"name": job.name, "force": True}
+        try:
+            deletion = self._client.delete_queued_resource(request, timeout=service.CALL_SECONDS)
+            deletion.result(timeout=DELETION_SECONDS)
+        except NotFound:
+            return
+
+    def release(self, job: service.RemoteJob) -> None:
+        """Delete an ended job's machine, where it has not done so itself."""
+        from google.api_core.exceptions import FailedPrecondition, NotFound
+
+        if not job.holds_machines:
+            return
+        node = _node(job.name)
+        try:
+            deletion = self._client.delete_node(name=node, timeout=service.CALL_SECONDS)
+            deletion.result(timeout=DELETION_SECONDS)
+        except NotFound:
+            return
+        except FailedPrecondition:
+            # It deletes itself just now.
+            found = self._client.get_node(name=node, timeout=service.CALL_SECONDS)
+            if found.state.name != "DELETING":
+                raise
+
+    def describe(self, job: "QueuedResource") -> service.RemoteJob:
+        (spec,), labels, state = job.tpu.node_spec, _labels(job), job.state.state.name
+        record = self._read_record(job) if state in (*WITH_MACHINE, "SUSPENDED") else {}
+        phase, detail, lost = self._judge(job, record)
+        return service.RemoteJob(
+            name=job.name,
+            phase=phase,
+            detail=detail,
+            labels=labels,
+            created=job.create_time.timestamp() if job.create_time else 0.0,
+            exit_status=record.get("exit") or None,
+            lost_machines=lost,
+            started=record.get("started", 0.0),
+            ended=record.get("ended") or (record.get("seen", 0.0) if phase.ended else 0.0),
+            machines=1,
+            machine_type=spec.node.accelerator_type,
+            is_cheaper="spot" in job,
+            # The name of one that was deleted is free for another.
+            uid=labels.get(service.MESSAGES_LABEL, ""),
+            holds_machines=phase.ended and state in WITH_MACHINE,
+        )
+
+    def _judge(
+        self, job: "QueuedResource", record: Mapping[str, Any]
+    ) -> tuple[service.Phase, str, bool]:
+        """Its phase, why, and whether its machine was lost."""
+        state, failed = job.state.state.name, service.Phase.FAILED
+        if "ended" in record:
+            if record.get("exit") == 0:
+                return service.Phase.SUCCEEDED, "", False
+            told = record.get("told") or f"its container ended with exit code {record['exit']}"
+            return failed, told, False
+        if state == "ACTIVE":
+            if not self._is_silent(job, record):
+                return service.Phase.RUNNING, "", False
+            return failed, "nothing was heard of its machine any more", True
+        if state in ("SUSPENDING", "SUSPENDED"):
+            if job.state.state_initiator.name == "USER":
+                return service.Phase.CANCELLED, "somebody deleted its machine", False
+            return failed, "Google took its machine away", True
+        phase = PHASES.get(state, service.Phase.WAITING)
+        if phase is not failed:
+            return phase, "", False
+        told = job.state.failed_data.error.message or "Google gives no reason"
+        return phase, told, bool(NO_MACHINES.search(told))
+
+    def _is_silent(self, job: "QueuedResource", record: Mapping[str, Any]) -> bool:
+        from google.api_core.exceptions import NotFound
+
+        if "seen" in record:
+            return bool(time.time() - record["seen"] > SILENT_SECONDS)
+        try:
+            node = self._client.get_node(name=_node(job.name), timeout=service.CALL_SECONDS)
+        except NotFound:
+            return False
+        return bool(time.time() - node.create_time.timestamp() > BOOT_SECONDS)
+
+    def _read_record(self, job: "QueuedResource") -> dict[str, Any]:
+        from google.api_core.exceptions import NotFound
+        from google.cloud.storage import Client
+
+        given = json.loads(job.tpu.node_spec[0].node.metadata.get(tpu_machine.ATTRIBUTE, "{}"))
+        if not given:
+            return {}
+        self._storage = self._storage or Client(project=self.place.project)
+        blob = self._storage.bucket(given["record_bucket"]).blob(given["record"])
+        try:
+            return dict(json.loads(blob.download_as_bytes()))
+        except NotFound:
+            return {}
+
+    def _forget_old(self) -> None:
+        """Delete requests of this package from Google's list that ended a while ago."""
+        for job in self.find():
+            if job.phase.ended and time.time() - job.created > KEPT_SECONDS:
+                self.cancel(job)
+
+    def _name(self, name: str) -> str:
+        return f"{self._parent}/queuedResources/{name}"
+
+    def _enrich(
+        self, name: str, labels: Mapping[str, str], session: PipesSession
+    ) -> "QueuedResource":
+        from google.cloud.tpu_v2 import QueuedResource
+
+        job = QueuedResource(self._job["queued_resource"])
+        container, messages = self._job["container"], session.message_reader_params
+        given = {
+            "options": [],
+            **container,
+            "environment": {**container["environment"], **session.get_bootstrap_env_vars()},
+            "name": name,
+            "node": _node(self._name(name)),
+            "record_bucket": messages["bucket"],
+            "record": f"{messages['key_prefix']}/machine.json",
+            "report_seconds": REPORT_SECONDS,
+        }
+        (spec,) = job.tpu.node_spec
+        spec.parent, spec.node_id = self._parent, name
+        spec.node.labels = {**spec.node.labels, **labels}
+        spec.node.metadata = {
+            **spec.node.metadata,
+            "startup-script": PYTHON + Path(tpu_machine.__file__).read_text(),
+            tpu_machine.ATTRIBUTE: json.dumps(given),
+        }
+        return job
+
+
+def _labels(job: "QueuedResource") -> dict[str, str]:
+    specs = job.tpu.node_spec
+    return dict(specs[0].node.labels) if len(specs) == 1 else {}
+
+
+def _node(name: str) -> str:
+    """The name of the machine of a request."""
+    return name.replace("/queuedResources/", "/nodes/")
+
+
+class PipesTpuVmClient(RemoteJobPipesClient["TpuClient"]):
+    """A Pipes client for TPU machines, by queued resources of Cloud TPU.
+
+    Google makes a job's machine once one is free, which may be a spot machine, and the machine
+    deletes itself when its container has ended; so does the run that follows it. A job gets a name
+    that follows from what it does (`fingerprint`), so a run that finds it running or succeeded
+    follows it, and one that failed is replaced. A job whose program exits with status 75 or ends
+    without a word, or whose machine was taken or is heard of no more, is started again up to
+    `limits.restarts` times; the program is to continue from its last checkpoint. When the run is
+    cancelled, for whatever reason, request and machine are deleted.
+
+    A job is a dict: `queued_resource`, as the generated client describes it, with one node, and
+    `container`: `image`, `arguments`, `environment`, `seconds` (after so many the machine ends
+    it), and if it needs them `options` of `docker run`, and a `bucket` and the folder to `mount`
+    it on. The parent is a zone. The machine's account needs to write to the bucket of the messages
+    and the right `tpu.nodes.delete`.
+
+    Example:
+        >>> @asset
+        ... def checkpoint(context: AssetExecutionContext, tpus: ResourceParam[PipesTpuVmClient]):
+        ...     node = {
+        ...         "accelerator_type": "v5litepod-4",
+        ...         "runtime_version": "v2-alpha-tpuv5-lite",
+        ...         "network_config": {"enable_external_ips": True},
+        ...     }
+        ...     return tpus.run(
+        ...         context=context,
+        ...         parent="projects/my-project/locations/us-central1-a",
+        ...         fingerprint="3f2a91",
+        ...         job={
+        ...             "queued_resource": {"tpu": {"node_spec": [{"node": node}]}, "spot": {}},
+        ...             "container": {
+        ...                 "image": "my-image",
+        ...                 "arguments": ["train"],
+        ...                 "environment": {},
+        ...                 "seconds": 86_400,
+        ...             },
+        ...         },
+        ...     ).get_materialize_result(implicit_materialization=False)
+        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
+        >>> resources = {"tpus": PipesTpuVmClient(message_reader=reader)}
+        >>> defs = Definitions(assets=[checkpoint], resources=resources)
+    """
+
+    jobs = TpuVms
