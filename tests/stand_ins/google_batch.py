@@ -1,28 +1,22 @@
 """Google Batch: real processes, one a task, on machines that bill until they are deleted."""
 
-import itertools
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 from google.cloud import batch_v1
-from google.protobuf import empty_pb2
 
-from tests.stand_ins.faults import RpcFailed, not_found
+from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.filters import matches_labels
-from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.job_rules import check_machines_job
-from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import LocalImage, RealProcess, free_port
+from tests.stand_ins.machine_service import POLL_SECONDS, MachineService, MadeMachine
+from tests.stand_ins.processes import RealProcess, free_port
 from tests.stand_ins.running_job import now
 
 State = batch_v1.JobStatus.State
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-POLL_SECONDS = 0.05
 ZONE = "zones/{region}-a"
 NO_MACHINES = (
     "VM in Managed Instance Group meets error: Batch Error: code - "
@@ -44,15 +38,6 @@ REASONS = {
 
 
 @dataclass
-class MadeMachine:
-    """A machine, which costs money from its making to its deletion."""
-
-    job: str
-    since: float
-    until: float | None = None
-
-
-@dataclass
 class BatchRun:
     """A job, its machines and the processes of its tasks."""
 
@@ -62,69 +47,21 @@ class BatchRun:
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-class GoogleBatch:
+class GoogleBatch(MachineService[BatchRun]):
     """The Batch service of all regions, and its bill."""
 
-    def __init__(
-        self,
-        folder: Path,
-        images: dict[str, LocalImage],
-        environment: Mapping[str, str],
-        mount: Mount,
-        operations: Operations,
-    ) -> None:
-        self._folder = folder
-        self._images = images
-        self._environment = environment
-        self._mount = mount
-        self._operations = operations
-        self._runs: dict[str, BatchRun] = {}
-        self._numbers = itertools.count()
-        self._lock = threading.RLock()
-        self.bill: list[MadeMachine] = []
-        """Every machine that was made."""
-        self._clear()
-
     def _clear(self) -> None:
-        self.hold_pending = False
-        """Leave new jobs without machines."""
+        super()._clear()
         self.out_of_stock = False
         """Make all machines of new jobs but the last: of that there is none free."""
-        self.over_quota = False
-        """Make no machine of new jobs, since the quota is used up."""
-        self.refused_deletions = 0
-        """How many of the next deletions fail, after which a job's machines go on."""
-        self.deletion_seconds = 0.0
-        """How long a deletion takes, while the machines bill."""
-
-    def reset(self) -> None:
-        """Forget all jobs, ending their processes."""
-        self.stop()
-        with self._lock:
-            self._runs.clear()
-            self.bill.clear()
-            self._clear()
-
-    def stop(self) -> None:
-        """End every process still running."""
-        for run in list(self._runs.values()):
-            self._take_down(run)
-
-    def jobs(self) -> list[batch_v1.Job]:
-        """All jobs that were not deleted, oldest first."""
-        return [run.job for run in self._runs.values()]
-
-    def billing(self) -> list[MadeMachine]:
-        """The machines that cost money now."""
-        return [machine for machine in self.bill if machine.until is None]
 
     def logs(self, name: str) -> list[str]:
         """What each task of a job printed."""
-        return [task.log() for task in self._runs[name].tasks]
+        return [task.log() for task in self._made[name].tasks]
 
     def preempt(self, name: str, code: int = 50001) -> None:
         """Take the first task's machine away, with one of Batch's own codes."""
-        run = self._runs[name]
+        run = self._made[name]
         self._fail(run, 0, f"{REASONS[code]} with exit code {code}")
         self._take_down(run)
 
@@ -132,13 +69,13 @@ class GoogleBatch:
         check_machines_job(request)
         name = f"{request.parent}/jobs/{request.job_id}"
         with self._lock:
-            if name in self._runs:
+            if name in self._made:
                 raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{name}' already exists")
             job = batch_v1.Job(request.job)
             job.name, job.uid = name, f"{request.job_id}-{next(self._numbers)}"
             job.create_time = job.update_time = now()
             job.status.state = State.QUEUED
-            run = self._runs[name] = BatchRun(job)
+            run = self._made[name] = BatchRun(job)
             made = batch_v1.Job(job)
         threading.Thread(target=self._run, args=(run,), daemon=True).start()
         return made
@@ -153,28 +90,12 @@ class GoogleBatch:
     def delete_job(self, request: batch_v1.DeleteJobRequest) -> Any:
         run = self._find(request.name)
 
-        def delete() -> empty_pb2.Empty:
-            with self._lock:
-                refused = self.refused_deletions > 0
-                self.refused_deletions -= refused
-            if refused:
-                raise RpcFailed(grpc.StatusCode.UNAVAILABLE, "The service is unavailable.")
+        def mark() -> None:
             with self._lock:
                 if run.job.status.state not in ENDED:
                     self._set(run, State.DELETION_IN_PROGRESS)
-            time.sleep(self.deletion_seconds)
-            self._take_down(run)
-            with self._lock:
-                self._runs.pop(request.name, None)
-            return empty_pb2.Empty()
 
-        return self._operations.run(request.name.rpartition("/jobs/")[0], delete)
-
-    def _find(self, name: str) -> BatchRun:
-        with self._lock:
-            if name not in self._runs:
-                raise not_found(name)
-            return self._runs[name]
+        return self._delete(request.name, mark)
 
     def _set(self, run: BatchRun, state: Any, why: str = "") -> None:
         """Change a job's state, with the event that Google writes."""
@@ -204,7 +125,6 @@ class GoogleBatch:
         )
 
     def _take_down(self, run: BatchRun) -> None:
-        """End a job's processes and its machines, from which on they cost nothing."""
         run.ended.set()
         for task in list(run.tasks):
             task.end()

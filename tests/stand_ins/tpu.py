@@ -1,6 +1,5 @@
 """Cloud TPU: queued resources, whose machines run their startup script and bill until deleted."""
 
-import itertools
 import json
 import os
 import sys
@@ -18,10 +17,10 @@ from google.protobuf import empty_pb2
 from tests.stand_ins import discovery
 from tests.stand_ins.conformance import check_rights
 from tests.stand_ins.faults import RpcFailed, not_found
-from tests.stand_ins.google_batch import POLL_SECONDS, MadeMachine
 from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.http_server import Answer, HttpServer, json_answer, start_http_server
 from tests.stand_ins.job_rules import check_queued_resource
+from tests.stand_ins.machine_service import POLL_SECONDS, MachineService, MadeMachine
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import LocalImage, RealProcess
 from tests.stand_ins.running_job import now
@@ -41,7 +40,7 @@ TOO_LATE = "The request could not be fulfilled before its valid until time."
 class TpuRequest:
     """A queued resource, and its machine if it has one."""
 
-    resource: tpu_v2.QueuedResource
+    job: tpu_v2.QueuedResource
     machine: MadeMachine | None = None
     process: RealProcess | None = None
     metadata: HttpServer | None = None
@@ -49,7 +48,7 @@ class TpuRequest:
     """Its machine, or the wish for one."""
 
 
-class Tpu:
+class Tpu(MachineService[TpuRequest]):
     """The Cloud TPU of all zones, and its bill."""
 
     def __init__(
@@ -69,59 +68,21 @@ class Tpu:
             token: a new one of the machines' account.
             authorize: the account of a request's credentials; refuses others.
         """
-        self._folder, self._images, self._environment = folder, images, environment
-        self._mount, self._operations = mount, operations
+        super().__init__(folder, images, environment, mount, operations)
         self._token, self._authorize, self._allows = token, authorize, allows
-        self._requests: dict[str, TpuRequest] = {}
-        self._numbers = itertools.count()
-        self._lock = threading.RLock()
-        self.bill: list[MadeMachine] = []
-        """Every machine that was made."""
-        self._clear()
-
-    def _clear(self) -> None:
-        self.hold_pending = False
-        """Leave new requests without machines."""
-        self.over_quota = False
-        """Fail new requests, since the quota is used up."""
-        self.refused_deletions = 0
-        """How many of the next deletions of requests fail, after which machines go on."""
-        self.deletion_seconds = 0.0
-        """How long a deletion takes, while the machine bills."""
-
-    def reset(self) -> None:
-        """Forget all requests, ending their machines."""
-        self.stop()
-        with self._lock:
-            self._requests.clear()
-            self.bill.clear()
-            self._clear()
-
-    def stop(self) -> None:
-        """End every machine."""
-        for request in list(self._requests.values()):
-            self._take_down(request)
-
-    def jobs(self) -> list[tpu_v2.QueuedResource]:
-        """All requests that were not deleted, oldest first."""
-        return [request.resource for request in self._requests.values()]
-
-    def billing(self) -> list[MadeMachine]:
-        """The machines that cost money now."""
-        return [machine for machine in self.bill if machine.until is None]
 
     def log(self, name: str) -> str:
         """What a request's machine printed."""
-        process = self._requests[name].process
+        process = self._made[name].process
         return process.log() if process else ""
 
     def preempt(self, name: str) -> None:
         """Take a machine away, or what was to become one."""
-        self._suspend(self._requests[name], By.SERVICE)
+        self._suspend(self._made[name], By.SERVICE)
 
     def hang(self, name: str) -> None:
         """Have a machine do nothing any more, of which nobody is told."""
-        process = self._requests[name].process
+        process = self._made[name].process
         assert process is not None
         process.end()
 
@@ -129,17 +90,17 @@ class Tpu:
         check_queued_resource(request)
         name = f"{request.parent}/queuedResources/{request.queued_resource_id}"
         with self._lock:
-            if name in self._requests:
+            if name in self._made:
                 raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{name}' already exists")
             resource = tpu_v2.QueuedResource(request.queued_resource)
             resource.name, resource.create_time = name, now()
             resource.state.state = State.CREATING
-            made = self._requests[name] = TpuRequest(resource)
+            made = self._made[name] = TpuRequest(resource)
         threading.Thread(target=self._grant, args=(made,), daemon=True).start()
         return self._operations.run(request.parent, lambda: tpu_v2.QueuedResource(resource))
 
     def get_queued_resource(self, request: tpu_v2.GetQueuedResourceRequest) -> Any:
-        return tpu_v2.QueuedResource(self._find(request.name).resource)
+        return tpu_v2.QueuedResource(self._find(request.name).job)
 
     def list_queued_resources(self, request: tpu_v2.ListQueuedResourcesRequest) -> Any:
         found = [job for job in self.jobs() if job.name.startswith(f"{request.parent}/")]
@@ -151,24 +112,14 @@ class Tpu:
             text = f"{request.name} has a running node: delete that first, or use force."
             raise RpcFailed(grpc.StatusCode.FAILED_PRECONDITION, text)
 
-        def delete() -> empty_pb2.Empty:
-            with self._lock:
-                refused = self.refused_deletions > 0
-                self.refused_deletions -= refused
-            if refused:
-                raise RpcFailed(grpc.StatusCode.UNAVAILABLE, "The service is unavailable.")
-            found.resource.state.state = State.DELETING
-            time.sleep(self.deletion_seconds)
-            self._take_down(found)
-            with self._lock:
-                self._requests.pop(request.name, None)
-            return empty_pb2.Empty()
+        def mark() -> None:
+            found.job.state.state = State.DELETING
 
-        return self._operations.run(request.name.rpartition("/queuedResources/")[0], delete)
+        return self._delete(request.name, mark)
 
     def get_node(self, request: tpu_v2.GetNodeRequest) -> Any:
         found = self._of_node(request.name)
-        node = tpu_v2.Node(found.resource.tpu.node_spec[0].node)
+        node = tpu_v2.Node(found.job.tpu.node_spec[0].node)
         node.name, node.create_time, node.state = request.name, now(), tpu_v2.Node.State.READY
         return node
 
@@ -181,12 +132,6 @@ class Tpu:
 
         return self._operations.run(request.name.rpartition("/nodes/")[0], delete)
 
-    def _find(self, name: str) -> TpuRequest:
-        with self._lock:
-            if name not in self._requests:
-                raise not_found(name)
-            return self._requests[name]
-
     def _of_node(self, name: str) -> TpuRequest:
         found = self._find(name.replace("/nodes/", "/queuedResources/"))
         if found.machine is None or found.machine.until is not None:
@@ -195,7 +140,7 @@ class Tpu:
 
     def _grant(self, request: TpuRequest) -> None:
         """From the queue to a machine that runs."""
-        state, policy = request.resource.state, request.resource.queueing_policy
+        state, policy = request.job.state, request.job.queueing_policy
         seconds = policy.valid_until_duration.total_seconds()
         deadline = time.monotonic() + (seconds or float("inf"))
         if self.over_quota:
@@ -210,7 +155,7 @@ class Tpu:
         with self._lock:
             if request.gone.is_set():
                 return
-            request.machine = MadeMachine(request.resource.name, time.monotonic())
+            request.machine = MadeMachine(request.job.name, time.monotonic())
             self.bill.append(request.machine)
             self._mount.pull()
             self._boot(request)
@@ -219,24 +164,22 @@ class Tpu:
     def _set(self, request: TpuRequest, state: Any) -> None:
         with self._lock:
             if not request.gone.is_set():
-                request.resource.state.state = state
+                request.job.state.state = state
 
     def _fail(self, request: TpuRequest, code: grpc.StatusCode, message: str) -> None:
-        state = request.resource.state
+        state = request.job.state
         state.failed_data.error = {"code": code.value[0], "message": message}
         self._set(request, State.FAILED)
 
     def _boot(self, request: TpuRequest) -> None:
         """Run the startup script, which finds metadata server, Google's APIs and docker."""
-        node = request.resource.tpu.node_spec[0].node
+        node = request.job.tpu.node_spec[0].node
         folder = self._folder / str(next(self._numbers))
         folder.mkdir(parents=True)
         script = folder / "startup-script"
         script.write_text(node.metadata["startup-script"])
         script.chmod(0o755)
-        request.metadata = start_http_server(
-            lambda *asked: self._answer(request.resource, node, *asked)
-        )
+        request.metadata = start_http_server(lambda *asked: self._answer(request.job, node, *asked))
         images = {
             name: {
                 "root": str(image.root),
@@ -287,7 +230,7 @@ class Tpu:
 
     def _suspend(self, request: TpuRequest, by: Any) -> None:
         """Delete a request's machine, or end its wait for one, by whose wish it says."""
-        state = request.resource.state
+        state = request.job.state
         with self._lock:
             if request.gone.is_set():
                 return
