@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster import PipesSession
@@ -72,13 +73,8 @@ class BatchJobs(service.RemoteService):
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the job, and return once its machines are gone."""
-        from google.api_core.exceptions import NotFound
-
-        try:
-            deletion = self._client.delete_job(name=job.name, timeout=service.CALL_SECONDS)
-            deletion.result(timeout=DELETION_SECONDS)
-        except NotFound:
-            return
+        ask = partial(self._client.delete_job, name=job.name, timeout=service.CALL_SECONDS)
+        service.delete(ask, DELETION_SECONDS)
 
     def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> "Job":
         from google.cloud.batch_v1 import Job

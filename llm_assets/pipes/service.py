@@ -164,6 +164,21 @@ def deleted(name: str) -> RemoteJob:
     return RemoteJob(name, Phase.CANCELLED, "It was deleted, by another than this run.", {})
 
 
+def delete(ask: Callable[[], Any], seconds: float) -> None:
+    """Return once what a call asks to be deleted is gone, or was gone before.
+
+    Args:
+        ask: gives the operation that Google runs for it.
+        seconds: that Google may take.
+    """
+    from google.api_core.exceptions import NotFound
+
+    try:
+        ask().result(timeout=seconds)
+    except NotFound:
+        return
+
+
 class AlreadyThere(Exception):
     """Another process made a job of this name first."""
 

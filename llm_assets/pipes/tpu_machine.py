@@ -54,6 +54,7 @@ def main() -> None:
         try:
             record.update(run(job, record["started"] + job["seconds"] - time.time()))
         except Exception:
+            # Whatever it is, the run has to be told, and the machine to go.
             record["told"] = traceback.format_exc(limit=1)
         record["ended"] = time.time()
         ended.set()

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,27 +92,20 @@ class TpuVms(service.RemoteService):
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the request and its machine, and return once both are gone."""
-        from google.api_core.exceptions import NotFound
-
-        request = {"name": job.name, "force": True}
-        try:
-            deletion = self._client.delete_queued_resource(request, timeout=service.CALL_SECONDS)
-            deletion.result(timeout=DELETION_SECONDS)
-        except NotFound:
-            return
+        request, forget = {"name": job.name, "force": True}, self._client.delete_queued_resource
+        ask = partial(forget, request, timeout=service.CALL_SECONDS)
+        service.delete(ask, DELETION_SECONDS)
 
     def release(self, job: service.RemoteJob) -> None:
         """Delete an ended job's machine, where it has not done so itself."""
-        from google.api_core.exceptions import FailedPrecondition, NotFound
+        from google.api_core.exceptions import FailedPrecondition
 
         if not job.holds_machines:
             return
         node = _node(job.name)
+        ask = partial(self._client.delete_node, name=node, timeout=service.CALL_SECONDS)
         try:
-            deletion = self._client.delete_node(name=node, timeout=service.CALL_SECONDS)
-            deletion.result(timeout=DELETION_SECONDS)
-        except NotFound:
-            return
+            service.delete(ask, DELETION_SECONDS)
         except FailedPrecondition:
             # It deletes itself just now.
             found = self._client.get_node(name=node, timeout=service.CALL_SECONDS)
@@ -191,9 +185,13 @@ class TpuVms(service.RemoteService):
 
     def _forget_old(self) -> None:
         """Delete requests of this package from Google's list that ended a while ago."""
-        for job in self.find():
-            if job.phase.ended and time.time() - job.created > KEPT_SECONDS:
-                self.cancel(job)
+        for listed in self.list_all({"parent": self._parent}):
+            # How it ended is asked of the bucket, so of the old ones alone.
+            age = time.time() - listed.create_time.timestamp()
+            if service.KEY_LABEL in _labels(listed) and age > KEPT_SECONDS:
+                job = self.describe(listed)
+                if job.phase.ended:
+                    self.cancel(job)
 
     def _name(self, name: str) -> str:
         return f"{self._parent}/queuedResources/{name}"

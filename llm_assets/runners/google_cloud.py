@@ -380,8 +380,7 @@ def _missing(folder: str, wanted: set[str]) -> list[str]:
 
 def last_saved(run_folder: str | None) -> float | None:
     """When a run's newest finished checkpoint was, in seconds since the epoch."""
-    step = newest_step(run_folder) if run_folder else None
-    if run_folder is None or step is None:
+    if run_folder is None or (step := newest_step(run_folder)) is None:
         return None
     filesystem, path = files.resolve(f"{step_url(run_folder, step)}/{MANIFEST_NAME}")
     return float(filesystem.modified(path).timestamp())

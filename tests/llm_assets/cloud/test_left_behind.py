@@ -76,18 +76,15 @@ def start_tpu(google: LocalGoogle, settings: GoogleCloudSettings) -> TpuVms:
     """A job on a TPU machine as a run submits it; its lease is the run's to renew."""
     output = f"gs://{BUCKET}/left/output"
     files.write(lease_of(output), b"1")
-    session = SimpleNamespace(
-        message_reader_params={"bucket": BUCKET, "key_prefix": "left"}, get_bootstrap_env_vars=dict
-    )
-    client, job = (
-        TpuVms.connect(REGION, google.endpoint),
-        tpu_job(settings, settings.training, SLEEP, output),
-    )
+    place = {"bucket": BUCKET, "key_prefix": "left"}
+    session: Any = SimpleNamespace(message_reader_params=place, get_bootstrap_env_vars=dict)
+    client = TpuVms.connect(REGION, google.endpoint)
+    job = tpu_job(settings, settings.training, SLEEP, output)
     assert settings.tpu_parent is not None
     service = TpuVms(client, settings.tpu_parent, job)
     labels = {"pipeskey": "left", "dagster-run-id": RUN}
     files.remove(f"gs://{BUCKET}/left/machine.json")
-    service.create("left", 1, labels, session)  # type: ignore[arg-type]
+    service.create("left", 1, labels, session)
     wait_until(lambda: service.find()[0].phase is Phase.RUNNING)
     return service
 
