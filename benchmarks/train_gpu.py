@@ -206,11 +206,16 @@ def _in_a_process(side: str, name: str, seconds: float | None = None) -> Measure
 def measure_rounds(
     name: str, rounds: int = ROUNDS, seconds: float | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each side's results for a size, measured alternately."""
+    """Each side's results for a size, measured alternately.
+
+    Args:
+        seconds: that all may take; raises RuntimeError where they do not suffice.
+    """
+    ends = None if seconds is None else time.monotonic() + seconds
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
 
     def rate(side: str) -> float:
-        measured = _in_a_process(side, name, seconds)
+        measured = _in_a_process(side, name, ends and ends - time.monotonic())
         print(f"  {name} {side}: {measured}", flush=True)
         runs[side].append(asdict(measured))
         return measured.tokens_per_second

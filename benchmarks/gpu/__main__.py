@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import probe, trainer
-from benchmarks.gpu.turns import SECONDS, in_turn
+from benchmarks.gpu.turns import SECONDS, Keep, in_turn
 from benchmarks.harness import ROOT, machine_name
 from recipes.device import device_of, local_device
 
@@ -133,7 +133,7 @@ def machine() -> dict[str, Any]:
     return told | versions
 
 
-def measure_peer(seconds: float, keep: trainer.Keep) -> dict[str, Any]:
+def measure_peer(seconds: float, keep: Keep) -> dict[str, Any]:
     """The step of ours and of the Hugging Face Trainer, in turn (`benchmarks.train_gpu`)."""
     absent = [name for name in ("transformers", "accelerate") if not importlib.util.find_spec(name)]
     if absent:
@@ -141,11 +141,10 @@ def measure_peer(seconds: float, keep: trainer.Keep) -> dict[str, Any]:
         return {"left_out": absent}
     from benchmarks.train_gpu import measure_rounds
 
-    # Each side may take what is left: the second is begun where the first left it time.
     return in_turn({name: partial(measure_rounds, name, 1) for name in SIZES}, seconds, keep)
 
 
-PARTS: dict[str, Callable[[float, trainer.Keep], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[float, Keep], dict[str, Any]]] = {
     "probe": lambda *_: probe.measure(),
     "resume": lambda *_: trainer.resume(),
     "trainer": partial(trainer.measure, SIZES),

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ import torch
 
 from artifacts.program.entry import INTERRUPTED
 from artifacts.shards.format import ShardStats
-from benchmarks.gpu.turns import in_turn
+from benchmarks.gpu.turns import Keep, in_turn
 from benchmarks.sizes import SIZES, Size
 from benchmarks.training_runs import REPOSITORY, make_spec, random_shards
 from recipes.settings import training_settings
@@ -31,9 +30,6 @@ RESUMED_STEPS = 40
 SHORT_DOCUMENT = 512
 SAME = 1e-3
 """Relative difference of a loss after a resume; kernels of a new process may be timed otherwise."""
-
-Keep = Callable[[dict[str, Any]], object]
-"""Takes all that a part has found so far."""
 
 
 class Bench:

@@ -6,6 +6,8 @@ from typing import Any
 
 SECONDS = 540
 """Most that one part may take unless told; a lent machine may end a command after ten minutes."""
+Keep = Callable[[dict[str, Any]], object]
+"""Takes all that a part has found so far."""
 BEGAN = time.monotonic()
 """Of this part, which is a process."""
 
@@ -13,7 +15,7 @@ BEGAN = time.monotonic()
 def in_turn(
     runs: Mapping[str, Callable[[float], Any]],
     seconds: float,
-    keep: Callable[[dict[str, Any]], object],
+    keep: Keep,
 ) -> dict[str, Any]:
     """What each run says, printed and kept at once: whatever ends the part takes no other's away.
 
