@@ -176,6 +176,12 @@ LOST_WORKER = (
     "A worker of this training ended while the others waited for it; what it said, or what ended "
     "it, is in the log. Run the same again: training goes on from its newest checkpoint."
 )
+_UNREACHABLE = {
+    *("ClientConnectorError", "ConnectError", "ConnectTimeout", "ConnectTimeoutError"),
+    *("MaxRetryError", "NewConnectionError", "TransportError", "gaierror"),
+}
+"""What aiohttp, httpx, requests, urllib3, Google's clients and Python raise for a server that does
+not answer."""
 _KILL_COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 
 
@@ -189,7 +195,7 @@ def reason_of(error: BaseException, place: str = ".") -> str | None:
         if isinstance(one, UserError):
             return str(one)
         found = _of_system(one, place) or _of_memory(one) or _of_spark(one)
-        found = found or _of_worker(one) or _of_history(one)
+        found = found or _of_worker(one) or _of_history(one) or _of_network(one)
         if found:
             return found
     return _of_missing_module(error)
@@ -281,6 +287,22 @@ def _of_system(error: BaseException, place: str) -> str | None:
         return "Too many open files: raise the limit, for example with `ulimit -n 65536`."
     if error.errno == errno.EIO:
         return f"{path} could not be read or written: the disk reports an error (EIO)."
+    return None
+
+
+def _of_network(error: BaseException) -> str | None:
+    """By the names of classes, so that none of the clients has to be imported."""
+    names = {one.__name__ for one in type(error).__mro__}
+    if "DefaultCredentialsError" in names:
+        return (
+            f"{first_line(error)} Log in with `gcloud auth application-default login`, or set "
+            "GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account."
+        )
+    if names & _UNREACHABLE:
+        return (
+            f"A server cannot be reached: {first_line(error)}. Check this machine's network and "
+            "proxy (`HTTPS_PROXY`), then run the same again."
+        )
     return None
 
 

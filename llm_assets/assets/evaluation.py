@@ -67,7 +67,7 @@ class Challenge:
     candidate: ModelSource
     incumbent: ModelVersion
     look: int
-    """Which judgement of the pipeline's life this is."""
+    """1, and one more for each comparison of the pipeline's life that promoted nothing."""
     readable: int
     """Judgements before the procedure was chosen."""
     procedure: str
@@ -117,7 +117,7 @@ def open_challenge(
     models.register_base(base_entry(base))
     state, source, settings = models.state(), model_source(candidate), pipeline.settings
     incumbent = state.incumbent_of(source.fingerprint)
-    look = state.look_of(source.fingerprint, incumbent.weights, measured)
+    asked = (source.fingerprint, incumbent.weights, measured)
     form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = {
         "eval_metrics": settings.eval_metrics.content(),
@@ -126,7 +126,8 @@ def open_challenge(
     if settings.exam and settings.model_version.gate.metric == "exam":
         judged_by["exam"] = settings.exam.model_dump(mode="json")
     chosen = procedure(candidate, judged_by)
-    return Challenge(source, incumbent, look, state.readable_before(look, chosen), chosen, form)
+    look, readable = state.look_of(*asked), state.readable_before(*asked, chosen)
+    return Challenge(source, incumbent, look, readable, chosen, form)
 
 
 def base_entry(base: Artifact) -> ModelEntry:
@@ -175,7 +176,7 @@ EXAM_FIGURES = (
     *("training_buys", "closed_book", "exam", "exam_by_relation"),
     *("questions_won", "questions_lost"),
 )
-GATE_FIGURES = ("judgements_so_far", "comparisons", "differences")
+GATE_FIGURES = ("look", "comparisons", "differences")
 PLACES = ("run_folder", "tensorboard")
 """Of a checkpoint, where it lies on this machine."""
 UNMEASURED: Figure = {"value": None}
@@ -405,7 +406,7 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         "summary": "promoted" if verdict.promoted else "rejected",
         "promoted": verdict.promoted,
         "reasons": verdict.summary,
-        "judgements_so_far": verdict.look,
+        "look": verdict.look,
         "comparisons": table(["text", "difference", "interval", "independent documents"], rows),
         "differences": figures.intervals(
             "Candidate minus reference",

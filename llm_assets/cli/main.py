@@ -6,6 +6,7 @@ What a command needs is imported when it runs: Dagster alone takes longer than m
 import getpass
 import importlib.metadata
 import json
+import logging
 import os
 import signal
 import sys
@@ -279,7 +280,10 @@ def reject(version: int, name: str, reason: str) -> None:
 @click.option("--filter", "chosen_filter", help="lm-eval filter, if the task has several.")
 @click.option("--lower-is-better", is_flag=True, help="For example, a word error rate.")
 @click.option(
-    "--look", type=click.IntRange(1), default=1, help="Number of this comparison in a series."
+    "--look",
+    type=click.IntRange(1),
+    default=1,
+    help="1, plus the comparisons of a series that found no gain.",
 )
 @click.option("--smallest-effect", type=click.FloatRange(0), default=0.005, show_default=True)
 @json_option
@@ -302,7 +306,7 @@ def gate(
     \b
     Examples:
       llm-assets gate new/samples_arc_easy_*.jsonl old/samples_arc_easy_*.jsonl
-      llm-assets gate new.jsonl old.jsonl --metric acc_norm --look 4    the fourth one tried
+      llm-assets gate new.jsonl old.jsonl --metric acc_norm --look 4    after three without a gain
     """
     from llm_assets.gate.samples import judge_samples
     from llm_assets.gate.verdict import GateSettings
@@ -820,6 +824,8 @@ def machines(is_ending: bool, as_json: bool) -> None:
 
 def main() -> None:
     """Entry point: whatever has a known reason is one message, without a traceback."""
+    # It logs each error with a traceback before raising it.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     try:
         commands()
     except Exception as error:

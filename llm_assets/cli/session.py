@@ -63,7 +63,8 @@ def open_session() -> Session:
     """Open the pipeline named by `LLM_ASSETS_CONFIG`, or the default one."""
     path = config_path()
     session = Session(load_settings(path), path)
-    with suppress(DamagedArtifact):  # Whoever needs the record says so.
+    # Whoever needs the record says so; the board starts, and goes on by itself once it can be read.
+    with suppress(DamagedArtifact, OSError):
         refuse_second_file(path, session.settings, session.record)
     return session
 

@@ -71,7 +71,7 @@ def judge_samples(
     """Whether a candidate's answers are better than an incumbent's by more than chance.
 
     Args:
-        look: which comparison of a series it is, from 1; each spends a part of its error.
+        look: 1, and one more for each comparison of a series that found no gain.
         metric: the name of one in the files; the first by default.
         chosen_filter: of lm-eval's, where a task has several.
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.settings import Settings
 
-CODE_VERSION = "5"
+CODE_VERSION = "6"
 
 
 class GateSettings(Settings):
@@ -175,7 +175,8 @@ class Verdict(BaseModel):
     thresholds: GateSettings
     gate_code_version: str
     look: int
-    """Which judgement of the pipeline's life this was; each spends a part of `lifetime_error`."""
+    """1, and one more for each comparison before that promoted nothing; decides which part of
+    `lifetime_error` this one might spend."""
     procedure: str = ""
     """Fingerprint of what people chose for making and judging the candidate; empty where that is
     not known."""

@@ -5,6 +5,7 @@ models, which are known by their weights. Lists only grow.
 """
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -170,29 +171,41 @@ class RegistryState(BaseModel):
         return replaced or next(known for known in self.versions if known.is_base)
 
     def look_of(self, weights: str, against: str, evaluation: str | None = None) -> int:
-        """Which judgement of the pipeline's life a comparison is: its own number, or the next.
+        """Which part of the lifetime's error a comparison may spend: see `spend`.
 
         Without an evaluation, as before one is made: the first of these two models has its number.
         """
-        asked = dict.fromkeys(
-            (found.weights, found.against, found.evaluation_fingerprint) for found in self.verdicts
-        )
-        for number, (candidate, incumbent, measured) in enumerate(asked, 1):
-            if (candidate, incumbent) == (weights, against) and evaluation in (None, measured):
-                return number
-        return len(asked) + 1
+        before = islice(self._compared().values(), self._place(weights, against, evaluation))
+        return 1 + sum(not promoted for promoted in before)
 
-    def readable_before(self, look: int, procedure: str) -> int:
-        """Judgements whose scores may have been read when a candidate's procedure was chosen.
+    def readable_before(
+        self, weights: str, against: str, evaluation: str | None, procedure: str
+    ) -> int:
+        """Comparisons whose scores may have been read when a candidate's procedure was chosen.
 
         A procedure was chosen at the latest before it was judged first. What it makes of text that
         arrives is no choice.
-
-        Args:
-            look: of the candidate.
         """
-        known = [found.look for found in self.verdicts if found.procedure == procedure]
-        return min([look, *known] if procedure else [look]) - 1
+        place = self._place(weights, against, evaluation)
+        chosen = {_comparison(found) for found in self.verdicts if found.procedure == procedure}
+        places = [at for at, known in enumerate(self._compared()) if known in chosen]
+        return min([place, *places] if procedure else [place])
+
+    def _compared(self) -> dict[tuple[str, str | None, str | None], bool]:
+        """All comparisons so far, oldest first, and whether they promoted."""
+        promoted: dict[tuple[str, str | None, str | None], bool] = {}
+        for found in self.verdicts:
+            asked = _comparison(found)
+            promoted[asked] = found.promoted or promoted.get(asked, False)
+        return promoted
+
+    def _place(self, weights: str, against: str, evaluation: str | None) -> int:
+        """How many comparisons there were before one; all of them where it is new."""
+        compared = self._compared()
+        for place, (candidate, incumbent, measured) in enumerate(compared):
+            if (candidate, incumbent) == (weights, against) and evaluation in (None, measured):
+                return place
+        return len(compared)
 
     def register(self, entry: ModelEntry, is_base: bool = False) -> ModelVersion:
         """Add a model; known weights keep their number and take over where they lie now."""
@@ -326,6 +339,11 @@ class RegistryState(BaseModel):
 
     def _version_before(self, place: int) -> int | None:
         return self.succession[place - 1] if place > 0 and self.succession else None
+
+
+def _comparison(verdict: Verdict) -> tuple[str, str | None, str | None]:
+    """Which two models were compared, by which evaluation; thresholds and code make no other."""
+    return verdict.weights, verdict.against, verdict.evaluation_fingerprint
 
 
 def _check_words(name: str, reason: str) -> None:

@@ -280,6 +280,7 @@ def _is_answered(
     question: GateQuestion, data: Data, scores: dict[str, Scores], rounds: Rounds
 ) -> bool:
     documents = data.tasks[HELD_OUT_TASK]
+    planned = {document.cluster for part in (documents, *data.later) for document in part}
     candidate, reference = scores["candidate"], scores.get("incumbent", scores["base"])
     return is_decided(
         candidate.values[HELD_OUT_TASK] - reference.values[HELD_OUT_TASK],
@@ -287,6 +288,7 @@ def _is_answered(
         np.array([document.cluster for document in documents]),
         question,
         rounds,
+        len(planned),
     )
 
 

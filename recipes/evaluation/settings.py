@@ -44,7 +44,7 @@ ANSWER_BITS_PER_BYTE = Metric(
 BITS_PER_BYTE = Metric(name="bits_per_byte", unit="bits per byte", has_general=True, is_bits=True)
 
 
-CODE_VERSION = "8"
+CODE_VERSION = "9"
 SCORES_NAME = "scores.parquet"
 TASK_SCORES_NAME = "task_scores.parquet"
 SAMPLES_NAME = "samples.json"
@@ -187,7 +187,7 @@ class GateQuestion(Settings):
     """What the gate asks, so that measuring ends once the answer is known."""
 
     look: int = Field(ge=1)
-    """Which judgement of the pipeline's life it is."""
+    """1, and one more for each comparison of the pipeline's life that promoted nothing."""
     readable: int = Field(ge=0)
     """Judgements whose scores whoever chose the candidate's procedure may have read."""
     lifetime_error: float

@@ -3,9 +3,12 @@
 The promise covers a pipeline's whole life: the chance that any model that is not better is ever
 promoted is at most `lifetime_error`. Each judgement, called a look, spends a part of it, less and
 less, so that the parts of all looks for ever sum to the whole (alpha spending: Lan & DeMets 1983;
-Foster & Stine 2008). Whoever chooses the next candidate by verdicts alone learns nothing but "no"
-before the first promotion, so until then the sum bounds the error for any strategy (the argument
-of the Ladder: Blum & Hardt 2015). Within a look, documents are measured in rounds until the verdict
+Foster & Stine 2008). A look that promotes spends nothing: until the first wrong promotion all of
+them were right, so the n-th model that is not better comes after n - 1 at least that were not
+promoted, and may err with the n-th part at most (what a rejected hypothesis gives back: Tian &
+Ramdas 2021). Whoever chooses the next candidate by verdicts alone learns nothing but "no" between
+two promotions, so there the sum bounds the error for any strategy (the argument of the Ladder: Blum
+& Hardt 2015). Within a look, documents are measured in rounds until the verdict
 is known; each round spends a part of the look's part, so measuring may end after any of them.
 
 Who reads the scores of earlier candidates learns also about the documents that the next one is
@@ -51,14 +54,16 @@ FIRST_TERM = 5
 SPENDING_SUM = 0.6627942661911632
 """Of 1 / (n ln² n) over n = 5, 6, …: the parts are this series, which falls slowest among simple
 ones that have a sum. It begins at 5, so that the first looks do not take what later ones need."""
-LAST_ROUND = 0.75
-"""What of a look's part its last round spends; each one before it a quarter of the next one's."""
-BOUND_WIDENING = 10.0
-"""How far a bound is moved outwards, for the normal quantile over the number of clusters; besides
-for the quantile times the skewness towards large losses over the root of that number, the order in
-which skewness spoils Student's t (Hall 1992, section 3). Found by simulating differences that are
-mostly small gains with a few large losses, down to 30 clusters and levels of one in 100,000."""
-FUTILITY = 0.1
+LAST_ROUND = 0.9
+"""What of a look's part its last round spends; each one before it a tenth of the next one's, as
+measuring ends early mostly because a gain has become unlikely, which spends nothing."""
+BOUND_WIDENING = 3.0
+"""How far a bound is moved outwards, for the square of the normal quantile over the number of
+clusters; besides for the quantile times the skewness towards large losses over the root of that
+number, the two orders in which the shape of the differences spoils Student's t (Hall 1992, section
+3). Found by simulating differences that are mostly small gains with a few large losses, down to 30
+clusters and levels of one in 100,000."""
+FUTILITY = 0.05
 POWER = 0.8
 
 
@@ -74,6 +79,8 @@ class PairedEstimate:
     """Bounds that each miss the truth with at most the level's probability; infinite for one
     cluster."""
     clusters: int
+    skewness: float = 0.0
+    """Of the differences; above zero for a few large losses."""
 
     def is_gain(self, smallest_effect: float) -> bool:
         """Whether the candidate is better for sure, and by enough as measured."""
@@ -88,14 +95,18 @@ class PairedEstimate:
 
 
 def spend(lifetime_error: float, look: int) -> float:
-    """The error that the look-th judgement of a pipeline's life may make, counted from 1."""
+    """The error that a comparison may make.
+
+    Args:
+        look: 1, and one more for each comparison of the pipeline's life that promoted nothing.
+    """
     number = look + FIRST_TERM - 1
     return lifetime_error / (SPENDING_SUM * number * math.log(number) ** 2)
 
 
 def level(lifetime_error: float, look: int, rounds: Rounds) -> float:
     """The part of it that the round measured last may spend."""
-    part = 1.0 if rounds.planned == 1 else LAST_ROUND / 4 ** (rounds.planned - rounds.measured)
+    part = 1.0 if rounds.planned == 1 else LAST_ROUND / 10 ** (rounds.planned - rounds.measured)
     return part * spend(lifetime_error, look)
 
 
@@ -115,18 +126,56 @@ def is_decided(
     clusters: np.ndarray,
     question: GateQuestion,
     rounds: Rounds,
+    planned: int,
 ) -> bool:
-    """Whether the verdict is known: a gain is sure, or a gain that matters is unlikely (10 %).
+    """Whether the verdict is known: a gain is sure, or unlikely to become so (5 %).
 
     Giving up costs power, never the error. Figures that are not finite decide, too.
+
+    Args:
+        planned: clusters of all rounds.
     """
     if not np.isfinite(differences).all():
         return True
-    at = level(question.lifetime_error, question.look, rounds)
     allowed = allowance(question.readable, rounds.share)
-    if estimate(differences, sizes, clusters, at, allowed).is_gain(question.smallest_effect):
+    at = level(question.lifetime_error, question.look, rounds)
+    found = estimate(differences, sizes, clusters, at, allowed)
+    if found.is_gain(question.smallest_effect):
         return True
-    return estimate(differences, sizes, clusters, FUTILITY).low > -question.smallest_effect
+    if not math.isfinite(found.error):
+        return False
+    last = rounds.model_copy(update={"measured": rounds.planned})
+    at = level(question.lifetime_error, question.look, last)
+    figures = (found.difference, found.error, found.skewness, found.clusters)
+    return bool(chance_of_gain(*figures, planned, at, allowed, question.smallest_effect) < FUTILITY)
+
+
+def chance_of_gain(
+    difference: np.ndarray | float,
+    error: np.ndarray | float,
+    skewness: np.ndarray | float,
+    clusters: int,
+    planned: int,
+    level: float,
+    allowed: float,
+    smallest_effect: float,
+) -> np.ndarray | float:
+    """The probability that all planned clusters will show a gain, from those measured so far.
+
+    Predictive power with a flat prior (Spiegelhalter, Freedman & Blackburn 1986): what is still to
+    be measured scatters about what was, by the errors of both.
+
+    Args:
+        difference, error, skewness: as measured, see `summarize`.
+        clusters, planned: measured so far, and in the end.
+        level: of the last round's bound.
+    """
+    from scipy.special import ndtr
+
+    final = error * math.sqrt(clusters / planned)
+    needed = np.maximum(reach(final, skewness, planned, level) + allowed * final, smallest_effect)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ndtr((-needed - difference) / np.sqrt(error**2 - final**2))
 
 
 def estimate(
@@ -153,7 +202,7 @@ def estimate(
         return PairedEstimate(value, math.inf, -math.inf, math.inf, count)
     below = float(reach(error, -skewness, count, level)) + allowed * error
     above = float(reach(error, skewness, count, level)) + allowed * error
-    return PairedEstimate(value, error, value - below, value + above, count)
+    return PairedEstimate(value, error, value - below, value + above, count, skewness)
 
 
 def summarize(differences: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -183,9 +232,11 @@ def reach(
     # Imported here, since whoever loads Dagster's definitions would wait for it.
     from scipy.special import ndtri, stdtrit
 
-    widening = np.maximum(skewness, 0) / math.sqrt(clusters) + BOUND_WIDENING / clusters
     # Both are symmetric, so the quantile at 1 - level is that at level with the sign turned.
-    return error * -stdtrit(clusters - 1, level) * (1 - ndtri(level) * widening)
+    quantile = -ndtri(level)
+    by_skewness = quantile * np.maximum(skewness, 0) / math.sqrt(clusters)
+    by_tails = BOUND_WIDENING * quantile**2 / clusters
+    return error * -stdtrit(clusters - 1, level) * (1 + by_skewness + by_tails)
 
 
 def interval(scores: np.ndarray, sizes: np.ndarray, clusters: np.ndarray) -> Interval:

@@ -1,9 +1,12 @@
 """Why something failed, in one message, however deep the cause lies."""
 
 import errno
+import socket
 import sqlite3
 
+import httpx
 import pytest
+from google.auth.exceptions import DefaultCredentialsError
 
 from artifacts.errors import UserError, has_control_characters, reason_of, shown, shown_in_line
 from artifacts.settings import read_yaml
@@ -27,6 +30,9 @@ from artifacts.settings import read_yaml
         (sqlite3.OperationalError("database is locked"), "locked by another process"),
         (sqlite3.OperationalError("database or disk is full"), "full or failing"),
         (sqlite3.DatabaseError("file is not a database"), "history is damaged"),
+        (socket.gaierror(-2, "Name or service not known"), "Check this machine's network"),
+        (httpx.ConnectError("Connection refused"), "cannot be reached: Connection refused"),
+        (DefaultCredentialsError("There are none."), "gcloud auth application-default login"),
         (UserError("Name the file."), "Name the file."),
     ],
 )

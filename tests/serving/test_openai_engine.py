@@ -178,7 +178,8 @@ def test_engine_that_is_down_is_503_and_named(tmp_path: Path, tiny_model_folder:
         assert f"The engine at {server.url}/v1 does not answer" in answer.text
         port = int(server.url.rpartition(":")[2])
         start(tmp_path / "outside", tiny_model_folder, port=port)
-        assert through.complete(max_tokens=2).status_code == 200
+        answer = through.complete(max_tokens=2)
+        assert answer.status_code == 200, answer.text
     finally:
         process.stop(tmp_path / "through")
         process.stop(tmp_path / "outside")

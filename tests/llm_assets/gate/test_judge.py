@@ -382,7 +382,7 @@ def test_a_rejection_says_which_gain_would_have_been_found() -> None:
 
 def test_a_rejection_says_how_many_documents_would_have_decided() -> None:
     """On as many, a gain of the size measured is found in most draws."""
-    verdict = Evaluation(documents=30, gain=0.008).judge()
+    verdict = Evaluation(documents=30, gain=0.006).judge()
     (comparison, *_) = verdict.comparisons
     assert outcomes(verdict) == {Outcome.NOT_BETTER}
     documents = comparison.documents_to_decide(verdict.thresholds.smallest_effect)

@@ -114,24 +114,38 @@ def test_looks_are_counted_over_the_whole_life_and_asking_again_is_no_new_one(
     registry: Registry,
 ) -> None:
     judge(registry, "a", promoted=False)
-    judge(registry, "b")
+    judge(registry, "a", promoted=False)
+    judge(registry, "b", promoted=False)
     judge(registry, "a", promoted=False, evaluation="another")
     state = registry.state()
     assert state.look_of("a", "base", "evaluation") == 1
-    assert state.look_of("a", "b", "another") == 3
-    assert state.look_of("c", "b", "evaluation") == state.look_of("c", "b") == 4
-    assert state.look_of("a", "b") == 3, "known before it is measured"
+    assert state.look_of("a", "base", "another") == 3
+    assert state.look_of("c", "base", "evaluation") == state.look_of("c", "base") == 4
+    assert state.look_of("b", "base") == 2, "known before it is measured"
+
+
+def test_a_promotion_spends_nothing(registry: Registry) -> None:
+    judge(registry, "a", promoted=False)
+    judge(registry, "b")
+    judge(registry, "c")
+    state = registry.state()
+    assert state.look_of("b", "base") == state.look_of("c", "b") == state.look_of("d", "c") == 2
+    judge(registry, "d", promoted=False)
+    assert registry.state().look_of("e", "c") == 3
 
 
 def test_scores_can_be_read_only_by_who_chooses_after_them(registry: Registry) -> None:
-    for look, (model, chosen) in enumerate((("a", ""), ("b", "weekly"), ("c", "tried")), 1):
-        said = verdict(model, "base", promoted=False, look=look, procedure=chosen)
-        registry.enter(entry(model), said)
+    for model, chosen in (("a", ""), ("b", "weekly"), ("c", "tried")):
+        registry.enter(entry(model), verdict(model, "base", promoted=False, procedure=chosen))
     state = registry.state()
-    assert state.readable_before(9, "weekly") == 1, "what it makes of new text is no choice"
-    assert state.readable_before(9, "tried") == 2
-    assert state.readable_before(9, "another") == state.readable_before(9, "") == 8
-    assert state.readable_before(2, "weekly") == state.readable_before(2, "another") == 1
+
+    def readable(model: str, procedure: str) -> int:
+        return state.readable_before(model, "base", None, procedure)
+
+    assert readable("new", "weekly") == 1, "what it makes of new text is no choice"
+    assert readable("new", "tried") == 2
+    assert readable("new", "another") == readable("new", "") == 3
+    assert readable("b", "weekly") == readable("b", "another") == 1
 
 
 def test_what_a_person_rejected_comes_back_only_by_a_person(registry: Registry) -> None:

@@ -322,25 +322,29 @@ def test_the_newest_slice_of_held_out_text_is_measured_by_itself(
 
 
 def test_measuring_ends_with_the_round_that_decides(
-    make_evaluation: MakeSpec, base_model: Path, tmp_path: Path
+    make_evaluation: MakeSpec, base_model: Path, candidate: Path, tmp_path: Path
 ) -> None:
     """Two models that score the same need one round; where the question stays open, all is read."""
-    budget = {"held_out_tokens": 400, "minimum_documents": 2}
+    budget = {"held_out_tokens": 1_000, "minimum_documents": 2}
     question = GateQuestion(look=1, readable=0, lifetime_error=0.05, smallest_effect=0.005)
     same = ModelSource(path=base_model, fingerprint="copy")
     alike = evaluate(make_evaluation(candidate=same, question=question, settings=budget), silent)
     assert alike["rounds"]["measured"] == 1 < alike["rounds"]["planned"]
 
-    fine = question.model_copy(update={"smallest_effect": 0.0})
+    # Some documents could show no gain at all, if the error had to be small.
+    fine = question.model_copy(update={"smallest_effect": 0.0, "lifetime_error": 0.5})
     lines: list[str] = []
-    spec = make_evaluation(
-        question=fine, settings=budget, cache=tmp_path / "cache", output=tmp_path / "open"
-    )
+    models = {
+        "base": ModelSource(path=candidate, fingerprint="worse"),
+        "candidate": ModelSource(path=base_model, fingerprint="slightly better"),
+    }
+    fields = {"settings": budget, "cache": tmp_path / "cache", **models}
+    spec = make_evaluation(question=fine, output=tmp_path / "open", **fields)
     open_to_the_end = evaluate(spec, lines.append)
     rounds = open_to_the_end["rounds"]
     assert rounds["measured"] == rounds["planned"] == 3
     assert sum("The verdict is open" in line for line in lines) == 2
-    everything = evaluate(make_evaluation(settings=budget), silent)
+    everything = evaluate(make_evaluation(settings=budget, **models), silent)
     assert open_to_the_end["documents"] == everything["documents"]
     assert 0 < rounds["share"] <= 1
     assert open_to_the_end["metrics"] == everything["metrics"]
