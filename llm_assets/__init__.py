@@ -1,16 +1,27 @@
 """The Dagster side: what exists, what it depends on, when it is made and where it runs."""
 
+import os
+from pathlib import Path
+
 __all__ = ["LanguageModel"]
 
 try:
     import recipes  # noqa: F401 - only whether it can be
 except ModuleNotFoundError as error:
-    # torchtune's wheel has a `recipes/__init__.py` too, which only raises. pip installs torchtune
-    # before this package, whose file then stands, until torchtune is installed again by itself.
-    raise ImportError(
-        "torchtune was installed after llm-assets, and its recipes/__init__.py has taken the place "
-        "of ours. Install ours again: pip install --force-reinstall --no-deps llm-assets"
-    ) from error
+    # torchtune's wheel has a `recipes/__init__.py` too, which only raises and which nothing reads.
+    # uv puts packages in place side by side, so chance decides whose file stands: ours has to.
+    place = Path(__file__).parents[1] / "recipes" / "__init__.py"
+    try:
+        if "torchtune" not in place.read_text():
+            raise
+        own = place.with_suffix(f".{os.getpid()}")
+        own.write_text('"""The recipes of llm-assets."""\n')
+        os.replace(own, place)
+    except OSError:
+        raise ImportError(
+            f"torchtune was installed after llm-assets, and its {place} has taken the place of "
+            "ours. Install ours again: pip install --force-reinstall --no-deps llm-assets"
+        ) from error
 
 
 def __dir__() -> list[str]:

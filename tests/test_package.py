@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -96,12 +97,29 @@ def test_init_makes_an_empty_folder_a_project(
     assert Path("dagster.yaml").read_text() == (ROOT / "dagster.yaml").read_text()
 
 
-def test_a_torchtune_installed_later_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_a_torchtune_installed_later_does_not_hide_our_recipes(tmp_path: Path) -> None:
+    """As by uv, which puts packages in place side by side."""
     theirs = importlib.metadata.distribution("torchtune").locate_file("recipes/__init__.py")
-    (tmp_path / "recipes").mkdir()
+    for package in ("llm_assets", "recipes"):
+        shutil.copytree(ROOT / package, tmp_path / package)
     shutil.copy(str(theirs), tmp_path / "recipes")
-    (tmp_path / "llm_assets").symlink_to(ROOT / "llm_assets")
     search = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import llm_assets"
+    subprocess.run([sys.executable, "-c", search], cwd=tmp_path, check=True)
+    # As the programs of the stages are started, which import nothing of the orchestrator.
+    started = [sys.executable, "-c", "import recipes.settings; print(recipes.__file__)"]
+    found = subprocess.check_output(started, cwd=tmp_path, text=True)
+    assert found.strip() == str(tmp_path / "recipes" / "__init__.py")
+
+
+def test_our_recipes_where_nothing_can_be_written_are_named_with_the_way_out(
+    tmp_path: Path,
+) -> None:
+    theirs = importlib.metadata.distribution("torchtune").locate_file("recipes/__init__.py")
+    with zipfile.ZipFile(tmp_path / "packages.zip", "w") as packages:
+        packages.write(ROOT / "llm_assets" / "__init__.py", "llm_assets/__init__.py")
+        packages.write(str(theirs), "recipes/__init__.py")
+    path = str(tmp_path / "packages.zip")
+    search = f"import sys; sys.path.insert(0, {path!r}); import llm_assets"
     ended = subprocess.run([sys.executable, "-c", search], cwd=tmp_path, capture_output=True)
     assert ended.returncode == 1
     assert b"pip install --force-reinstall --no-deps llm-assets" in ended.stderr.splitlines()[-1]
