@@ -62,8 +62,12 @@ class ApiContext:
             raise ServingError(401, "A valid bearer token is needed.", "unauthorized")
 
     def check_model(self, model: str | None) -> None:
-        """The name may be left out, `default`, the pipeline's, or a version that has traffic."""
-        if model not in (None, "default", *self.dispatcher.router.model_names):
+        """The name may be left out, `default`, the pipeline's, or a version that has traffic.
+
+        While the first one loads, nothing is known of names: such a request is told to wait.
+        """
+        names = self.dispatcher.router.model_names
+        if names and model not in (None, "default", *names):
             text = f"There is no model {model!r} here."
             raise ServingError(404, text, "model_not_found", "model")
 

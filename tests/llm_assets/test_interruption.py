@@ -182,7 +182,10 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
     project: Project, temporary: Path
 ) -> None:
     running = project.fork("dagster", "asset", "materialize", "--select", "*clean_corpus")
-    wait_until(lambda: bool(list(temporary.rglob("blockmgr-*"))))
+    wait_until(
+        lambda: bool(list(temporary.rglob("blockmgr-*"))),
+        told=(project.folder / "output.txt").read_text,
+    )
     os.killpg(running.pid, signal.SIGKILL)
     running.wait(WAIT_SECONDS)
     left = set(temporary.iterdir())

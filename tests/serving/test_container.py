@@ -138,9 +138,12 @@ def test_port_is_open_while_the_model_is_loaded_and_says_that_it_is_not_ready(
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             wait_until(lambda: is_listening(client))
             assert client.get("/alive").status_code == 503
-            answer = client.post("/answer", json={"instances": ["The valve"]})
-            assert answer.status_code == 503
-            assert "no version is being served" in answer.json()["error"]["message"]
+            # A name that it will have, too: a client that got 404 would give up.
+            named = {"prompt": "The valve", "max_tokens": 2, "model": "manuals"}
+            for body in ({"instances": ["The valve"]}, named):
+                answer = client.post("/answer", json=body)
+                assert answer.status_code == 503
+                assert "no version is being served" in answer.json()["error"]["message"]
     finally:
         process.terminate()
         process.wait(WAIT_SECONDS)

@@ -45,6 +45,9 @@ class ImageRoot(LocalImage):
             file.chmod(0o644)
         steps = [["mount", "--rbind", place, f"{self.root}{place}"] for place in OF_THE_KERNEL]
         steps.append(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", f"{self.root}/tmp"])
+        # As a container's: without it, nothing knows `localhost` or this machine's name.
+        steps.append(["touch", f"{self.root}/etc/hosts"])
+        steps.append(["mount", "--bind", "/etc/hosts", f"{self.root}/etc/hosts"])
         for here, there in {**self.brought, **folders}.items():
             steps.append(["mkdir", "--parents", f"{self.root}{there}"])
             steps.append(["mount", "--rbind", str(here), f"{self.root}{there}"])
