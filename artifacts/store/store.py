@@ -276,7 +276,14 @@ class Store:
     @property
     def machine_cache(self) -> str:
         """The same for what is made on this machine alone; on its own disk."""
-        return self.cache if self.is_local else str(self._machine_root())
+        return self.cache if self.is_local else str(self.machine_root)
+
+    @property
+    def machine_root(self) -> Path:
+        """A folder of this machine that is this store's own; a local store's root."""
+        if self.is_local:
+            return Path(self.root)
+        return cache_folder() / "work" / self.root.removeprefix("gs://")
 
     def local_copy(self, artifact: Artifact) -> Path:
         """The folder of an artifact's files on this machine, fetched where it is in the cloud."""
@@ -395,7 +402,9 @@ class Store:
             existing = self.find(identity)
             if existing:
                 return existing, False
-            draft = open_draft(self.root, identity, self._machine_root(), self.editions(identity))
+            if self.is_local:
+                make_private(self.machine_root)
+            draft = open_draft(self.root, identity, self.machine_root, self.editions(identity))
             try:
                 with self._noted(identity):
                     build(draft)
@@ -518,13 +527,6 @@ class Store:
             if files.exists(source):
                 files.remove(target)
                 files.move(source, target)
-
-    def _machine_root(self) -> Path:
-        """A folder of this machine that is this store's own; a local store's root."""
-        if self.is_local:
-            make_private(Path(self.root))
-            return Path(self.root)
-        return cache_folder() / "work" / self.root.removeprefix("gs://")
 
     def _write_manifest(self, manifest: Manifest) -> None:
         path = layout.manifest(manifest.kind, manifest.fingerprint)

@@ -9,9 +9,8 @@ from serving.state import Desired, StateFolder, Status
 
 
 def endpoint_folder(settings: PipelineSettings) -> Path:
-    """Where the local endpoint keeps its state and its log."""
-    store = Store(settings.store)
-    return store.local_path(store.root) / layout.endpoint(settings.name)
+    """Where an endpoint of this machine and the board keep their state and logs."""
+    return Store(settings.store).machine_root / layout.endpoint(settings.name)
 
 
 def endpoint_status(settings: PipelineSettings) -> Status | None:

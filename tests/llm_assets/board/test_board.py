@@ -28,13 +28,15 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from artifacts.leases import process_started
+from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft, Store
 from llm_assets.board import engines
 from llm_assets.board.pages import Board, read_key
-from llm_assets.board.server import build_app
+from llm_assets.board.server import build_app, open_board
+from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
 from llm_assets.registry.base import LocalRegistry
@@ -45,10 +47,11 @@ from scripts.screenshots import BOARD, click
 from serving.settings import EndpointSettings, OpenAIEngine, listen
 from serving.state import RouteStatus, StateFolder, Status
 from tests.browser import Browser, browser
-from tests.conftest import Project
+from tests.conftest import ROOT, Project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.llm_assets.trained_store import TrainedStore, write_clean
 from tests.needs import needs
+from tests.stand_ins.google import LocalGoogle
 from tests.tiny import tiny_texts
 from tests.waiting import wait_until
 
@@ -372,6 +375,21 @@ def test_a_version_that_cannot_be_asked_says_why(
         apart.settings.platform = "google_cloud"
         shown = client.get("/ask").text
         assert "is on Vertex AI" in shown and "Its weights are in Cloud Storage" in shown
+
+
+def test_a_pipeline_in_the_cloud_has_its_key_on_this_machine(
+    shop: Shop, google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    settings = load_settings(ROOT / "config" / "llama_bigquery.yaml")
+    board = open_board(settings, shop.record, shop.registry, lambda: NOTHING, ["false"])
+    (kept,) = tmp_path.rglob("board.key")
+    assert board.key == kept.read_text() and str(kept) in board.key_name
+    with client_of(board) as client:
+        assert "is on Vertex AI" in client.get("/ask").text
+        bearer = {"authorization": f"Bearer {board.key}"}
+        traced = client.post("/ask/trace", data={"text": "The valve"}, headers=bearer)
+        assert traced.status_code == 200
 
 
 @contextmanager
