@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,28 @@ def test_every_reference_is_to_something_declared() -> None:
         declared |= {f"{kind}.{name}" for kind, named in block.items() for name in named}
     used = set(re.findall(r"\b(?:var|local)\.\w+|\bgoogle_\w+\.\w+", text)) - {"google_cloud.yaml"}
     assert used <= declared
+
+
+CHECKOV = "checkov==3.3.30"
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("package_registries")
+def test_a_scanner_of_infrastructure_finds_nothing_that_was_not_decided(tmp_path: Path) -> None:
+    everything = tmp_path / "all.tfvars"
+    everything.write_text('project = "p"\ncontrol = true\ninternet = true\nbilling_account = "b"\n')
+    install = f"""
+        set -e
+        eval "$({sys.executable} scripts/pip_settings.py)"
+        PATH={Path(sys.executable).parent}:$PATH
+        uv venv --quiet --python {sys.executable} {tmp_path}/venv
+        uv pip install --quiet --python {tmp_path}/venv/bin/python {CHECKOV}
+    """
+    subprocess.run(["bash", "-c", install], cwd=ROOT, check=True)
+    command = [tmp_path / "venv/bin/checkov", "--directory", "infrastructure", "-o", "json"]
+    scanned = subprocess.run(
+        [*command, "--var-file", everything], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    summary = json.loads(scanned.stdout)["summary"]
+    assert summary["passed"] >= 35 and summary["parsing_errors"] == 0
+    assert summary["failed"] == 0, scanned.stdout
