@@ -233,10 +233,8 @@ def test_a_scanner_of_infrastructure_finds_nothing_that_was_not_decided(tmp_path
         uv pip install --quiet --python {tmp_path}/venv/bin/python {CHECKOV}
     """
     subprocess.run(["bash", "-c", install], cwd=ROOT, check=True)
-    command = [tmp_path / "venv/bin/checkov", "--directory", "infrastructure", "-o", "json"]
-    scanned = subprocess.run(
-        [*command, "--var-file", everything], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = f"{tmp_path}/venv/bin/checkov -d infrastructure -o json --var-file {everything}"
+    scanned = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, check=False)
     summary = json.loads(scanned.stdout)["summary"]
     assert summary["passed"] >= 35 and summary["parsing_errors"] == 0
     assert summary["failed"] == 0, scanned.stdout
