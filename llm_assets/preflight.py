@@ -101,7 +101,7 @@ class TextEstimate:
 def look_at(
     settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES
 ) -> TextEstimate:
-    """Read the files of the sources for so many seconds; other kinds of sources are not read.
+    """Read the files of the sources for so many seconds, but no other kinds, nor what is replayed.
 
     Args:
         seconds: for all sources together; None reads everything, 0 nothing.
@@ -112,8 +112,10 @@ def look_at(
             than the source allows.
     """
     text = TextEstimate()
-    files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
-    if len(files) < len(settings.raw_corpus.sources):
+    replayed = settings.clean_corpus.split.replayed
+    learnt = [one for one in settings.raw_corpus.sources if one.name not in replayed]
+    files = [one for one in learnt if isinstance(one, Files)]
+    if len(files) < len(learnt):
         text.documents = None
     for source in files:
         found = find_files(source, settings.store, messages)

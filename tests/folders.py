@@ -32,7 +32,9 @@ import docx
 import openpyxl
 import pypdf
 
+from llm_assets.config import PipelineSettings
 from spark_jobs.read.docstrings import docstrings_of, find_package
+from spark_jobs.read.settings import RawCorpusSettings
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + bytes(40)
 ENOUGH = 260
@@ -43,8 +45,8 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 @cache
 def prose() -> tuple[tuple[str, str], ...]:
-    """Names and docstrings of a package, `ENOUGH` of some paragraphs each, in a fixed order."""
-    package = find_package("networkx")
+    """Names and docstrings of a package that `init` does not replay, of some paragraphs each."""
+    package = find_package("sympy")
     texts: dict[str, str] = {}
     files = package.source_files()
     random.Random(0).shuffle(files)
@@ -373,6 +375,13 @@ def write_epub(path: Path, title: str, text: str) -> None:
     page = f"<html><body><h1>{escape(title)}</h1><pre>{escape(text)}</pre></body></html>"
     container = '<c xmlns="urn:c"><rootfile full-path="book.opf"/></c>'
     write_zip(path, {"META-INF/container.xml": container, "book.opf": package, "a.xhtml": page})
+
+
+def own_text(settings: PipelineSettings) -> RawCorpusSettings:
+    """The source that is a folder's, without what is replayed."""
+    replayed = settings.clean_corpus.split.replayed
+    own = [one for one in settings.raw_corpus.sources if one.name not in replayed]
+    return settings.raw_corpus.model_copy(update={"sources": own})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet, read_documents
 from llm_assets.assets.corpus import GENERAL_ENGLISH
+from llm_assets.cli.pipeline.summary import corpus_lines, training_lines
 from tests.conftest import Project
 
 
@@ -42,5 +43,13 @@ def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_meas
     assert replayed == {f"general/{number}" for number in range(60)}
     assert shards.stats["removed_as_overlapping_held_out"] == {"replay": 1}
     assert "general_english" in shards.manifest.inputs
-    trained = project.record.current("checkpoint", "test").stats
+    checkpoint = project.record.current("checkpoint", "test")
+    trained = checkpoint.stats
     assert trained["samples_replayed"] == 0.25 * trained["samples_seen"] == 12
+
+    raw, clean = (project.record.current(name, "test") for name in ("raw_corpus", "clean_corpus"))
+    tokens, told = shards.stats["tokens"], dict(corpus_lines(raw, clean, shards))
+    assert told["tokens"].startswith(f"{sum(tokens.values()) - tokens['replay']:,} in ")
+    assert told["replayed"].startswith(f"{tokens['replay']:,} tokens of other text")
+    coverage = dict(training_lines(checkpoint, shards))["coverage"]
+    assert coverage.startswith(f"{0.75 * trained['tokens_seen'] / tokens['train']:.1%} of the")

@@ -55,7 +55,7 @@ def print_summary(
     table.add_column(overflow="fold")
     for label, text in [
         *corpus_lines(current["raw_corpus"], current["clean_corpus"], current["tokenized_shards"]),
-        *_training_lines(current["checkpoint"], current["tokenized_shards"]),
+        *training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
         *_exam_lines(current["eval_metrics"]),
         *_verdict_lines(current["model_version"], settings.checkpoint),
@@ -79,7 +79,7 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
     """What became of the text: a label and a sentence each, no document unaccounted for."""
     dropped = clean.stats["dropped"]
     reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
-    tokens = sum(shards.stats["tokens"].values())
+    tokens = sum(shards.stats["tokens"][split] for split in SPLITS)
     train, validation, held_out = (shards.stats["documents"][split] for split in SPLITS)
     return [
         ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
@@ -90,8 +90,15 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
             f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
             f"{held_out:,} held out",
         ),
+        *_replayed(shards),
         *_left_out(shards),
     ]
+
+
+def _replayed(shards: Artifact) -> list[tuple[str, str]]:
+    """Text that is no news to the model; nothing where there is none."""
+    tokens = shards.stats["tokens"].get("replay", 0)
+    return [("replayed", f"{tokens:,} tokens of other text, against forgetting")] if tokens else []
 
 
 def _left_out(shards: Artifact) -> list[tuple[str, str]]:
@@ -118,10 +125,13 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
     return lines
 
 
-def _training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
+    """Its loss, and how often the text that is not replayed was read."""
     losses = [record["loss"] for record in read_metrics(checkpoint.url)]
     stats = checkpoint.stats
-    share = stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
+    # Of another text are those that were replayed.
+    own = 1 - stats["samples_replayed"] / max(1, stats["samples_seen"])
+    share = own * stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
     return [
         (
             "training loss",

@@ -14,7 +14,7 @@ from llm_assets.cli.pipeline.init import write_pipeline
 from llm_assets.config import load_settings
 from llm_assets.preflight import preflight
 from spark_jobs.read.snapshot import write_snapshot
-from tests.folders import FOLDERS, files_in, try_folder, write_folder
+from tests.folders import FOLDERS, files_in, own_text, try_folder, write_folder
 
 DOCUMENTS = {
     "manuals": 213,
@@ -61,7 +61,7 @@ def test_a_folder_is_read_or_told_apart_before_any_work(tmp_path: Path, name: st
         assert started.obstacle is None
         text = preflight(settings, None).text
         assert (text.documents or 0) >= DOCUMENTS[name] and text.share == 1
-    stats = write_snapshot(settings.raw_corpus, tmp_path / "raw", lambda line: None)
+    stats = write_snapshot(own_text(settings), tmp_path / "raw", lambda line: None)
     assert stats["documents"] >= DOCUMENTS[name]
     left_out = Counter(stats["unread"]) + Counter(stats["dropped"])
     assert left_out == Counter(LEFT_OUT.get(name, {}))

@@ -12,10 +12,16 @@ from click.testing import CliRunner
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
-from llm_assets.cli.pipeline.init import LEAST_STEPS, TRAINING_SECONDS, write_pipeline
+from llm_assets.cli.pipeline.init import (
+    LEAST_STEPS,
+    REPLAY_SHARE,
+    TRAINING_SECONDS,
+    write_pipeline,
+)
 from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
 from spark_jobs.read.snapshot import write_snapshot
+from tests.folders import own_text
 from tests.tiny import tiny_texts
 
 
@@ -85,6 +91,18 @@ def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None
     assert write_pipeline(folder, None, tmp_path / "more.yaml").obstacle is None
 
 
+def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
+    """Learning a narrow text alone costs general English, by which a model is rejected."""
+    started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
+    assert any(note.startswith("30% of the rows repeat general text") for note in started.notes)
+    settings = load_settings(started.path)
+    replayed = settings.clean_corpus.split.replayed
+    assert [one.name for one in settings.raw_corpus.sources] == ["text", *replayed]
+    assert len(replayed) == 1 and settings.checkpoint.replay_share == REPLAY_SHARE
+    alone = settings.model_copy(update={"raw_corpus": own_text(settings)})
+    assert preflight(settings, None).text == preflight(alone, None).text
+
+
 def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
     with zipfile.ZipFile(manuals / "old.zip", "w") as archive:
         for number, text in enumerate(tiny_texts(60, seed=2)):
@@ -100,7 +118,7 @@ def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
     (counted,) = [note for note in started.notes if " documents, " in note]
     assert 400 <= int(counted.split()[0]) <= 420
     assert "exact copies left out: 1" in started.notes
-    stats = write_snapshot(settings.raw_corpus, manuals.parent / "raw", lambda line: None)
+    stats = write_snapshot(own_text(settings), manuals.parent / "raw", lambda line: None)
     assert stats["documents"] == 421 and not stats["dropped"]
 
 
@@ -133,8 +151,8 @@ def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
         (folder / name).write_text(content)
 
     started = write_pipeline(folder, None, tmp_path / "made.yaml")
-    settings = load_settings(started.path).model_copy(deep=True)
-    write_snapshot(settings.raw_corpus, tmp_path / "raw", lambda line: None)
+    settings = load_settings(started.path)
+    write_snapshot(own_text(settings), tmp_path / "raw", lambda line: None)
 
     texts = {row["text"] for row in pq.read_table(tmp_path / "raw").to_pylist()}
     assert texts == {
@@ -156,7 +174,7 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
     text = preflight(settings).text
     assert "set aside: 5 not utf8" in text.lines()
     assert "list all of them: llm-assets check --all" in text.lines()
-    (source,) = settings.raw_corpus.sources
+    (source,) = own_text(settings).sources
     stop = source.model_copy(update={"on_bad_file": "stop"})
     raw = settings.raw_corpus.model_copy(update={"sources": [stop]})
     with pytest.raises(UserError, match=r"5 of 305 documents cannot be used(?s:.*)iconv"):
@@ -183,7 +201,7 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     (folder / "logo.png").write_bytes(b"x")
 
     started = write_pipeline(folder, "mixed", folder.parent / "made.yaml")
-    (source,) = load_settings(started.path).raw_corpus.sources
+    (source,) = own_text(load_settings(started.path)).sources
 
     assert source.formats == ("html", "json") and source.text_column == "body"  # type: ignore[union-attr]
     assert "files of code left out (`formats`): 1" in started.notes
