@@ -101,9 +101,9 @@ def _decide(
         return Wait("The base model is the one that was trained on.")
     if settings.automation.new_base_model == "tell":
         return Wait(
-            f"The base model in {base.folder or base.package} is another than the one trained on. "
-            "To train from it, materialize the graph; `automation.new_base_model: retrain` does "
-            "so by itself.",
+            f"The base model in {base.folder or base.package} is not the one that the model was "
+            "trained on. To train from it, materialize the graph; `automation.new_base_model: "
+            "retrain` does so by itself.",
             is_alarm=True,
         )
     question = TextQuestion(f"base-{known.identity}", None)

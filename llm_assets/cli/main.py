@@ -31,7 +31,7 @@ COMPLETE = "Everything a run needs is there."
 POSITIVE = click.FloatRange(min=0, min_open=True)
 ENDING = {signal.SIGTERM, signal.SIGINT}
 version_argument = click.argument("version", type=int)
-name_option = click.option("--name", default=getpass.getuser, help="Who decides; you by default.")
+name_option = click.option("--name", default=getpass.getuser, help="Who decides (default: you).")
 reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 PORT = click.IntRange(1, 65535)

@@ -49,7 +49,7 @@ def test_other_weights_in_the_folder_are_told_once_they_are_there(
 ) -> None:
     assert "is the one that was trained on" in str(based.tick(SENSOR))
     retrain_base(based, tmp_path)
-    assert "another than the one trained on" in str(based.tick(SENSOR))
+    assert "is not the one that the model was trained on" in str(based.tick(SENSOR))
 
 
 def test_weights_are_read_again_only_when_the_files_changed(
