@@ -793,10 +793,10 @@ def setup(outputs: Path | None) -> None:
 @click.option("--end", "is_ending", is_flag=True, help="End what is listed.")
 @json_option
 def machines(is_ending: bool, as_json: bool) -> None:
-    """List jobs on Google Cloud that cost money now.
+    """List Google Cloud jobs that are incurring costs.
 
-    Lists the jobs of all services, with machines, start and cost so far. Runs end their own jobs;
-    --end is for jobs that were left behind.
+    Lists the jobs of all services, with their machines, start times and costs so far. Runs end
+    their own jobs; --end is for jobs that were left behind.
 
     \b
     Examples:

@@ -113,19 +113,19 @@ def make(
 @pytest.mark.soak
 @pytest.mark.fault(
     "raw_corpus",
-    "executor of Spark killed, in each step",
+    "Spark executor killed, in each step",
     sees="nothing",
     then="the step is repeated, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "clean_corpus",
-    "executor of Spark killed, in each step",
+    "Spark executor killed, in each step",
     sees="nothing",
     then="the step is repeated, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "tokenized_shards",
-    "executor of Spark killed, in each step and while shards are written from what it sent",
+    "Spark executor killed, in each step and while shards are written from its output",
     sees="nothing",
     then="its output is recomputed, and the shards are the same to the byte",
 )
@@ -143,19 +143,19 @@ def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
 @pytest.mark.soak
 @pytest.mark.fault(
     "raw_corpus",
-    "each task of Spark lost after its work and repeated",
+    "each Spark task lost after finishing its work, and repeated",
     sees="nothing",
     then="nothing is doubled, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "clean_corpus",
-    "each task of Spark lost after its work and repeated",
+    "each Spark task lost after finishing its work, and repeated",
     sees="nothing",
     then="nothing is doubled, and the corpus is the same to the byte",
 )
 @pytest.mark.fault(
     "tokenized_shards",
-    "each task of Spark lost after its work and repeated",
+    "each Spark task lost after finishing its work, and repeated",
     sees="nothing",
     then="nothing is doubled, and the shards are the same to the byte",
 )

@@ -177,7 +177,7 @@ def test_a_damaged_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.fault(
     "base_model",
-    "gated model of the Hub",
+    "gated model on the Hub",
     sees="the Hub's answer, and what to do",
     then="nothing is made",
 )
