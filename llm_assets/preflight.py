@@ -101,7 +101,9 @@ class TextEstimate:
 def look_at(
     settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES
 ) -> TextEstimate:
-    """Read the files of the sources for so many seconds, but no other kinds, nor what is replayed.
+    """Read the files of the sources for so many seconds; other kinds of sources are not read.
+
+    What is replayed is looked at too, for faults, and counts as no text to learn.
 
     Args:
         seconds: for all sources together; None reads everything, 0 nothing.
@@ -111,16 +113,14 @@ def look_at(
         UserError: what a run would end with: a file that cannot be read, or more such documents
             than the source allows.
     """
-    text = TextEstimate()
-    replayed = settings.clean_corpus.split.replayed
-    learnt = [one for one in settings.raw_corpus.sources if one.name not in replayed]
-    files = [one for one in learnt if isinstance(one, Files)]
-    if len(files) < len(learnt):
-        text.documents = None
+    text, places = TextEstimate(), settings.clean_corpus.split.sources
+    documents = 0.0
+    files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
+    unread = [one.name for one in settings.raw_corpus.sources if not isinstance(one, Files)]
     for source in files:
         found = find_files(source, settings.store, messages)
         if seconds == 0 or not is_local(source.path):
-            text.documents = None
+            unread.append(source.name)
             continue
         part = None if seconds is None else seconds / len(files)
         seen = survey(source, found.files, settings.clean_corpus.minimum_characters, part, messages)
@@ -128,12 +128,12 @@ def look_at(
             sound = seen.read + seen.faults[EMPTY]
             share = source.maximum_faulty_share
             judge_faults(source.name, share, sound, seen.faults, seen.messages)
-        place = settings.clean_corpus.split.sources.get(source.name)
+        place = places.get(source.name)
         if place == "held_out":
             text.held_out += seen.documents
-        elif place is None and text.documents is not None:
-            text.documents += seen.documents
-        text.characters += seen.characters
+        elif place is None:
+            documents += seen.documents
+        text.characters += seen.characters if place != "replay" else 0
         text.copies, text.short = text.copies + seen.copies, text.short + seen.short
         text.share = min(text.share, seen.share)
         text.faults += seen.faults
@@ -144,6 +144,8 @@ def look_at(
             (text.decoded, seen.decoded),
         ):
             _merge(kept, one)
+    is_known = all(places.get(name) == "replay" for name in unread)
+    text.documents = documents if is_known else None
     return text
 
 

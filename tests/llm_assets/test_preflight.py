@@ -200,3 +200,21 @@ try:
 except UserError as error:
     sys.exit(str(error))
 """
+
+
+def test_a_faulty_file_among_text_to_replay_is_told_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "general").mkdir()
+    (tmp_path / "general" / "one.md").write_bytes(b"\xff\xfe\xfa" * 9)
+    sources = [
+        {"type": "files", "path": str(tmp_path / "text")},
+        {"type": "files", "name": "general", "path": str(tmp_path / "general")},
+    ]
+    split = {"held_out": 0.4, "sources": {"general": "replay"}}
+    made = settings(
+        tmp_path,
+        raw_corpus={"sources": sources},
+        clean_corpus={"minimum_characters": 20, "split": split},
+        checkpoint={"replay_share": 0.25},
+    )
+    with pytest.raises(UserError, match=r"'general'.*1 of 1 documents cannot be used"):
+        preflight(made)

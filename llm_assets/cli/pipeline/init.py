@@ -319,8 +319,8 @@ def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
     gate = PipelineSettings.model_fields["model_version"].default.gate
     share = preflight.held_out_share(documents, gate)
     most = TRAINING_SECONDS * preflight.tokens_per_second(preflight.PARAMETERS) / TOKENS_PER_STEP
-    own = text.tokens / (1 - REPLAY_SHARE)
-    steps = max(LEAST_STEPS, round(min(most, own / TOKENS_PER_STEP)))
+    wanted = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
+    steps = max(LEAST_STEPS, round(min(most, wanted)))
     of_document = text.characters / documents / preflight.CHARACTERS_PER_TOKEN
     length = 512 if of_document >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
