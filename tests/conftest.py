@@ -24,6 +24,8 @@ from tests.tiny import tiny_base_model, tiny_texts
 pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
 
 ROOT = Path(__file__).parent.parent
+UV = f'eval "$({sys.executable} {ROOT}/scripts/pip_settings.py)"; {Path(sys.executable).parent}/uv'
+"""For bash: the installer, which takes packages from where pip does on this machine."""
 
 # Images for containers often set it, and then every process compiles all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import extra_of, reason_of
-from tests.conftest import ROOT
+from tests.conftest import ROOT, UV
 
 PACKAGES = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
 ELSEWHERE = {"torch_xla"}
@@ -189,8 +189,7 @@ def processor_seconds(folder: Path, *command: object) -> float:
 @pytest.mark.soak
 def test_the_wheel_without_extras_is_small_and_answers(project: Path) -> None:
     environment, wheels = project / "venv", project / "wheels"
-    uv = f'eval "$({sys.executable} scripts/pip_settings.py)"; {Path(sys.executable).parent}/uv'
-    subprocess.run(["bash", "-c", f"{uv} build --wheel --out-dir {wheels}"], cwd=ROOT, check=True)
+    subprocess.run(["bash", "-c", f"{UV} build --wheel --out-dir {wheels}"], cwd=ROOT, check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     (wheel,) = wheels.glob("*.whl")
     pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install")

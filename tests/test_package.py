@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from llm_assets.cli.main import commands
 from llm_assets.config import config_path, load_settings
-from tests.conftest import ROOT
+from tests.conftest import ROOT, UV
 from tests.folders import write_folder
 from tests.stand_ins.processes import free_port
 from tests.tiny import tiny_base_model, tiny_texts
@@ -61,9 +61,10 @@ def test_the_graph_works_on_the_minor_version_of_dagster_before(tmp_path: Path) 
         # New in this one.
         if minor and name != "dagster-rest-resources":
             older.append(f"{name}=={major}.{int(minor) - 1}.*")
-    command = f'eval "$({sys.executable} scripts/pip_settings.py)"; exec uv pip install "$@"'
     options = ("--quiet", "--no-deps", "--target", str(tmp_path))
-    subprocess.run(["bash", "-c", command, "_", *options, *older], cwd=ROOT, check=True)
+    subprocess.run(
+        ["bash", "-c", f'{UV} pip install "$@"', "_", *options, *older], cwd=ROOT, check=True
+    )
     places = ("test_component", "test_launchpad", "test_io_manager", "test_main_job")
     tests = [f"tests/llm_assets/{name}.py" for name in (*places, "automation/test_definitions")]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -131,12 +132,11 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
     environment = tmp_path / "venv"
     venv.create(environment)
     wheels = tmp_path / "wheels"
-    uv = f'eval "$({sys.executable} scripts/pip_settings.py)"; {Path(sys.executable).parent}/uv'
-    _run(ROOT, "bash", "-c", f"{uv} build --wheel --quiet --out-dir {wheels}")
+    _run(ROOT, "bash", "-c", f"{UV} build --wheel --quiet --out-dir {wheels}")
     (wheel,) = wheels.glob("llm_assets-*.whl")
     python = environment / "bin" / "python"
     install = f"pip install --quiet --python {python} --constraint requirements.lock"
-    _run(ROOT, "bash", "-c", f"{uv} {install} '{wheel}[all]'")
+    _run(ROOT, "bash", "-c", f"{UV} {install} '{wheel}[all]'")
     write_texts(tmp_path / "manuals")
     tiny_base_model(tmp_path / "base")
     project = tmp_path / "project"

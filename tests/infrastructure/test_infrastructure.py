@@ -14,6 +14,7 @@ import yaml
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
 from llm_assets.cloud.setup.rights import APIS, GRANTS, check_rights
+from tests.conftest import UV
 from tests.images import test_images as image
 from tests.infrastructure import provider_schema, terraform
 from tests.needs import needs
@@ -225,13 +226,8 @@ CHECKOV = "checkov==3.3.30"
 def test_a_scanner_of_infrastructure_finds_nothing_that_was_not_decided(tmp_path: Path) -> None:
     everything = tmp_path / "all.tfvars"
     everything.write_text('project = "p"\ncontrol = true\ninternet = true\nbilling_account = "b"\n')
-    install = f"""
-        set -e
-        eval "$({sys.executable} scripts/pip_settings.py)"
-        PATH={Path(sys.executable).parent}:$PATH
-        uv venv --quiet --python {sys.executable} {tmp_path}/venv
-        uv pip install --quiet --python {tmp_path}/venv/bin/python {CHECKOV}
-    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    install = f"{UV} pip install --quiet --python {tmp_path}/venv/bin/python {CHECKOV}"
     subprocess.run(["bash", "-c", install], cwd=ROOT, check=True)
     command = f"{tmp_path}/venv/bin/checkov -d infrastructure -o json --var-file {everything}"
     scanned = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, check=False)
