@@ -97,8 +97,9 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
 
 def _replayed(shards: Artifact) -> list[tuple[str, str]]:
     """Text that is no news to the model; nothing where there is none."""
-    tokens = shards.stats["tokens"].get("replay", 0)
-    return [("replayed", f"{tokens:,} tokens of other text, against forgetting")] if tokens else []
+    documents, tokens = (shards.stats[of].get("replay", 0) for of in ("documents", "tokens"))
+    text = f"{tokens:,} tokens in {documents:,} documents of other text, against forgetting"
+    return [("replayed", text)] if documents else []
 
 
 def _left_out(shards: Artifact) -> list[tuple[str, str]]:
