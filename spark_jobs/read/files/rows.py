@@ -10,6 +10,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from string import Formatter
@@ -40,18 +41,34 @@ def read_json(content: streams.Content) -> Iterator[Row]:
     if content.file.format.ending == ".json" and not _holds_lines(content):
         yield from _read_whole_json(content)
         return
-    with content.open() as stream:
-        for number, line in enumerate(streams.lines_of(stream, content.maximum_bytes), start=1):
+    encodings: set[str] = set()
+    with _lines(content, encodings) as lines:
+        for number, line in enumerate(lines, start=1):
             where = f"line {number}"
             if isinstance(line, streams.OverlongLine):
                 yield streams.too_large(content, where, line.length)
             elif line.strip():
-                yield _parse(line, content, where, number)
+                yield _parse(line, content, where, number, encodings)
+    yield from (streams.decoded(content, encoding) for encoding in sorted(encodings))
 
 
-def _parse(line: bytes, content: streams.Content, where: str, number: int) -> Row:
+@contextmanager
+def _lines(
+    content: streams.Content, encodings: set[str]
+) -> Iterator[Iterator[bytes | streams.OverlongLine]]:
+    """A file's lines, in UTF-8 where the file is in UTF-16; that is noted among the encodings."""
+    with content.open() as stream:
+        if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
+            encodings.add(encoding)
+            stream = streams.recoded(stream, encoding)
+        yield streams.lines_of(stream, content.maximum_bytes)
+
+
+def _parse(
+    line: bytes, content: streams.Content, where: str, number: int, encodings: set[str]
+) -> Row:
     try:
-        record = json.loads(line)
+        record = _loads(line, encodings)
     except UnicodeDecodeError as error:
         return streams.not_utf8(content, where, error)
     except (ValueError, RecursionError) as error:
@@ -59,19 +76,28 @@ def _parse(line: bytes, content: streams.Content, where: str, number: int) -> Ro
     return pick(record, content, where, number)
 
 
+def _loads(found: bytes, encodings: set[str]) -> Any:
+    """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings."""
+    try:
+        return json.loads(found)
+    except UnicodeDecodeError:
+        text, encoding = streams.decode(found)
+        encodings.update([encoding] if encoding else [])
+        return json.loads(text)
+
+
 def _holds_lines(content: streams.Content) -> bool:
     """Whether a `.json` file has an object on its first line, so that it is read line by line.
 
     An export that is one object on one line is read as a whole.
     """
-    with content.open() as stream:
-        lines = streams.lines_of(stream, content.maximum_bytes)
+    with _lines(content, set()) as lines:
         some = (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip())
         first, second = next(some, b""), next(some, None)
     if isinstance(first, streams.OverlongLine):
         return False
     try:
-        record = json.loads(first)
+        record = _loads(first, set())
     except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and (second is not None or wrapped_rows(record) is None)
@@ -102,10 +128,16 @@ def _read_whole_json(content: streams.Content) -> Iterator[Row]:
             f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
             "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
         )
+    # JSON's own reader knows UTF-16, and tells nobody.
+    encodings = {encoding for encoding in [streams.utf_16_of(found)] if encoding}
     try:
-        records = json.loads(found)
+        records = _loads(found, encodings)
+    except UnicodeDecodeError as error:
+        fault = streams.not_utf8(content, "the file", error)
+        raise streams.BadFile(fault.message) from error
     except (ValueError, RecursionError) as error:
         raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
+    yield from (streams.decoded(content, encoding) for encoding in encodings)
     rows = wrapped_rows(records) or (records if isinstance(records, list) else [records])
     for number, record in enumerate(rows, start=1):
         yield pick(record, content, f"element {number}", number)
@@ -124,6 +156,9 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
             _need_columns(content, list(rows.fieldnames or []))
             for number, record in enumerate(rows, start=1):
                 yield pick(record, content, f"row {number}", number)
+        except UnicodeDecodeError as error:
+            fault = streams.not_utf8(content, "the file", error)
+            raise streams.BadFile(fault.message) from error
         except csv.Error as error:
             raise streams.BadFile(
                 f"{content.file.shown} is not a readable table ({error})."
@@ -148,17 +183,22 @@ def _other_encoding(content: streams.Content) -> str | None:
         BadFile: there is no telling.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
+    is_ascii = True
     with content.open() as stream:
+        if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
+            return encoding
         while block := stream.read(streams.BLOCK_BYTES):
             try:
-                decoder.decode(block)
+                is_ascii = decoder.decode(block).isascii() and is_ascii
             except UnicodeDecodeError as error:
                 try:
-                    return streams.decode(error.object)[1]
+                    # Where letters were UTF-8 before, a byte of this one is damaged.
+                    if is_ascii:
+                        return streams.decode(error.object)[1]
                 except UnicodeDecodeError:
-                    raise streams.BadFile(
-                        streams.not_utf8(content, "the file", error).message
-                    ) from error
+                    pass
+                fault = streams.not_utf8(content, "the file", error)
+                raise streams.BadFile(fault.message) from error
     return None
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import pyarrow as pa
 
@@ -68,14 +68,14 @@ class OverlongLine:
     """Its bytes."""
 
 
-def counted(handle: Any, tick: Tick) -> IO[bytes]:
+def counted(handle: Any, tick: Tick) -> io.BufferedReader:
     """The open file, each of whose reads is told to `tick`."""
     return io.BufferedReader(_Watched(handle, tick), READ_BYTES)
 
 
 def unpacked(
-    handle: IO[bytes], compression: str | None, limit: int, name: str, tick: Tick
-) -> IO[bytes]:
+    handle: io.BufferedReader, compression: str | None, limit: int, name: str, tick: Tick
+) -> io.BufferedReader:
     """A file over the unpacked content of an open one.
 
     Args:
@@ -114,6 +114,11 @@ def unpacked(
             )
 
     return counted(openers[compression](), count)
+
+
+def recoded(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
+    """A file over the same text in UTF-8."""
+    return io.BufferedReader(_Recoded(io.TextIOWrapper(stream, encoding, newline="")))
 
 
 def lines_of(stream: IO[bytes], maximum: int) -> Iterator[bytes | OverlongLine]:
@@ -174,6 +179,22 @@ class _Arrow:
         self._stream.close()
 
 
+class _Recoded(io.RawIOBase):
+    """The text of an open file as bytes in UTF-8."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._text, self._left = text, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._left = self._left or self._text.read(READ_BYTES).encode()
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+
 class SourceChanged(UserError):
     """The source changed between its fingerprint and its reading, which begins again then."""
 
@@ -195,7 +216,7 @@ class SourceFile(ABC):
         return shown_in_line(self.path)
 
     @abstractmethod
-    def open(self, tick: Tick) -> IO[bytes]:
+    def open(self, tick: Tick) -> io.BufferedReader:
         """The stored bytes, seekable; how many are read is told to `tick`."""
 
 
@@ -220,7 +241,7 @@ class StoredFile(SourceFile):
 class LocalFile(StoredFile):
     """A file on this machine."""
 
-    def open(self, tick: Tick) -> IO[bytes]:
+    def open(self, tick: Tick) -> io.BufferedReader:
         return counted(open(self.path, "rb", buffering=0), tick)
 
     def state(self) -> object:
@@ -246,7 +267,7 @@ class RemoteFile(StoredFile):
 
     listed: ListedFile
 
-    def open(self, tick: Tick) -> IO[bytes]:
+    def open(self, tick: Tick) -> io.BufferedReader:
         filesystem, path = files.resolve(self.path)
         return counted(filesystem.open(path, "rb"), tick)
 
@@ -265,11 +286,20 @@ WINDOWS_1252 = "windows-1252"
 """Western European text as older programs write it; Latin-1 is a part of it."""
 MOST_ACCENTED = 0.3
 """Share of letters beyond ASCII from which on text is none of Western Europe's languages."""
-_WITHIN_A_WORD = re.compile(r"(?<=[A-Za-z])[^\W\d_]*[^\w\s\x00-\x7f\u2019\u00ad](?=[a-z])|[¹²³]")
-"""A symbol where other encodings have a letter, such as `g³os` for the Polish `głos`."""
+_MISPLACED = re.compile(
+    r"(?<=[A-Za-z])[^\W\d_]*[^\w\s\x00-\x7f\u00ad\u2013\u2014\u2019\u2026](?=[a-z])"
+    r"|(?<=[a-z])[À-ÖØ-ÞŒŠŽŸ]"
+)
+"""A symbol or a capital where other encodings have a small letter: `cafŽ` is `café` of an old
+Macintosh. Dashes and dots stand between words without blanks, too."""
+_SUPERSCRIPT = re.compile(r"([^\W\d_]*)[¹²³]([^\W\d_]?)")
+UNITS = {"m", "mm", "cm", "dm", "km", "µm", "nm", "ft", "in", "s"}
+"""What is squared and cubed; after other letters, `by³` is the Polish `był`."""
 BOMB_BYTES = 64 * 1024 * 1024
 """Unpacked size below which no file is taken for a compression bomb."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+LOOKED_AT = 1024
+"""Bytes that show whether every other one is zero, as in UTF-16 without a mark."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +321,7 @@ class Content:
         return int(max(BOMB_BYTES, self.source.maximum_expansion * self.file.size))
 
     @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
+    def open(self) -> Iterator[io.BufferedReader]:
         """The unpacked bytes; raises BadFile where they are damaged, cut off or far too many."""
         form = self.file.format
         compression = form.compression
@@ -321,21 +351,33 @@ def need_drive(shown: str, error: BaseException) -> None:
 def decode(found: bytes) -> tuple[str, str | None]:
     """Text, and the encoding that it was found to be in; None where that is UTF-8.
 
-    UTF-16 is known by its mark. Other bytes are taken for Windows-1252 only where they read as
-    Western European text; of the rest there is no telling, so that nothing wrong is learnt.
+    UTF-16 is known by its mark or its zeros. Other bytes are taken for Windows-1252 only where they
+    read as Western European text; of the rest there is no telling, so that nothing wrong is learnt.
 
     Raises:
         UnicodeDecodeError: it is in no encoding that can be told.
     """
+    if encoding := utf_16_of(found):
+        return found.decode(encoding), encoding
     try:
         return found.decode("utf-8-sig"), None
     except UnicodeDecodeError:
-        if found.startswith(UTF_16):
-            return found.decode("utf-16"), "UTF-16"
         text = found.decode(WINDOWS_1252, "replace")
         if _is_western(text):
             return text, WINDOWS_1252
         raise
+
+
+def utf_16_of(start: bytes) -> str | None:
+    """The kind of UTF-16 that a file is in, by its first bytes; None where it is in none."""
+    if start.startswith(UTF_16):
+        return "UTF-16"
+    start = start[:LOOKED_AT]
+    halves = {"UTF-16BE": start[::2], "UTF-16LE": start[1::2]}
+    zeros = {encoding: half.count(0) for encoding, half in halves.items()}
+    most = max(zeros, key=zeros.__getitem__)
+    # Latin letters, of which other bytes are zero than of the other byte order.
+    return most if zeros[most] > len(halves[most]) / 2 > 0 and min(zeros.values()) == 0 else None
 
 
 def _is_western(text: str) -> bool:
@@ -343,7 +385,13 @@ def _is_western(text: str) -> bool:
         return False
     letters = [c for c in text if c.isalpha()]
     accented = sum(not c.isascii() for c in letters)
-    return accented <= MOST_ACCENTED * len(letters) and not _WITHIN_A_WORD.search(text)
+    if accented > MOST_ACCENTED * len(letters) or _MISPLACED.search(text):
+        return False
+    powers = _SUPERSCRIPT.finditer(text)
+    return all(
+        not after and (not before or before in UNITS)
+        for before, after in (m.groups() for m in powers)
+    )
 
 
 def decoded(content: Content, encoding: str) -> Fault:
@@ -384,7 +432,7 @@ class Member(SourceFile):
 
     opener: Callable[[], Any] = field(repr=False)
 
-    def open(self, tick: Tick) -> IO[bytes]:
+    def open(self, tick: Tick) -> io.BufferedReader:
         # The archive itself is counted.
         return counted(self.opener(), lambda number: None)
 

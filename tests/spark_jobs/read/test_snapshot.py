@@ -177,7 +177,7 @@ def _corrupt_gzip() -> bytes:
     ("name", "content", "message"),
     [
         ("a.txt", b"caf\x81", r"a.txt: the file is not UTF-8 \(byte 0x81 at position 3\).*iconv"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a.jsonl: line 2 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\x81"}', r"a.jsonl: line 2 is not UTF-8"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a.jsonl, line 2: not valid JSON"),
         ("a.jsonl", b'{"body": "x"}', r"a.jsonl, line 1: no text under the key 'text'.*body"),
         ("a.jsonl.gz", _corrupt_gzip(), r"a.jsonl.gz is damaged: its gzip"),

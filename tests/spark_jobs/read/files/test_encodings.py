@@ -1,5 +1,6 @@
 """Text in the encodings of older programs is learnt as it was meant, or not at all."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def test_text_is_decoded_and_counted(tmp_path: Path, text: str, encoding: str, s
         ("Клапан открывается каждую неделю.", "koi8_r"),
         ("ポンプは毎週開きます。", "shift_jis"),
         ("水泵每周打开一次。", "gb18030"),
+        ("El café y el té de después se enfrían.", "mac_roman"),
+        ("Był tam mały zawór.", "cp1250"),
     ],
 )
 def test_an_encoding_that_cannot_be_told_is_named(tmp_path: Path, text: str, encoding: str) -> None:
@@ -57,6 +60,65 @@ def test_a_table_is_decoded_as_a_whole(tmp_path: Path, encoding: str) -> None:
 
     assert len(rows) == 40_001 and rows[-1]["text"] == GERMAN
     assert sum(stats["decoded"].values()) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Die Fl\u00e4che hat 25 m\u00b2, das Fass 40 cm\u00b3.",
+        "late\u2014too late\u2014for the caf\u00e9, wait\u2026what",
+        "Nord\u2013S\u00fcd und a\u2013b",
+    ],
+)
+def test_dashes_and_powers_are_text_as_people_write_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_bytes(text.encode("windows-1252"))
+
+    (row,), _ = snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
+
+    assert row["text"] == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_mark_is_known_by_its_zeros(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes(GERMAN.encode(encoding))
+
+    (row,), stats = snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
+
+    assert row["text"] == GERMAN and sum(stats["decoded"].values()) == 1
+
+
+@pytest.mark.parametrize("encoding", ["windows-1252", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("name", ["a.jsonl", "lines.json", "whole.json"])
+def test_json_is_decoded_and_counted(tmp_path: Path, name: str, encoding: str) -> None:
+    rows = [json.dumps({"text": text}, ensure_ascii=False) for text in (GERMAN, FRENCH)]
+    lines = f"[{', '.join(rows)}]" if name == "whole.json" else "\n".join(rows)
+    (tmp_path / name).write_bytes(lines.encode(encoding))
+
+    found, stats = snapshot(files_source(tmp_path / name), tmp_path / "raw")
+
+    assert [row["text"] for row in found] == [GERMAN, FRENCH]
+    assert sum(stats["decoded"].values()) == 1 and stats["dropped"] == {}
+
+
+def test_a_table_with_a_byte_that_no_western_text_has_is_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "ok.md").write_text("The valve opens.")
+    rows = ["text", *["Gr\u00f6\u00dfe \u00fcber alles, sehr sch\u00f6n."] * 40_000]
+    (folder / "a.csv").write_bytes("\n".join(rows).encode("windows-1252") + b"\n\x81")
+
+    ok, stats = snapshot(files_source(folder, on_bad_file="quarantine"), tmp_path / "raw")
+
+    assert "The valve opens." in {row["text"] for row in ok}
+    assert stats["dropped"] == {"bad_file": 1}
+
+
+def test_a_damaged_byte_does_not_make_a_table_western(tmp_path: Path) -> None:
+    rows = ["text", *["Gr\u00f6\u00dfe \u00fcber alles."] * 60_000]
+    (tmp_path / "a.csv").write_bytes("\n".join(rows).encode() + b"\nGr\xf6\xdfe")
+
+    with pytest.raises(UserError, match=r"a.csv: the file is not UTF-8"):
+        snapshot(files_source(tmp_path / "a.csv"), tmp_path / "raw")
 
 
 def test_quarantine_goes_on_while_some_text_remains(tmp_path: Path) -> None:
