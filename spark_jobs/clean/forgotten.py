@@ -238,24 +238,24 @@ def most_similar(
         1: arrays of one length.
     """
     ngrams = _ngrams(documents)
-    document, text, common = references.common(ngrams)
     # Of a document every n-gram was taken, of a text every fifth.
-    own = np.maximum(np.diff(ngrams.offsets)[document] // NGRAM_SIZE, FEWEST_NGRAMS)
-    similarity = np.minimum(1, common / np.minimum(references.sizes[text], own))
-    enough = similarity >= SIMILARITY
-    document, text, similarity = document[enough], text[enough], similarity[enough]
-    order = np.lexsort((text, -similarity, document))
-    best = order[run_starts(document[order])]
-    return document[best], text[best], similarity[best]
+    sizes = np.maximum(np.diff(ngrams.offsets) // NGRAM_SIZE, FEWEST_NGRAMS)
+    best = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    for document, text, common in references.common(ngrams):
+        similarity = np.minimum(1, common / np.minimum(references.sizes[text], sizes[document]))
+        enough = similarity >= SIMILARITY
+        document, text, similarity = document[enough], text[enough], similarity[enough]
+        order = np.lexsort((text, -similarity, document))
+        first = order[run_starts(document[order])]
+        best.append((document[first], text[first], similarity[first]))
+    document, text, similarity = map(np.concatenate, zip(*best, strict=True))
+    return document, text, similarity
 
 
 def as_references(signatures: Sequence[np.ndarray]) -> NGrams:
-    """Signatures as reference texts, which are numbered in this order, without set phrases."""
+    """Signatures as reference texts, which are numbered in this order."""
     hashes = np.concatenate(signatures).astype(np.uint64)
-    ngrams = group_ngrams(Shingles(hashes, ends_of(np.array([len(one) for one in signatures]))))
-    telling = ~ngrams.is_set_phrase
-    texts = ngrams.texts[telling]
-    return NGrams(ngrams.hashes[telling], texts, np.bincount(texts, minlength=len(signatures)))
+    return group_ngrams(Shingles(hashes, ends_of(np.array([len(one) for one in signatures]))))
 
 
 def _ngrams(texts: Sequence[str]) -> Shingles:

@@ -12,9 +12,10 @@ import json
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from spark_jobs.text import Shingles, WordSums, fold, mix, shingle, sum_words
 
 COMMON_TEXTS = 100
 """An n-gram that more reference texts than this hold is a set phrase: it tells of none of them."""
+PAIRS_AT_ONCE = 1 << 24
+"""Of an n-gram of a document and a text that has it, about 0.5 GB."""
 
 
 class Lookup:
@@ -108,35 +111,39 @@ class NGrams:
         np.add.at(keys, self.texts, mix(self.hashes))
         return keys
 
-    @property
-    def is_set_phrase(self) -> np.ndarray:
-        """Shape (n-grams,): whether more texts than `COMMON_TEXTS` have the n-gram."""
-        times = np.diff(self._starts)
-        return np.repeat(times > COMMON_TEXTS, times)
-
     def overlap(self, shingles: Shingles) -> np.ndarray:
         """The larger of both shares, for each document."""
         held = self.lookup.find(shingles.hashes)
-        document, text, common = self._common(shingles, held)
+        hashes, documents = shingles.hashes[held], _owners(shingles)[held]
+        document, text, common = self._count(hashes, documents, COMMON_TEXTS)
         covered = np.zeros(len(shingles.offsets) - 1)
         np.maximum.at(covered, document, common / self.sizes[text])
         return np.maximum(_share(shingles, held), covered)
 
-    def common(self, shingles: Shingles) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Pairs of a document and a text of which it holds n-grams, and how many different ones.
 
-        Set phrases count for none: arrays of shape (pairs,), in the order of the documents.
+        Set phrases count as well. Some documents at a time, in their order: arrays of shape
+        (pairs,).
         """
-        return self._common(shingles, self.lookup.find(shingles.hashes))
+        held = self.lookup.find(shingles.hashes)
+        hashes, documents = shingles.hashes[held], _owners(shingles)[held]
+        place = self.lookup.place(hashes)
+        pairs = ends_of(self._starts[place + 1] - self._starts[place])
+        first = np.flatnonzero(run_starts(documents))
+        batches = first[run_starts(pairs[first] // PAIRS_AT_ONCE)]
+        for start, end in pairwise([*batches, len(documents)]):
+            yield self._count(hashes[start:end], documents[start:end], len(self.sizes))
 
-    def _common(
-        self, shingles: Shingles, held: np.ndarray
+    def _count(
+        self, hashes: np.ndarray, documents: np.ndarray, most_texts: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        hashes, documents = _each_once(shingles.hashes[held], _owners(shingles)[held])
+        """The pairs of `common`, from n-grams of these; those in more texts count for none."""
+        hashes, documents = _each_once(hashes, documents)
         place = self.lookup.place(hashes)
         first = self._starts[place]
         counts = self._starts[place + 1] - first
-        counts[counts > COMMON_TEXTS] = 0
+        counts[counts > most_texts] = 0
         texts = self.texts[spans(first, counts)]
         codes = np.repeat(documents, counts) * len(self.sizes) + texts
         codes, common = np.unique(codes, return_counts=True)

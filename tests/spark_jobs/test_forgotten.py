@@ -22,6 +22,8 @@ from spark_jobs.clean.forgotten import (
     sign,
     write_signatures,
 )
+from spark_jobs.decontaminate import overlap
+from spark_jobs.decontaminate.overlap import COMMON_TEXTS
 from spark_jobs.settings import CleanCorpusSettings
 from tests.spark_jobs.conftest import Corpus, forget
 from tests.spark_jobs.test_decide import BY_SPARK, IN_MEMORY
@@ -145,6 +147,43 @@ def test_a_near_copy_on_record_leaves_the_record_too(maker: Maker, tmp_path: Pat
     )
 
     assert stats["past"] == 0 and not list((tmp_path / "second/clean/past").glob("*.parquet"))
+
+
+def invoice(number: str) -> str:
+    """One of very many texts that differ in a number."""
+    return f"{text(3)} Invoice {number} is due in thirty days, and all of it is owed to Ada Byron."
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "more than 100 forgotten texts that differ in a number, and one that returns with another",
+    sees="how many documents are left out, and the first of them",
+    then="it is left out as near copies of a single text are",
+)
+def test_of_many_forgotten_texts_that_are_alike_each_is_found(maker: Maker, tmp_path: Path) -> None:
+    asked = {f"invoice {number}": invoice(f"{number}") for number in range(COMMON_TEXTS + 1)}
+    raw = [(f"a{number}", text(number)) for number in range(10, 30)]
+    back = {"as it was": invoice("7"), "with another number": invoice("5000")}
+    back["inside another"] = f"{text(40)} {invoice('5001')} {text(41)}"
+
+    stats = maker.make(
+        "later", [*raw, *back.items()], forgotten=forget(tmp_path / "forgotten", asked)
+    )
+
+    assert maker.kept("later") == {name for name, _ in raw}
+    assert stats["dropped"]["similar_to_forgotten"] == 2 and stats["dropped"]["forgotten"] == 1
+
+
+def test_documents_are_compared_alike_however_many_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    references = as_references(list(sign({f"{n}": invoice(f"{n}") for n in range(150)}).values()))
+    documents = [invoice("one"), text(3), text(50), "", invoice("two"), text(51), text(3)]
+    together = [column.tolist() for column in most_similar(documents, references)]
+    monkeypatch.setattr(overlap, "PAIRS_AT_ONCE", 1)
+    apart = [column.tolist() for column in most_similar(documents, references)]
+    assert together == apart and together[0] == [0, 1, 4, 6]
+    assert [len(column) for column in most_similar([text(50)], references)] == [0, 0, 0]
 
 
 @pytest.mark.fault(
