@@ -15,6 +15,8 @@ PIPELINES_FOLDER = "pipelines"
 RUNS_FOLDER = "runs"
 FORGOTTEN_FOLDER = "forgotten"
 REGISTRY_FOLDER = "registry"
+DECISIONS_FOLDER = "decisions"
+"""What people said of models, a second time: it is not restored together with the registry."""
 ENDPOINT_FOLDER = "endpoint"
 CACHE_FOLDER = "cache"
 """What decides speed, never a result."""
@@ -95,6 +97,11 @@ def certificates(pipeline: str) -> str:
 def registry(pipeline: str) -> str:
     """The folder of a pipeline's model versions."""
     return f"{REGISTRY_FOLDER}/{pipeline}"
+
+
+def decisions(pipeline: str) -> str:
+    """What people decided about a pipeline's models."""
+    return f"{DECISIONS_FOLDER}/{pipeline}.json"
 
 
 def endpoint(pipeline: str) -> str:

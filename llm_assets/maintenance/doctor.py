@@ -29,7 +29,7 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import restore_list
 from llm_assets.forgetting.erase import give_up_signatures, read_list
 from llm_assets.maintenance.cleaning import Inventory, Version, find_versions, take_inventory
-from llm_assets.registry.base import Registry
+from llm_assets.registry.base import Registry, read_decisions
 from llm_assets.registry.card import weights_at
 from llm_assets.registry.start import find_manifest, retire
 from llm_assets.registry.state import GATE, Alias, ModelVersion, RegistryDamaged, RegistryState
@@ -303,6 +303,11 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         yield StoreFault(
             place, fault, "bring it back from a backup; it was changed by another hand"
         )
+    try:
+        read_decisions(store, pipeline)
+    except DamagedArtifact:
+        then = "written again from the registry with its next change"
+        yield _aside(store, layout.decisions(pipeline), "cannot be read", then)
     current = _recorded(Pipeline(store, pipeline))
     behind: dict[tuple[str, str], list[Version]] = defaultdict(list)
     for version in versions:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError, reason_of
 from artifacts.storage import files
@@ -20,6 +20,7 @@ from llm_assets.gate.verdict import Verdict
 from llm_assets.registry.card import CARD_NAME, render_card
 from llm_assets.registry.state import (
     Alias,
+    Decision,
     ModelEntry,
     ModelVersion,
     Move,
@@ -32,6 +33,7 @@ STATE_NAME = "registry.json"
 BACKUP_NAME = "registry.before.json"
 """The state before the last change, for the day on which the state is lost."""
 
+_DECISIONS = TypeAdapter(list[Decision])
 Result = TypeVar("Result")
 
 
@@ -77,6 +79,7 @@ class Registry(ABC):
         """All that is recorded; models' addresses are where they lie now."""
         newest = self._record.registry()
         state = self._parse_newest(self._read(STATE_NAME), newest)
+        state.follow(self._decisions())
         located = [self._locate(version) for version in state.versions]
         return state.model_copy(update={"versions": located})
 
@@ -164,13 +167,15 @@ class Registry(ABC):
 
     def _change(self, transition: Callable[[RegistryState], Result]) -> Result:
         # Read before the state, which others may change in between.
-        newest = self._record.registry()
+        newest, decisions = self._record.registry(), self._decisions()
         changes: list[tuple[RegistryState, RegistryState, Result]] = []
 
         def change(content: bytes | None) -> bytes | None:
             state = self._parse_newest(content, newest)
+            state.follow(decisions)
             before = state.model_copy(update={"versions": list(state.versions)})
             result = transition(state)
+            state.follow(decisions)  # Of a model that was entered just now.
             changes[:] = [(before, state, result)]
             if state == before:
                 return None
@@ -183,7 +188,7 @@ class Registry(ABC):
         with self._reachable():
             self._store.update(self._path(STATE_NAME), change)
         ((before, state, result),) = changes
-        if state.generation > before.generation:
+        if state.generation > before.generation or set(state.decisions) - set(decisions):
             self._note(state)
         self._publish(state, _touched(before, state, result))
         return result
@@ -197,9 +202,24 @@ class Registry(ABC):
 
     def _note(self, state: RegistryState) -> None:
         mark = RegistryMark(generation=state.generation, next_version=state.next_version)
+        place = layout.decisions(self.name)
+
+        def add(content: bytes | None) -> bytes | None:
+            known = _parse_decisions(content, place)
+            new = [said for said in state.decisions if said not in known]
+            every = sorted([*known, *new], key=lambda said: said.at)
+            return _DECISIONS.dump_json(every, indent=2) if new else None
+
         # The change stands, whether or not it can be noted; the next one notes this one, too.
         with contextlib.suppress(DamagedArtifact, OSError):
             self._record.note(registry=mark)
+            self._store.update(place, add)
+
+    def _decisions(self) -> list[Decision]:
+        """What people ever said, oldest first; nothing more is known where it cannot be read."""
+        with self._reachable(), contextlib.suppress(DamagedArtifact):
+            return read_decisions(self._store, self.name)
+        return []
 
     def _parse_newest(self, content: bytes | None, newest: RegistryMark) -> RegistryState:
         """The state of a file, which has to be no older than the newest that was noted."""
@@ -245,6 +265,20 @@ class Registry(ABC):
         if "://" in url or url.startswith("/"):
             return version
         return version.model_copy(update={"model_url": f"{self.root}/{url}"})
+
+
+def read_decisions(store: Store, pipeline: str) -> list[Decision]:
+    """What people ever decided about a pipeline's models, also what its registry, brought back from
+    a backup, does not know; raises DamagedArtifact."""
+    place = layout.decisions(pipeline)
+    return _parse_decisions(store.read_bytes(place), f"{store.root}/{place}")
+
+
+def _parse_decisions(content: bytes | None, where: str) -> list[Decision]:
+    try:
+        return _DECISIONS.validate_json(content or b"[]")
+    except ValidationError as error:
+        raise DamagedArtifact(f"{where} cannot be read ({error.errors()[0]['msg']}).") from None
 
 
 def _touched(before: RegistryState, state: RegistryState, result: object) -> list[ModelVersion]:

@@ -4,6 +4,7 @@ It records models, what people decided about them, and who serves. Verdicts and 
 models, which are known by their weights. Lists only grow.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -259,18 +260,18 @@ class RegistryState(BaseModel):
 
     def approve(self, version: int, name: str, reason: str) -> ModelVersion:
         """A person wants a version, whatever the gate said; both are on record."""
-        found = self._decide(version, True, name, reason)
-        self._want(version, name, f"approved: {reason}")
-        return found
+        return self._decide(version, True, name, reason)
 
     def reject(self, version: int, name: str, reason: str) -> ModelVersion:
         """A person refuses a model; where it is wanted, the one before is wanted again."""
-        found = self._decide(version, False, name, reason)
-        was_wanted = self.succession[-1:] == [version]
-        self.succession = [number for number in self.succession if number != version]
-        if was_wanted:
-            self._note("wanted", self.succession[-1], name, f"version {version} rejected: {reason}")
-        return found
+        return self._decide(version, False, name, reason)
+
+    def follow(self, decisions: Sequence[Decision]) -> None:
+        """Take over decisions that a state from a backup lacks, as far as it knows their models."""
+        for said in decisions:
+            found = self.find_model(said.weights)
+            if found and said not in self.decisions:
+                self._follow(found.version, said)
 
     def roll_back(self, name: str, reason: str) -> ModelVersion:
         """Want the version that served before the one that serves now.
@@ -305,9 +306,9 @@ class RegistryState(BaseModel):
             self.champion = version
             self._note("champion", version, "the endpoint", found or "it serves")
 
-    def _want(self, version: int, by: str, reason: str) -> None:
+    def _want(self, version: int, by: str, reason: str, at: datetime | None = None) -> None:
         self.succession = [number for number in self.succession if number != version] + [version]
-        self._note("wanted", version, by, reason)
+        self._note("wanted", version, by, reason, at)
 
     def _decide(self, version: int, approved: bool, name: str, reason: str) -> ModelVersion:
         _check_words(name, reason)
@@ -320,11 +321,27 @@ class RegistryState(BaseModel):
         said = Decision(
             weights=found.weights, approved=approved, name=name.strip(), reason=reason.strip()
         )
-        self.decisions = [*self.decisions, said]
+        self._follow(version, said)
         return found
 
-    def _note(self, alias: Alias, version: int, by: str, reason: str) -> None:
-        self.history = [*self.history, Move(alias=alias, version=version, by=by, reason=reason)]
+    def _follow(self, version: int, said: Decision) -> None:
+        self.decisions = [*self.decisions, said]
+        if said.approved:
+            moves = (one for one in self.history if one.alias == "wanted" and one.by != GATE)
+            if all(one.at <= said.at for one in moves):
+                self._want(version, said.name, f"approved: {said.reason}", said.at)
+            return
+        was_wanted = self.succession[-1:] == [version]
+        self.succession = [number for number in self.succession if number != version]
+        if was_wanted:
+            why = f"version {version} rejected: {said.reason}"
+            self._note("wanted", self.succession[-1], said.name, why, said.at)
+
+    def _note(
+        self, alias: Alias, version: int, by: str, reason: str, at: datetime | None = None
+    ) -> None:
+        moved = Move(alias=alias, version=version, by=by, reason=reason, at=at or datetime.now(UTC))
+        self.history = [*self.history, moved]
 
     def _place_to_leave(self) -> int:
         """Where in the succession the version stands that a rollback leaves.

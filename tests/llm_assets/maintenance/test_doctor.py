@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact
 from llm_assets.cli.main import commands
+from llm_assets.registry.base import LocalRegistry
 from spark_jobs.runtime.parquet import write_table
 from tests.damage import DAMAGES, cut, delete, flip_bit
 from tests.llm_assets.maintenance.weeks import Weeks
@@ -106,6 +107,11 @@ def _cut_editions(weeks: Weeks) -> None:
     cut(next(Path(weeks.store.root, "editions", "raw_corpus").glob("*.json")))
 
 
+def _cut_decisions(weeks: Weeks) -> None:
+    LocalRegistry.of(weeks.record).reject(1, "Ada", "it reads badly")
+    cut(Path(weeks.store.root, "decisions", "manual.json"))
+
+
 FAULTS: dict[str, Callable[[Weeks], None]] = {
     "pipelines/manual.json: cannot be read": _cut_record,
     "it names what is no longer there: model_extra/": _lose_what_was_current_before,
@@ -114,6 +120,7 @@ FAULTS: dict[str, Callable[[Weeks], None]] = {
     "cache/manual/table.parquet: cannot be read": _flip_bit_in_a_cache,
     "making/raw_corpus-0123456789abcdef0123.json: cannot be read": _leave_half_a_note,
     "editions/raw_corpus/": _cut_editions,
+    "decisions/manual.json: cannot be read": _cut_decisions,
 }
 
 

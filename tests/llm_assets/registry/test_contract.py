@@ -8,8 +8,10 @@ import pytest
 
 from artifacts.errors import UserError
 from artifacts.storage import files
+from artifacts.store import layout
 from llm_assets.gate.verdict import GateSettings
-from llm_assets.registry.base import BACKUP_NAME, STATE_NAME, Registry
+from llm_assets.maintenance.doctor import find_contradictions
+from llm_assets.registry.base import BACKUP_NAME, STATE_NAME, Registry, read_decisions
 from llm_assets.registry.state import (
     Alias,
     IncumbentChanged,
@@ -296,6 +298,51 @@ def test_an_older_state_is_known_and_taken_only_on_demand(
     assert [found.weights for found in restored.versions] == known
     assert judge(registry, "c").version == 3
     assert number(registry, "wanted") == 3
+
+
+@pytest.mark.fault(
+    "model_version",
+    "registry and `pipelines` brought back from a backup that is older than a decision",
+    sees="the versions of then, with what was decided since",
+    then="a rejected version is not wanted, also when a run enters it again; an approved one is",
+)
+@pytest.mark.parametrize("knows_the_models", [True, False])
+def test_a_registry_from_a_backup_follows_what_people_decided_since(
+    registry: Registry, knows_the_models: bool
+) -> None:
+    def names() -> dict[str, bytes | None]:
+        places = [f"{registry.folder}/{name}" for name in (STATE_NAME, BACKUP_NAME)]
+        places.append(f"{registry.root}/{layout.pipeline_record('manual')}")
+        return {place: files.find(place) for place in places}
+
+    judge(registry, "a")
+    backup = names()
+    judge(registry, "b")
+    judge(registry, "c", promoted=False)
+    if knows_the_models:
+        backup = names()
+    registry.reject(2, "Ada", "it reads badly")
+    registry.approve(3, "Ada", "it reads well")
+    decided = registry.state().decisions
+    for place, content in backup.items():
+        files.write(place, content or b"")
+
+    if knows_the_models:
+        assert number(registry, "wanted") == 3
+    assert judge(registry, "b").version == 2
+    assert number(registry, "wanted") in (1, 3)
+    assert judge(registry, "c", promoted=False).version == 3
+
+    state = registry.state()
+    assert number(registry, "wanted") == 3 and state.is_rejected("b")
+    assert state.decisions == decided and not list(find_contradictions(state))
+    registry.approve(1, "Bo", "it was better")
+    assert number(registry, "wanted") == 1
+
+    # What an older artifact half lacks is written down by the next run.
+    files.remove(f"{registry.root}/{layout.decisions('manual')}")
+    registry.register_base(base_entry())
+    assert read_decisions(registry._store, "manual") == registry.state().decisions
 
 
 @pytest.mark.fault(
