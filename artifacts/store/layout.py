@@ -89,6 +89,11 @@ def forgotten(pipeline: str) -> str:
     return f"{FORGOTTEN_FOLDER}/{pipeline}.json"
 
 
+def forgotten_copy(pipeline: str) -> str:
+    """The same list a second time; it is not restored together with the artifacts."""
+    return f"{registry(pipeline)}/forgotten.json"
+
+
 def certificates(pipeline: str) -> str:
     """The folder of signed statements on what a pipeline has forgotten."""
     return f"{FORGOTTEN_FOLDER}/{pipeline}"

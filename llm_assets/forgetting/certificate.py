@@ -41,9 +41,10 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.erase import (
     ForgottenDocument,
-    ForgottenList,
     WithdrawnVersion,
+    find_copy,
     forgotten_folder,
+    keep_copy,
     made_by,
     read_list,
 )
@@ -299,22 +300,30 @@ def read_certificates(store: Store, pipeline: str) -> list[Forgetting]:
 
 
 def restore_list(store: Store, pipeline: str) -> None:
-    """Write a list that cannot be read again, from the certificates beside it.
+    """Write a list that cannot be read, or is an older one, again: from its second copy, and from
+    the certificates beside it.
 
-    What has no certificate, since `llm-assets forget` was interrupted, is not on it; what was
-    wanted again since, is forgotten.
+    What is in neither, since `llm-assets forget` was interrupted, is not on it; where the copy is
+    lost as well, what was wanted again since is forgotten.
     """
     place, certificates = layout.forgotten(pipeline), read_certificates(store, pipeline)
-    documents = {(d.id, d.text_hash): d for one in certificates for d in one.documents}
-    withdrawn = [
+    listed = find_copy(store, pipeline)
+    known = {(one.id, one.text_hash) for one in listed.documents}
+    certified = {(d.id, d.text_hash): d for one in certificates for d in one.documents}
+    listed.documents += [one for key, one in certified.items() if key not in known]
+    gone = {one.checkpoint for one in listed.withdrawn}
+    listed.withdrawn += [
         WithdrawnVersion(version=one.version, checkpoint=one.checkpoint, at=stated.at)
         for stated in certificates
         for one in stated.read_by
+        if one.checkpoint not in gone
     ]
-    listed = ForgottenList(documents=list(documents.values()), withdrawn=withdrawn)
+    if listed != find_copy(store, pipeline):
+        listed.changes += 1
     # At no moment is there no list, which would say that nothing was forgotten.
     store.write_bytes(layout.damaged(place), store.read_bytes(place) or b"")
     store.write_bytes(place, listed.model_dump_json(indent=2).encode())
+    keep_copy(store, pipeline)
 
 
 def open_signer(path: Path) -> CryptoSigner:

@@ -6,6 +6,7 @@ order; of a forgotten one stay its id and the hash of its text. So runs can stil
 over the same rows.
 """
 
+import contextlib
 import io
 import json
 import shutil
@@ -108,6 +109,8 @@ class ForgottenList(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    changes: int = 0
+    """So far; by them an older list, from a backup, is known."""
     documents: list[ForgottenDocument] = []
     withdrawn: list[WithdrawnVersion] = []
 
@@ -173,7 +176,23 @@ def read_list(store: Store, pipeline: str) -> ForgottenList:
     beside = store.list_folder(layout.certificates(pipeline)) if content is None else []
     if any(name.endswith(".json") for name in beside):
         raise _damaged(f"{store.root}/{place}", "is no longer there, though certificates are")
-    return _parse(content, f"{store.root}/{place}")
+    listed = _parse(content, f"{store.root}/{place}")
+    newest = find_copy(store, pipeline)
+    if listed.changes < newest.changes:
+        raise _damaged(
+            f"{store.root}/{place}",
+            f"is an older one: it is as after {listed.changes} changes, and there were "
+            f"{newest.changes}",
+        )
+    return listed
+
+
+def find_copy(store: Store, pipeline: str) -> ForgottenList:
+    """The second copy of a list; empty where it is absent or cannot be read."""
+    place = layout.forgotten_copy(pipeline)
+    with contextlib.suppress(DamagedArtifact):
+        return _parse(store.read_bytes(place), place)
+    return ForgottenList()
 
 
 def _parse(content: bytes | None, where: str) -> ForgottenList:
@@ -188,8 +207,8 @@ def _parse(content: bytes | None, where: str) -> ForgottenList:
 def _damaged(where: str, fault: str) -> DamagedArtifact:
     return DamagedArtifact(
         f"{where}, which lists what was forgotten, {fault}: nothing is made while it could come "
-        "back. Bring the file back from a copy of the store, or have it written again from the "
-        "certificates beside it with: llm-assets doctor --repair"
+        "back. Bring the file back from a copy of the store, or have it written again from its "
+        "second copy and the certificates beside it with: llm-assets doctor --repair"
     )
 
 
@@ -231,15 +250,33 @@ def give_up_signatures(store: Store, pipeline: str, file: str) -> None:
 
 
 def _change(store: Store, pipeline: str, enter: Callable[[ForgottenList], None]) -> None:
-    """Change the list as one step."""
+    """Change the list as one step, and then its copy."""
     place = layout.forgotten(pipeline)
 
     def change(content: bytes | None) -> bytes | None:
         listed = _parse(content, f"{store.root}/{place}")
         before = listed.model_copy(deep=True)
         enter(listed)
-        return None if listed == before else listed.model_dump_json(indent=2).encode()
+        if listed == before:
+            return None
+        listed.changes += 1
+        return listed.model_dump_json(indent=2).encode()
 
+    store.update(place, change)
+    keep_copy(store, pipeline)
+
+
+def keep_copy(store: Store, pipeline: str) -> None:
+    """Write the list a second time, unless that copy is newer."""
+    listed = read_list(store, pipeline)
+
+    def change(content: bytes | None) -> bytes | None:
+        with contextlib.suppress(DamagedArtifact):
+            if _parse(content, place).changes >= listed.changes:
+                return None
+        return listed.model_dump_json(indent=2).encode()
+
+    place = layout.forgotten_copy(pipeline)
     store.update(place, change)
 
 
@@ -263,12 +300,29 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     report("The caches were emptied; what they held is made again when it is needed.")
 
 
-def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[str]:
-    """What a pipeline has made and that still holds a text of a list, as `kind/fingerprint`."""
+def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[Artifact]:
+    """What a pipeline has made and that still holds a text of a list."""
     return [
-        f"{artifact.manifest.kind}/{artifact.fingerprint}"
+        artifact
         for artifact, contents, _ in _without_texts(record, state, listed)
         if next(contents, None)
+    ]
+
+
+def find_brought_back(
+    record: Pipeline, state: RegistryState, listed: ForgottenList
+) -> list[Artifact]:
+    """Those that were there when their texts were erased: of a backup, or erasure was interrupted.
+
+    A snapshot that was made since holds what its sources still do, and no corpus is made of it.
+    """
+    if not listed.active:
+        return []
+    last = max(one.at for one in listed.active)
+    return [
+        one
+        for one in find_holders(record, state, listed)
+        if one.manifest.created_at < last and not one.manifest.location
     ]
 
 

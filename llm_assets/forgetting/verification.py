@@ -73,7 +73,8 @@ def examine(
         yield _of_weights(record.store, replacement)
     if stated.erased:
         holders = find_holders(record, state, ForgottenList(documents=documents))
-        but = f", but for {', '.join(holders)}" if holders else ""
+        named = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in holders)
+        but = f", but for {named}" if holders else ""
         yield not holders, f"no snapshot, corpus, shard, exam or evaluation holds them{but}"
 
 

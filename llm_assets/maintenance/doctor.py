@@ -5,6 +5,7 @@ nothing: what is damaged is moved to `damaged/`, and so no longer exists as an a
 needs it makes it again.
 """
 
+import contextlib
 import fnmatch
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,13 @@ from artifacts.store.manifest import find_faults
 from artifacts.store.pipelines import Pipeline, PipelineHistory
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import restore_list
-from llm_assets.forgetting.erase import give_up_signatures, read_list
+from llm_assets.forgetting.erase import (
+    erase,
+    find_brought_back,
+    find_copy,
+    give_up_signatures,
+    read_list,
+)
 from llm_assets.maintenance.cleaning import Inventory, Version, find_versions, take_inventory
 from llm_assets.registry.base import Registry, read_decisions
 from llm_assets.registry.card import weights_at
@@ -133,7 +140,7 @@ def examine(
         findings += check_runs(store, inventory)
         findings += check_caches(store, inventory)
         findings += check_retired(store)
-        findings += check_forgotten(store, record.name)
+        findings += check_forgotten(record, registry)
         findings += check_making(store)
         findings += check_editions(store)
         if store.is_local:
@@ -221,18 +228,25 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
         yield StoreFault(place, fault, "taken out of the record", partial(record.forget, dead))
 
 
-def check_forgotten(store: Store, pipeline: str) -> Iterator[StoreFault]:
-    """Whether the list of what was forgotten can be read, and the signatures of the texts."""
+def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
+    """Whether the list of what was forgotten can be read, and the signatures of the texts, and
+    whether these are gone from what was made before."""
+    store, pipeline = record.store, record.name
     place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
     try:
         listed = read_list(store, pipeline)
     except DamagedArtifact:
         certificates = fnmatch.filter(store.list_folder(folder), "*.json")
         remedy, repair = "bring it back from a backup", None
-        if certificates:
-            remedy = f"written again from {len(certificates)} certificates; kept under damaged/"
+        if certificates or find_copy(store, pipeline).documents:
+            remedy = (
+                f"written again from its second copy and {len(certificates)} certificates; kept "
+                "under damaged/. What of them it holds is found next: llm-assets doctor --repair"
+            )
             repair = partial(restore_list, store, pipeline)
-        yield StoreFault(place, "what was forgotten cannot be read", remedy, repair)
+        yield StoreFault(
+            place, "what was forgotten cannot be read, or is an older list", remedy, repair
+        )
         return
     for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
         try:
@@ -245,6 +259,18 @@ def check_forgotten(store: Store, pipeline: str) -> Iterator[StoreFault]:
                 "damaged or no longer there, so no corpus is made",
                 f"moved to damaged/; of its {texts} texts only exact copies are found from then on",
                 partial(give_up_signatures, store, pipeline, name),
+            )
+    # What others find of a registry or file that cannot be read is enough.
+    with contextlib.suppress(UserError, pa.ArrowException, OSError):
+        state = registry.state()
+        found = find_brought_back(record, state, listed)
+        if found:
+            names = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in found)
+            yield StoreFault(
+                place,
+                f"{names} hold text that was forgotten, as those of an older backup do",
+                "it is taken out of them",
+                partial(erase, record, state, listed, lambda line: None),
             )
 
 

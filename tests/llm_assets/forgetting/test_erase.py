@@ -121,7 +121,7 @@ class Corpora:
     def holders(self) -> set[str]:
         """Kinds of artifacts that hold it."""
         found = find_holders(self.record, RegistryState(), self.listed)
-        return {one.split("/")[0] for one in found}
+        return {one.manifest.kind for one in found}
 
     def current(self, kind: str) -> Artifact:
         return self.record.current(kind, needed_by="test")

@@ -106,6 +106,7 @@ def test_a_withdrawn_version_is_not_approved(judged: Project) -> None:
         said = refusal(judged, "1", command="approve")
     finally:
         listed.unlink()
+        Path(store.root, layout.forgotten_copy("manual")).unlink()
     assert "Version 1 was withdrawn on" in said and "text that was forgotten" in said
     assert "`llm-assets versions` lists the others; `llm-assets run` makes one" in said
     state = LocalRegistry(Path(store.root), "manual").state()

@@ -1,6 +1,7 @@
 """Forgotten means its text: what holds it again is left out, found by `verify`, and a person's."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -217,11 +218,53 @@ def test_a_damaged_list_is_written_again_and_a_document_wanted_again_comes_back(
     pipeline.say("forget", "lever.txt", *undone)
     pipeline.clean()
 
-    assert pipeline.documents() == TEXTS.keys() - {"fog.txt"}
+    path.unlink()
+    pipeline.say("doctor", "--repair")
+    pipeline.clean()
+    assert pipeline.documents() == TEXTS.keys() - {"fog.txt"}, "the list knows what was undone"
     said = pipeline.say("document", "lever.txt")
     assert "by Ada (asked to), wanted again since" in said and "by Bob (the author agreed)" in said
     said = pipeline.say("verify", certificate)
     assert "UNKNOWN lever.txt is wanted again since" in said and "PROBLEM" not in said
+
+
+@pytest.mark.fault(
+    "clean_corpus",
+    "artifacts brought back from a backup that is older than a forgetting, or a list alone",
+    sees="that the list is an older one, what holds forgotten text again, and `llm-assets doctor`",
+    then="no corpus is built; with `--repair` the list is as it was, and the text erased once more",
+)
+def test_a_backup_from_before_a_forgetting_brings_nothing_back(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    store, backup = Path(pipeline.project.record.store.root), tmp_path / "backup"
+    named = shutil.ignore_patterns("registry", "pipelines", "cache", "leases")
+    shutil.copytree(store, backup, ignore=named)
+    pipeline.forget("lever.txt", "--yes")
+    listed = pipeline.listed
+    for folder in backup.iterdir():
+        shutil.rmtree(store / folder.name)
+        shutil.copytree(folder, store / folder.name)
+    shutil.rmtree(store / "forgotten")
+    assert "lever.txt" in pipeline.documents()
+
+    said = pipeline.refusal()
+    assert f"{pipeline.list_path}, which lists what was forgotten, is an older one" in said
+    assert "llm-assets doctor --repair" in said
+    assert "is an older one" in pipeline.forget("short.txt", code=1)
+    pipeline.say("doctor", "--repair")
+    assert pipeline.listed.documents == listed.documents
+
+    said = pipeline.say("doctor", code=1)
+    assert "clean_corpus/" in said and "hold text that was forgotten" in said
+    pipeline.say("doctor", "--repair")
+    assert "everything is in order" in pipeline.say("doctor")
+    assert not {"lever.txt", "harbor.txt"} & pipeline.documents()
+    pipeline.write(TEXTS)
+    pipeline.clean()
+    assert pipeline.documents() == TEXTS.keys() - {"lever.txt", "harbor.txt"}
+    # A snapshot that was made since may hold it, as long as the source does.
+    assert "everything is in order" in pipeline.say("doctor")
 
 
 def test_what_has_no_signature_is_known_exactly_and_verify_says_so(pipeline: Pipeline) -> None:
