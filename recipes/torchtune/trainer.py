@@ -502,7 +502,7 @@ class TuneTrainer(Trainer):
                     assert isinstance(batch, Batch)
                     yield model_inputs(batch)
             outcome = self._outcome(step_input, time.perf_counter() - began - waited)
-            self._record(outcome, rate, time.perf_counter() - began, waited)
+            self._record(outcome, rate, waited)
             self._end_step()
 
     def _outcome(self, step_input: StepInput, seconds: float) -> StepOutcome:

@@ -115,7 +115,7 @@ class Telemetry:
 
         Args:
             step: 1-based.
-            seconds: the step's wall time.
+            seconds: from the end of the step before to this one's, with all that came between.
             values: figures under stable names; `loss` and `tokens_per_second` among them.
             is_shown: whether TensorBoard and Weights & Biases get them too.
         """
@@ -353,6 +353,7 @@ class Trainer:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""
         if 0 not in self._state.validation:
             self._validate()
+        self._counted_to = time.perf_counter()
         self._train()
         return self._complete()
 
@@ -427,7 +428,7 @@ class Trainer:
             self._workers,
             self._checkpointer.wait_until_copied,
         )
-        self._record(outcome, learning_rate, time.perf_counter() - began, waited)
+        self._record(outcome, learning_rate, waited)
 
     def _begin_step(self) -> StepInput:
         """Read this worker's part of the next step."""
@@ -437,10 +438,14 @@ class Trainer:
             self._audit.write(self._step, step_input.rows.tolist())
         return step_input
 
-    def _record(
-        self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
-    ) -> None:
-        """Take a step that was done into the state, and tell of it."""
+    def _record(self, outcome: StepOutcome, learning_rate: float, waited: float) -> None:
+        """Take a step that was done into the state, and tell of it.
+
+        What followed the step before, to write it down, to validate and to save, counts into its
+        seconds, so that no time between two steps is nobody's.
+        """
+        now = time.perf_counter()
+        seconds, self._counted_to = now - self._counted_to, now
         self._state.samples_seen += self._training.budget.global_batch_size
         self._state.tokens_seen += outcome.targets
         if outcome.skipped:

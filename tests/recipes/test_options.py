@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from artifacts.shards.format import ShardStats
+from benchmarks.gpu.trainer import describe
 from recipes.checkpointing.checkpoint import SavingPlan
 from recipes.data.records import TRAINED_NAME
 from recipes.device import Device, Gpu
+from recipes.distributed.strategy import FullySharded
 from recipes.model.base_model import BaseModelSettings
 from recipes.optimization import learning_rate_factor
 from recipes.settings import (
@@ -237,9 +240,31 @@ def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: S
         train_here(spec)
         history = read_metrics(Path(spec.run_folder))
         stalls[way] = [line["checkpoint_stall_seconds"] for line in history]
+        assert all(line["seconds"] >= line["checkpoint_stall_seconds"] for line in history)
     assert stalls["never"][:2] == [0.0, 0.0]
     assert stalls["never"][2] > stalls["never"][3] == 0.0
     assert stalls["always"][2] < stalls["never"][2]
+
+
+def test_a_save_for_which_training_stands_still_is_part_of_what_is_told_of_speed(
+    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that takes a second for a checkpoint."""
+    write = FullySharded.write
+
+    def slowly(*given: Any) -> None:
+        time.sleep(1.0)
+        write(*given)
+
+    monkeypatch.setattr(FullySharded, "write", slowly)
+    saving = {"every_steps": 4, "in_background": "never"}
+    spec = make_spec(steps=8, validation={"every_steps": 8}, checkpointing=saving)
+    train_here(spec)
+    history = read_metrics(Path(spec.run_folder))
+    told = describe(history)
+    assert told["checkpoint_cost_seconds"] > 0.9 * told["checkpoint_stall_seconds"] > 0.9
+    (slow,) = (line for line in history if line["checkpoint_stall_seconds"])
+    assert slow["tokens_per_second"] < 0.5 * told["tokens_per_second"]
 
 
 def weights_and_biases_records(path: Path) -> list[Any]:
