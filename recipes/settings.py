@@ -253,6 +253,17 @@ class StrategySettings(Settings):
         """Which settings do not go with it."""
         return []
 
+    def state_bytes(self, parameters: int, trained: int, moments: int, workers: int) -> float:
+        """Bytes of a GPU's memory that weights, gradients and moments take at least.
+
+        Args:
+            parameters: all of them.
+            trained: those that are not frozen.
+            moments: numbers that the optimizer keeps of each.
+            workers: among which they may be divided.
+        """
+        return 0.0
+
 
 def _strategy(values: Any) -> Any:
     return values if values is None else _validate(StrategySettings, "name", STRATEGIES, values)

@@ -116,6 +116,13 @@ class DeepSpeedSettings(StrategySettings):
             raise ValueError("; ".join(faults))
         return self
 
+    def state_bytes(self, parameters: int, trained: int, moments: int, workers: int) -> float:
+        divided = {stage: workers if self.stage >= stage else 1 for stage in (1, 2, 3)}
+        weights = 4 * parameters / divided[3] if self.offload_parameters == "none" else 0.0
+        if self.offload_optimizer != "none":
+            return weights
+        return weights + 4 * trained / divided[2] + 4 * moments * trained / divided[1]
+
     def faults(self, training: TrainingSettings) -> list[str]:
         own = self.configuration
         refused = [key for key in own if key not in PASSED_ON and not _is_automatic(own[key])]

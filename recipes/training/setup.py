@@ -58,7 +58,8 @@ class TrainingMemory:
     """Bytes on each GPU."""
 
     state: float
-    """Weights, gradients and the optimizer's moments, in float32, divided over the workers."""
+    """Weights, gradients and the optimizer's moments, in float32, divided over the workers; of
+    another strategy than FSDP2, what it holds at least."""
     copies: float
     """Weights in the type that they are multiplied in; of several workers, those of two layers and
     of the embeddings."""
@@ -125,8 +126,11 @@ def training_memory(
     # Where the tokens take several turns, a product is added to the sum in float32.
     product = width + (8 if tokens > in_flight else 4 * (width < 4))
     logits = vocabulary * (width * in_flight / degree + product * hidden)
+    state = ((8 + 4 * moments) * trained + 4 * (parameters - trained)) / divided
+    if strategy := training.placement.strategy:
+        state = strategy.state_bytes(parameters, trained, moments, workers)
     return TrainingMemory(
-        state=((8 + 4 * moments) * trained + 4 * (parameters - trained)) / divided,
+        state=state,
         copies=width * copied / degree,
         logits=logits,
         activations=layers * of_a_layer,
@@ -141,40 +145,44 @@ def check_memory(
     row_tokens: int,
     workers: int,
     memory: float,
+    keeps: bool = False,
 ) -> None:
-    """Refuse a training that fits GPUs of so many bytes in no way of computing it.
+    """Refuse a training that fits GPUs of so many bytes in no way in which it may be computed.
 
     Args:
         reckon: `training_memory` of tokens and workers.
         row_tokens: of one row.
+        keeps: activations, since the settings or the model let none be computed twice.
 
     Raises:
         UserError: naming what takes the memory, and what helps, the cheapest first.
     """
     rows = placement.device_batch_size
     needed = reckon(rows * row_tokens, workers)
-    if needed.total(keeps=False) <= memory:
+    if needed.total(keeps) <= memory:
         return
 
-    def fits(rows: int, workers: int) -> bool:
-        return reckon(rows * row_tokens, workers).total(keeps=False) <= USABLE * memory
+    def fits(rows: int, workers: int, keeps: bool = keeps) -> bool:
+        return reckon(rows * row_tokens, workers).total(keeps) <= USABLE * memory
 
     fewer = next((n for n in range(rows - 1, 0, -1) if fits(n, workers)), None)
     doubled = (workers << n for n in range(1, MOST_WORKERS.bit_length()))
     more = next((n for n in doubled if fits(1, n)), None)
     remedy = "Shorten `tokenized_shards.sequence_length`, or choose a smaller `base_model`."
-    if fewer:
+    if placement.activation_checkpointing is False and fits(rows, workers, keeps=False):
+        remedy = "Set `checkpoint.placement.activation_checkpointing` to true."
+    elif fewer:
         remedy = f"Set `checkpoint.placement.device_batch_size` to {fewer}."
     elif more:
         remedy = (
             f"It fits {more} workers with `checkpoint.placement.device_batch_size` at 1; fewer do "
             "with `checkpoint.lora`, which trains adapters alone."
         )
+    how = "with activations kept" if keeps else "even where activations are computed twice"
     raise UserError(
         f"This training does not fit a GPU of {memory / 1e9:,.0f} GB: on each of {workers} "
         f"worker(s), with `checkpoint.placement.device_batch_size` at {rows}, it takes "
-        f"{needed.total(keeps=False) / 1e9:,.0f} GB even where activations are computed twice "
-        f"({needed.described(keeps=False)}). {remedy}"
+        f"{needed.total(keeps) / 1e9:,.0f} GB {how} ({needed.described(keeps)}). {remedy}"
     )
 
 
@@ -448,7 +456,7 @@ def memory_of(spec: TrainingSpec, model: TrainableModel) -> Callable[[int, int],
         AutoConfig.from_pretrained(spec.base_model_folder),
         spec.training,
         model.parameter_count,
-        sum(p.numel() for p in model.parameters() if p.requires_grad),
+        sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad),
     )
 
 
@@ -457,13 +465,13 @@ def _recomputes(spec: TrainingSpec, model: TrainableModel, workers: Workers) -> 
     placement, network = spec.training.placement, model.network
     wanted, memory = placement.activation_checkpointing, device_of(workers.device).memory()
     can = isinstance(network, Decoder) or network.inner.supports_gradient_checkpointing
-    if memory is None or not can:
+    if memory is None:
         return bool(wanted)
+    keeps = not (can if wanted is None else wanted)
     reckon, row_tokens = memory_of(spec, model), spec.shards.sequence_length
-    if placement.strategy is None:
-        check_memory(reckon, placement, row_tokens, workers.count, memory)
+    check_memory(reckon, placement, row_tokens, workers.count, memory, keeps)
     needed = reckon(placement.device_batch_size * row_tokens, workers.count)
-    return needed.total(keeps=True) > USABLE * memory if wanted is None else wanted
+    return not keeps and (wanted or needed.total(keeps=True) > USABLE * memory)
 
 
 def build_strategy(

@@ -1,6 +1,8 @@
 """What a training takes of a GPU's memory: the reckoning agrees with autograd and with FSDP2."""
 
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import LlamaConfig
+from transformers import GPT2LMHeadModel, LlamaConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError, reason_of
 from artifacts.program.lifetime import Interruption
@@ -22,9 +25,18 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder import network
 from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, allowed_positions
 from recipes.optimization import build_optimizers
-from recipes.training.setup import USABLE, TrainingMemory, check_memory, shard, training_memory
+from recipes.spec import METRICS_NAME
+from recipes.training.setup import (
+    USABLE,
+    TrainingMemory,
+    build_strategy,
+    check_memory,
+    shard,
+    training_memory,
+)
 from recipes.training.trainer import Trainer, train
-from tests.recipes.conftest import REPOSITORY, SpecMaker, settings_of
+from tests.recipes.conftest import REPOSITORY, SpecMaker, settings_of, train_here
+from tests.recipes.model.architectures import tiny_config, write_tiny
 
 LLAMA_1B = LlamaConfig(
     vocab_size=128_256,
@@ -213,6 +225,82 @@ def test_what_cannot_fit_is_refused_with_what_makes_it_fit(
         check_memory(reckon, training.placement, 4096, workers, 80e9)
     told = str(refusal.value)
     assert remedy in told and "weights, gradients and optimizer state" in told
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "settings", "recomputes"),
+    [
+        (10, {}, False),
+        (4, {}, True),
+        (10, {"activation_checkpointing": True}, True),
+        (5, {"activation_checkpointing": False}, False),
+    ],
+)
+def test_a_run_computes_activations_twice_where_its_gpu_does_not_hold_them(
+    make_spec: SpecMaker,
+    megabytes: float,
+    settings: dict[str, Any],
+    recomputes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four rows of the tiny model take 4.5 MB with activations kept, else 3.0."""
+    monkeypatch.setattr(Device, "memory", lambda device: megabytes * 1e6)
+    spec = make_spec(**settings)
+    workers = Workers(0, 1, torch.device("cpu"))
+    strategy = build_strategy(spec, spec.training.objective(), workers, "float32")
+    assert strategy.model.recomputes is recomputes
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "can", "settings", "told"),
+    [
+        (2.8, True, {}, "twice (.*Set `checkpoint.placement.device_batch_size` to 1."),
+        (4, True, {"activation_checkpointing": False}, "kept .*activation_checkpointing` to true."),
+        (3.2, True, {"activation_checkpointing": False}, "kept .*`.*device_batch_size` to 1."),
+        (2.5, False, {}, "activations kept .*Set `checkpoint.placement.device_batch_size` to 1."),
+        (2.8, True, {"deepspeed": {}}, "twice (.*Set `.*device_batch_size` to 1."),
+        (1.5, True, {"deepspeed": {"stage": 2, "offload_optimizer": "cpu"}}, "twice (.*to 2."),
+    ],
+)
+def test_a_run_that_its_gpu_does_not_hold_ends_before_its_first_step(
+    make_spec: SpecMaker,
+    base_model: Path,
+    tmp_path: Path,
+    megabytes: float,
+    can: bool,
+    settings: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By our own decoder, by a model of transformers that keeps all activations, by DeepSpeed."""
+    monkeypatch.setattr(Device, "memory", lambda device: megabytes * 1e6)
+    spec = make_spec(**settings)
+    if not can:
+        folder = Path(shutil.copytree(base_model, tmp_path / "model"))
+        write_tiny(tiny_config(CONFIG_MAPPING["gpt2"], vocab_size=512), folder)
+        monkeypatch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
+        spec = spec.model_copy(update={"base_model_folder": str(folder)})
+    with pytest.raises(UserError, match=told.replace("(", r"\(")):
+        train_here(spec)
+    assert not (Path(spec.run_folder) / METRICS_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "workers", "bytes_each"),
+    [
+        ({"stage": 1}, 4, 4 + 4 + 2),
+        ({"stage": 2}, 4, 4 + 1 + 2),
+        ({"stage": 3}, 4, 1 + 1 + 2),
+        ({"stage": 2, "offload_optimizer": "cpu"}, 4, 4),
+        ({"stage": 3, "offload_parameters": "cpu"}, 1, 4 + 8),
+    ],
+)
+def test_what_zero_divides_or_offloads_is_not_reckoned(
+    section: dict[str, Any], workers: int, bytes_each: float
+) -> None:
+    training = settings_of(precision="bfloat16", deepspeed=section)
+    needed = training_memory(LLAMA_1B, training, 1000, 1000, 1, workers)
+    assert needed.state == 1000 * bytes_each
 
 
 def test_memory_that_runs_out_is_told_with_what_took_it(
