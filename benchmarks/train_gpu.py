@@ -173,7 +173,7 @@ def _measured(
         memory = torch.cuda.max_memory_allocated() / 1e9
     parameters = sum(p.numel() for p in model.parameters())
     # By the parameters alone: the sides attend to different shares of a row.
-    flops = training_flops(parameters, attention_width=0, tokens=1, pairs=0)["6n"]
+    flops = training_flops(parameters, parameters, attention_width=0, tokens=1, pairs=0)["6n"]
     return Measured(rate, memory, flops * rate / peak if peak else None, last_loss)
 
 

@@ -4,6 +4,7 @@ What only one kernel does otherwise, such as attention, it tells by the type of 
 """
 
 import contextlib
+import re
 import resource
 import sys
 from typing import ClassVar, Literal
@@ -13,14 +14,20 @@ import torch
 from recipes.settings import Precision
 
 PEAK_BFLOAT16_FLOPS = {
-    "H100": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
     "A100": 312e12,
+    "L40S": 362e12,
     "L4": 121e12,
-    "V100": 125e12,
+    "V100 SXM2": 125e12,
+    "V100 PCIe": 112e12,
     "T4": 65e12,
 }
-"""Dense bfloat16 (float16 where a card has no bfloat16) peaks by name, from the data sheets."""
+"""Dense bfloat16 (float16 where a card has no bfloat16) peaks by words of the name, the more exact
+first; from NVIDIA's data sheet of each card, half of what it states for sparse matrices."""
 
 
 class Device:
@@ -98,7 +105,11 @@ class Gpu(Device):
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
 
     def peak_flops(self) -> float | None:
-        return next((peak for key, peak in PEAK_BFLOAT16_FLOPS.items() if key in self.name), None)
+        words = set(re.findall(r"\w+", self.name.upper()))
+        peaks = PEAK_BFLOAT16_FLOPS.items()
+        found = next((peak for key, peak in peaks if set(key.upper().split()) <= words), None)
+        # A part of a card has a part of its peak.
+        return None if "MIG" in words else found
 
     def memory(self) -> float | None:
         return float(torch.cuda.get_device_properties(self.place).total_memory)

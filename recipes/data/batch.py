@@ -58,6 +58,16 @@ class Batch(TensorBatch):
         return int((self.positions + 1)[self.segments != PADDING_SEGMENT].sum())
 
 
+class EncoderBatch(Batch):
+    """The same for a model that looks both ways."""
+
+    @property
+    def pair_count(self) -> int:
+        """How many pairs of positions attend: all of a text."""
+        # The sum of 1 to n, twice, is n more than n squared.
+        return 2 * super().pair_count - self.token_count
+
+
 @dataclass(frozen=True)
 class ExampleBatch(TensorBatch):
     """Inputs with what is learnt for each: an encoder's view of a batch."""

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from artifacts.errors import UserError
 from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, read_batch
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, EncoderBatch, read_batch
 from recipes.device import device_of, local_device
 from recipes.encoders.settings import MaskedLanguageModelingSettings
 from recipes.evaluation.bits import as_served
@@ -41,7 +41,9 @@ et al., "BERT", 2019)."""
 MASK_SEED = 0x2B7E151628AED2A6
 
 
-def read_masked(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
+def read_masked(
+    shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None
+) -> EncoderBatch:
     """Read rows and hide some of their tokens, which are the targets at their own places.
 
     Args:
@@ -60,7 +62,8 @@ def read_masked(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None =
     ]
     shown, targets = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
     padding = batch.segments == PADDING_SEGMENT
-    return replace(batch, tokens=shown, targets=targets.masked_fill(padding, IGNORED))
+    targets = targets.masked_fill(padding, IGNORED)
+    return EncoderBatch(shown, targets, batch.positions, batch.segments)
 
 
 def hide(tokens: np.ndarray, stats: ShardStats, sample: int) -> tuple[np.ndarray, np.ndarray]:

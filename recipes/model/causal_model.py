@@ -269,8 +269,12 @@ class TrainableModel(nn.Module):
     @property
     def parameter_count(self) -> int:
         """Numbers in all parameters, those that other workers hold included."""
-        # ZeRO-3 leaves parameters empty and keeps their sizes beside them.
-        return sum(getattr(p, "ds_numel", p.numel()) for p in self.parameters())
+        return sum(map(_size, self.parameters()))
+
+    @property
+    def trained_count(self) -> int:
+        """Those of them that are not frozen."""
+        return sum(_size(p) for p in self.parameters() if p.requires_grad)
 
     @property
     def attention_width(self) -> int:
@@ -336,6 +340,11 @@ class TrainableModel(nn.Module):
         """This model's state-dict key to the key in a Hugging Face checkpoint."""
         prefix = "network.inner." if isinstance(self.network, TransformersNetwork) else "network."
         return {name: name.removeprefix(prefix) for name in self.state_dict()}
+
+
+def _size(parameter: torch.Tensor) -> int:
+    # ZeRO-3 leaves parameters empty and keeps their sizes beside them.
+    return getattr(parameter, "ds_numel", parameter.numel())
 
 
 def create_model(folder: Path, seed: int) -> TrainableModel:

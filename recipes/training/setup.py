@@ -456,7 +456,7 @@ def memory_of(spec: TrainingSpec, model: TrainableModel) -> Callable[[int, int],
         AutoConfig.from_pretrained(spec.base_model_folder),
         spec.training,
         model.parameter_count,
-        sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad),
+        model.trained_count,
     )
 
 

@@ -52,15 +52,17 @@ from recipes.training.setup import build_strategy, check_inputs, check_tokens, m
 # In a mounted bucket a file is there for others, and outlives its machine, once it is closed. So
 # both files are closed, and go on, every few minutes and before each checkpoint.
 def training_flops(
-    parameters: int, attention_width: int, tokens: int, pairs: int
+    parameters: int, trained: int, attention_width: int, tokens: int, pairs: int
 ) -> dict[str, float]:
     """FLOPs of some tokens: `6n`, and `masked`, with the attention that document masks leave.
 
     Args:
+        parameters: all of them.
+        trained: those that are not frozen; of a frozen one nobody computes the gradient, a third.
         attention_width: layers times heads times head size.
         pairs: positions that look at one another, each with itself.
     """
-    by_parameters = 6.0 * parameters * tokens
+    by_parameters = (4.0 * parameters + 2.0 * trained) * tokens
     return {"6n": by_parameters, "masked": by_parameters + 12.0 * attention_width * pairs}
 
 
@@ -318,7 +320,8 @@ class Trainer:
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective
         self._strategy = self._build()
-        self._parameters = self._strategy.model.parameter_count
+        model = self._strategy.model
+        self._parameters, self._trained = model.parameter_count, model.trained_count
         saving, device = self._training.checkpointing, device_of(workers.device)
         self._checkpointer = checkpoint.Checkpointer(
             self._strategy,
@@ -504,8 +507,14 @@ class Trainer:
     def _utilization(self, outcome: StepOutcome, seconds: float) -> dict[str, float]:
         """Model FLOP/s as a share of the hardware's peak, where that is known."""
         peak = device_of(self._workers.device).peak_flops()
-        width = self._strategy.model.attention_width
-        flops = training_flops(self._parameters, width, outcome.tokens, outcome.pairs)
+        model = self._strategy.model
+        flops = training_flops(
+            self._parameters,
+            self._trained,
+            model.attention_width,
+            outcome.tokens,
+            outcome.pairs,
+        )
         devices = self._workers.count * self._workers.chips
         return {
             f"mfu_{name}": count / (seconds * devices * peak)

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from recipes.device import Device
+from recipes.device import Device, Gpu
 from recipes.spec import read_metrics
 from tests.recipes.conftest import REPOSITORY, SpecMaker, train_here
 
@@ -50,6 +51,34 @@ def test_an_error_of_nvml_leaves_the_other_readings(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "['peak_memory_gb']\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla V100-PCIE-16GB", 112),
+        ("Tesla T4", 65),
+        ("NVIDIA L40", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ],
+)
+def test_the_peak_is_that_of_the_card_and_of_no_card_whose_name_it_begins(
+    name: str, teraflops: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: name)
+    peak = Gpu(torch.device("cuda", 0)).peak_flops()
+    assert peak == (teraflops and teraflops * 1e12)
 
 
 def test_what_share_of_the_peak_is_reached_is_told_by_two_counts(

@@ -1,12 +1,20 @@
 """FLOPs are those that torch counts, and of attention those that document masks leave."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import PADDING_SEGMENT, Batch
+from recipes.encoders.masked import read_masked
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder
+from recipes.model.lora import add_adapters
+from recipes.settings import LoraSettings
 from recipes.training.trainer import training_flops
 from tests.recipes.model.test_compile import SHAPE
 
@@ -31,7 +39,38 @@ def test_documents_attend_to_themselves_alone_and_parameters_multiply_every_toke
     counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
     products = sum(flops for op, flops in counts.items() if "attention" not in op)
     found = training_flops(
-        model.parameter_count, model.attention_width, batch.positions.numel(), batch.pair_count
+        model.parameter_count,
+        model.trained_count,
+        model.attention_width,
+        batch.positions.numel(),
+        batch.pair_count,
     )
     assert found["6n"] == pytest.approx(products, rel=0.01)
     assert found["masked"] - found["6n"] == 12 * (3 * 4 * 16) * batch.pair_count
+
+
+def test_of_frozen_parameters_no_gradient_is_counted() -> None:
+    decoder = Decoder(SHAPE)
+    decoder.initialize()
+    model = TrainableModel(decoder)
+    add_adapters(model, LoraSettings(rank=8), seed=0)
+    positions = torch.arange(32)[None]
+    batch = Batch(positions, positions, positions, torch.zeros_like(positions))
+    with FlopCounterMode(display=False) as counter:
+        model(batch).backward()
+    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
+    products = sum(flops for op, flops in counts.items() if "attention" not in op)
+    counted = model.parameter_count, model.trained_count
+    found = training_flops(*counted, attention_width=0, tokens=32, pairs=0)["6n"]
+    assert counted[1] < counted[0]
+    # No gradient passes through what lies before the first adapter.
+    assert products < found < 1.1 * products
+
+
+def test_an_encoder_looks_both_ways(shards: ShardStats, shards_folder: Path) -> None:
+    batch = read_masked(ShardSet(str(shards_folder), shards, "train"), np.arange(8))
+    lengths = torch.unique(
+        (batch.segments + 1000 * torch.arange(8)[:, None])[batch.segments >= 0], return_counts=True
+    )[1]
+    assert batch.pair_count == int(lengths.square().sum())
+    assert batch.to(torch.device("cpu")).pair_count == batch.pair_count
