@@ -198,7 +198,7 @@ def multiply_in_float8(model: TrainableModel, device: torch.device) -> None:
     On a processor the same numbers are multiplied in another type, for trials.
 
     Raises:
-        UserError: the GPU has no such units.
+        UserError: the GPU has no such units, or no matrix of the model fits them.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         raise UserError(
@@ -207,9 +207,16 @@ def multiply_in_float8(model: TrainableModel, device: torch.device) -> None:
         )
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+    layers = model.network.layers
+    if not any(isinstance(module, nn.Linear) and _fits(module) for module in layers.modules()):
+        raise UserError(
+            "`checkpoint.precision` is float8, but no matrix of this model's layers can be "
+            "multiplied in it: that takes linear layers (torch's nn.Linear) whose sizes are "
+            f"multiples of {MULTIPLE}. Set it to bfloat16."
+        )
     config = Float8LinearConfig.from_recipe_name("rowwise")
     convert_to_float8_training(
-        model.network.layers,
+        layers,
         config=replace(config, emulate=device.type == "cpu"),
         module_filter_fn=lambda module, name: _fits(module),
     )

@@ -1,16 +1,20 @@
 """Training with the layers' products in float8."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
 from recipes.training.setup import multiply_in_float8
 from tests.recipes.conftest import SpecMaker, course, settings_of, train_here
+from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.tiny import save_random_model
 
 
 def test_it_takes_the_course_of_bfloat16_and_leaves_usual_weights(make_spec: SpecMaker) -> None:
@@ -35,6 +39,23 @@ def test_a_gpu_without_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-40GB")
     with pytest.raises(UserError, match="float8, which NVIDIA A100-SXM4-40GB does not multiply"):
         multiply_in_float8(TrainableModel(torch.nn.Module()), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "odd"])
+def test_a_model_of_which_it_would_multiply_nothing_is_refused(
+    kind: str, make_spec: SpecMaker, base_model: Path, tmp_path: Path
+) -> None:
+    """GPT-2 has layers of a kind of its own; the other's sizes are no multiples of 16."""
+    folder = Path(shutil.copytree(base_model, tmp_path / "model"))
+    if kind == "gpt2":
+        write_tiny(tiny_config(CONFIG_MAPPING["gpt2"], vocab_size=512), folder)
+    else:
+        sizes = {"hidden_size": 72, "intermediate_size": 152, "head_dim": 18}
+        config = AutoConfig.from_pretrained(folder, **sizes)
+        save_random_model(folder, LlamaForCausalLM, config, {})
+    spec = make_spec(precision="float8").model_copy(update={"base_model_folder": str(folder)})
+    with pytest.raises(UserError, match=r"float8, but no matrix .* multiples of 16\. Set it to"):
+        train_here(spec)
 
 
 @pytest.mark.parametrize("other", [{"lora": {}}, {"tensor_parallel": 2}, {"deepspeed": {}}])
