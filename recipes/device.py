@@ -39,6 +39,8 @@ class Device:
     """Whether `placement.compile: auto` compiles, which pays where it takes effect at once."""
     saves_every_steps: ClassVar[int | None] = 8
     """What `checkpointing.every_steps` is where it is absent; None saves by time alone."""
+    logs_every_steps: ClassVar[int] = 1
+    """What `logging.every_steps` is where it is absent."""
     saves_in_background: ClassVar[bool] = False
     """What `checkpointing.in_background: auto` means."""
     attends_by_blocks: ClassVar[bool] = False
@@ -92,6 +94,7 @@ class Gpu(Device):
     group_backend = "cpu:gloo,cuda:nccl"
     compiles = True
     saves_every_steps = None
+    logs_every_steps = 10
     saves_in_background = True
     attends_by_blocks = True
     reads_ahead = True

@@ -356,9 +356,10 @@ class CheckpointingSettings(ExecutionSettings):
 class LoggingSettings(ExecutionSettings):
     """What a run writes down beside its metrics."""
 
-    every_steps: int = Field(default=1, ge=1)
+    every_steps: int | None = Field(default=None, ge=1)
     """Steps between figures in TensorBoard and Weights & Biases, and between readings of the
-    hardware; `metrics.jsonl` has a line for every step."""
+    hardware; the last step's are always there, and `metrics.jsonl` has a line for every step.
+    Absent: 1, and 10 on a GPU, where steps are short."""
     audit_rows: bool = False
     """Write down every row that each worker trained on, as proof of the order of the data."""
     profile_steps: tuple[int, ...] = ()

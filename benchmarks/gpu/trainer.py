@@ -139,9 +139,12 @@ def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
     usual = median(line["seconds"] for line in steady)
     # The first save of a run also takes the host's memory for its copies.
     saved = sum(line["seconds"] - usual for line in saving)
+    # Some are read every few steps alone.
     figures = ("tokens_per_second", "mfu_6n", "mfu_masked", "data_wait_share", "peak_memory_gb")
     return {
-        name: median(line[name] for line in steady) for name in figures if name in steady[0]
+        name: median(found)
+        for name in figures
+        if (found := [line[name] for line in steady if name in line])
     } | {
         "tokens_per_second_while_saving": median(line["tokens_per_second"] for line in saving),
         "first_step_seconds": history[0]["seconds"],

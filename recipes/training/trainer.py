@@ -482,7 +482,9 @@ class Trainer:
     ) -> None:
         if self._telemetry is None:
             return
-        is_shown = self._step % self._training.logging.every_steps == 0
+        device = device_of(self._workers.device)
+        every = self._training.logging.every_steps or device.logs_every_steps
+        is_shown = self._step % every == 0 or self._step == self._steps
         self._telemetry.step(
             self._step,
             seconds,
@@ -500,7 +502,7 @@ class Trainer:
                 "samples_replayed": self._order.replayed(self._state.samples_seen),
             }
             | self._utilization(outcome, seconds)
-            | (device_of(self._workers.device).readings() if is_shown else {}),
+            | (device.readings() if is_shown else {}),
             is_shown,
         )
 

@@ -330,13 +330,25 @@ def test_the_shipped_settings_of_large_runs_are_valid(name: str) -> None:
     assert training.placement.compile == "always"
 
 
-def test_hardware_is_read_and_curves_are_drawn_every_few_steps(make_spec: SpecMaker) -> None:
+@pytest.mark.parametrize(
+    ("every", "by_default", "shown"),
+    [(3, 1, [3, 6, 7]), (None, 1, [*range(1, 8)]), (None, 5, [5, 7])],
+)
+def test_hardware_is_read_and_curves_are_drawn_every_few_steps_and_at_the_last(
+    make_spec: SpecMaker,
+    every: int | None,
+    by_default: int,
+    shown: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    spec = make_spec(steps=6, logging={"every_steps": 3})
+    assert (Device.logs_every_steps, Gpu.logs_every_steps) == (1, 10)
+    monkeypatch.setattr(Device, "logs_every_steps", by_default)
+    spec = make_spec(steps=7, logging={"every_steps": every})
     train_here(spec)
     lines = read_metrics(Path(spec.run_folder))
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines if "peak_memory_gb" in line] == [3, 6]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert [line["step"] for line in lines if "peak_memory_gb" in line] == shown
     events = EventAccumulator(str(Path(spec.run_folder) / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [3, 6]
+    assert [event.step for event in events.Scalars("train/loss")] == shown
