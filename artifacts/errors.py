@@ -151,9 +151,10 @@ def mend_command(folder: str) -> str:
 GIB = 2**30
 UNSET_VARIABLE = re.compile(r'attempted to fetch the environment variable "(\w+)" which is not set')
 """In what Dagster says."""
+_SIZE = r"[\d.]+ (?:\wiB|bytes)"
 GPU_MEMORY = re.compile(
-    r"Tried to allocate (?P<wanted>[\d.]+ \wiB)\..* total capacity of (?P<all>[\d.]+ \wiB) "
-    r"of which (?P<free>[\d.]+ \wiB) is free"
+    rf"Tried to allocate (?P<wanted>{_SIZE})\..* total capacity of (?P<all>{_SIZE}) "
+    rf"of which (?P<free>{_SIZE}) is free"
 )
 """In what torch says."""
 MISSING_STORAGE = re.compile(r"Couldn't import module (\w+) when attempting to load the config")

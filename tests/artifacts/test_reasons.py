@@ -98,3 +98,5 @@ def test_memory_of_a_gpu_that_runs_out_is_told_with_what_helps_the_cheapest_firs
     assert "2.00 GiB more were asked for where 1.18 GiB of 79.11 GiB were free" in told
     places = [told.index(setting) for setting in HELPS]
     assert places == sorted(places) and "spark" not in told
+    full = reason_of(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY.replace("1.18 GiB", "0 bytes")))
+    assert full == told.replace("1.18 GiB", "0 bytes")
