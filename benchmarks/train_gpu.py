@@ -5,9 +5,9 @@
 Needs torch, transformers, accelerate and this repository alone; weights and tokens are random. Both
 sides train in bfloat16 over float32 master weights with fused AdamW, compiled, each in a process of
 its own, alternately; on a processor that has no bfloat16, in float32. Where torchtune is installed,
-the step of its own recipe is measured too, in bfloat16 throughout as that recipe is. Rows are
-packed with documents of 512 tokens, between which ours does not let attention pass; the others
-attend to whole rows, which their kernels do fastest.
+the step of its own recipe is measured too, in bfloat16 throughout as that recipe is. Ours is
+measured twice: on rows packed with documents of 512 tokens, between which it does not let attention
+pass, and on whole rows. The others attend to whole rows, which their kernels do fastest.
 """
 
 import argparse
@@ -53,18 +53,18 @@ def device() -> torch.device:
     return local_device()
 
 
-def random_batch(size: Size) -> Batch:
+def random_batch(size: Size, document_tokens: int) -> Batch:
     """Random tokens in packed documents."""
     tokens = torch.randint(0, size.vocabulary, (size.rows, size.length))
     place = torch.arange(size.length).expand_as(tokens)
-    segments = place // DOCUMENT_TOKENS
+    segments = place // document_tokens
     targets = tokens.roll(-1, dims=1)
-    targets[:, DOCUMENT_TOKENS - 1 :: DOCUMENT_TOKENS] = IGNORED
+    targets[:, document_tokens - 1 :: document_tokens] = IGNORED
     targets[:, -1] = IGNORED
-    return Batch(tokens, targets, place % DOCUMENT_TOKENS, segments).to(device())
+    return Batch(tokens, targets, place % document_tokens, segments).to(device())
 
 
-def measure_ours(size: Size) -> Measured:
+def measure_ours(size: Size, document_tokens: int = DOCUMENT_TOKENS) -> Measured:
     """Train with this project's decoder, attention and loss."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
@@ -77,7 +77,7 @@ def measure_ours(size: Size) -> Measured:
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=LEARNING_RATE, fused=True)
     seconds, loss = [], torch.zeros(())
     for _ in range(WARM_UP_STEPS + STEPS):
-        batch = random_batch(size)
+        batch = random_batch(size, document_tokens)
         _synchronize()
         began = time.perf_counter()
         with mixed_precision(device_of(device()).precision(), device()):
@@ -177,7 +177,12 @@ def _measured(
     return Measured(rate, memory, flops * rate / peak if peak else None, last_loss)
 
 
-SIDES = {"ours": measure_ours, "peer": measure_peer, "torchtune": measure_torchtune}
+SIDES = {
+    "ours": measure_ours,
+    "ours_whole_rows": lambda size: measure_ours(size, size.length),
+    "peer": measure_peer,
+    "torchtune": measure_torchtune,
+}
 
 
 def _synchronize() -> None:
@@ -206,13 +211,13 @@ def _in_a_process(side: str, name: str, seconds: float | None = None) -> Measure
 def measure_rounds(
     name: str, rounds: int = ROUNDS, seconds: float | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Each side's results for a size, measured alternately.
+    """Each side's results for a size, measured alternately; ours on whole rows last.
 
     Args:
         seconds: that all may take; raises RuntimeError where they do not suffice.
     """
     ends = None if seconds is None else time.monotonic() + seconds
-    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": [], "ours_whole_rows": []}
 
     def rate(side: str) -> float:
         measured = _in_a_process(side, name, ends and ends - time.monotonic())
@@ -221,15 +226,18 @@ def measure_rounds(
         return measured.tokens_per_second
 
     alternate(lambda: rate("ours"), lambda: rate("peer"), rounds)
+    for _ in range(rounds):
+        rate("ours_whole_rows")
     return runs
 
 
 def compare(name: str) -> None:
     """Measure one size on both sides, print and record the result."""
     runs = measure_rounds(name)
-    ours, peer = ([run["tokens_per_second"] for run in runs[side]] for side in ("ours", "peer"))
+    ours, peer, whole = ([run["tokens_per_second"] for run in side] for side in runs.values())
     checks = torchtune_check(name, median(ours)) | {
         "ratio to the Hugging Face Trainer": at_least(median(ours) / median(peer), 1.5, "x"),
+        "the same on whole rows": Check(median(whole) / median(peer), "reported", True),
         "tokens per second": at_least(median(ours), SIZES[name].aim, "tokens/s"),
     }
     mfu = runs["ours"][-1]["mfu"]

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 python=.venv/bin/python
 names=(absl-py accelerate annotated-types anyio fsspec h11 httpcore2 httpx2 huggingface-hub idna numpy
     packaging protobuf psutil pyarrow pydantic pydantic-core pyyaml regex safetensors sniffio tensorboard
-    tokenizers tqdm transformers truststore typing-extensions typing-inspection)
+    tokenizers torchao tqdm transformers truststore typing-extensions typing-inspection)
 kit=gpu-kit
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -25,7 +25,7 @@ for version in ${PYTHONS:-$("$python" -c 'import sys; print(*sys.version_info[:2
     XZ_OPT="--threads=0 --x86 --lzma2=preset=2,dict=32MiB" tar --create --xz \
         --file "$kit/$version.tar.xz" --directory "$site" \
         --exclude={tests,include,src,webfiles.zip} --exclude='*.'{a,pxd,pxi,pyi,pyx} \
-        --exclude='*'{_flight,_s3}'*' .
+        --exclude='*'{_flight,_s3}'*' --exclude='*/torchao/*.so' .
 done
 megabytes=$(du -sm "$kit" | cut -f1)
 echo "$kit: for Python $(cd "$kit" && echo *.xz | sed 's/\.tar\.xz//g'), $megabytes MB"

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks import harness
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import turns
 from benchmarks.models import MODEL_VARIABLE
 from scripts.write_reference import benchmarks_page
@@ -184,6 +185,54 @@ def test_a_part_of_the_gpu_kit_says_what_each_of_its_runs_came_to() -> None:
     long = {"first": lambda left: time.sleep(left + 0.1), "second": lambda left: 2}
     late = turns.in_turn(long, soon, kept.append)
     assert late["first"] is None and "left_out" in late["second"]
+    assert turns.in_turn(runs, math.inf, kept.append, only=["second"]) == {"second": 2}
+    with pytest.raises(SystemExit, match="there is no run third; there are first, second"):
+        turns.in_turn(runs, math.inf, kept.append, only=["third"])
+
+
+def test_one_run_of_a_part_is_added_to_what_the_part_found_before_on_that_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = iter(range(9))
+    runs = dict.fromkeys(("first", "second"), lambda left: next(numbers))
+    monkeypatch.setitem(
+        gpu.PARTS,
+        "changes",
+        lambda seconds, keep, only: turns.in_turn(runs, math.inf, keep, only),
+    )
+
+    def measure(*arguments: str) -> Any:
+        given = ["gpu", *arguments, "--here", "--results", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", given)
+        with pytest.raises(SystemExit) as ended:
+            gpu.main()
+        return ended.value.code
+
+    assert measure("changes") == measure("changes", "--only", "second") == 0
+    path = tmp_path / "changes.json"
+    assert json.loads(path.read_text())["found"] == {"first": 0, "second": 2}
+    assert measure("resume", "--only", "second") == 2
+    assert "--only picks a run of one part: trainer, peer, changes" in capsys.readouterr().err
+    path.write_text(json.dumps({"machine": {"device": "another"}, "found": {}}))
+    assert "is of another machine" in measure("changes", "--only", "second")
+
+
+def test_results_of_a_gpu_are_kept_and_a_rehearsals_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, kept = tmp_path / "results", tmp_path / "kept"
+    results.mkdir()
+    monkeypatch.setattr(gpu, "KEPT", kept)
+    with pytest.raises(SystemExit, match="holds no results"):
+        gpu.keep(results)
+    of_a_gpu = {"device": "NVIDIA H200", "cuda": "13.0"}
+    (results / "peer.json").write_text(json.dumps({"machine": of_a_gpu, "found": {"1b": 1}}))
+    gpu.keep(results)
+    assert (kept / "peer.json").read_bytes() == (results / "peer.json").read_bytes()
+    (results / "peer.json").write_text(json.dumps({"machine": gpu.machine(), "found": {}}))
+    with pytest.raises(SystemExit, match="as a rehearsal"):
+        gpu.keep(results)
+    assert json.loads((kept / "peer.json").read_text())["machine"] == of_a_gpu
 
 
 def test_the_page_on_gpus_names_tests_that_are_there() -> None:
@@ -245,8 +294,16 @@ def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_alone_and_without_a_net
         for part in ("probe", "resume", "trainer", "peer", "changes")
     }
     assert found["resume"]["largest_relative_difference_of_a_loss"] == 0
+    took = re.findall(r"^== (\w+): (\d+) s$", ended.stdout, re.MULTILINE)
+    assert [part for part, _ in took] == list(found)
+    assert all(int(seconds) <= turns.SECONDS for _, seconds in took)
     # A machine that is busy with other work may have no time for the last of some runs.
-    assert "left_out" not in found["peer"] and len(found["changes"]) == 5
+    assert "left_out" not in found["peer"] and len(found["changes"]) == 6
+    alone_again = [*make, "PARTS=changes --only float8"]
+    again = subprocess.run([*alone, *alone_again], cwd=checkout, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    changes = json.loads((results / "changes.json").read_text())["found"]
+    assert len(changes) == 6 and changes["float8"]["profile"]["most"]
     refused = [sys.executable, "-m", "benchmarks.gpu", "--keep", "--results", str(results)]
     kept = subprocess.run(refused, cwd=ROOT, capture_output=True, text=True)
     assert kept.returncode == 1 and "as a rehearsal" in kept.stderr

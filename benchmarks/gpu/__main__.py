@@ -2,6 +2,7 @@
 
     make gpu-kit                                on a machine with a network, once
     make gpu [PARTS="probe trainer"]            on the machine with the GPU, without one
+    make gpu PARTS='changes --only float8'      one run of a part, beside what is there of it
     python -m benchmarks.gpu --keep             puts the results into benchmarks/results/gpu
 
 Needs torch of that machine, and what lies in the kit; `peer` also transformers and accelerate. The
@@ -27,7 +28,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +41,7 @@ from benchmarks.gpu.turns import SECONDS, Keep, in_turn
 from benchmarks.harness import ROOT, machine_name
 from recipes.device import device_of, local_device
 
-PACKAGES = ("torch", "numpy", "triton", "transformers", "accelerate")
+PACKAGES = ("torch", "numpy", "triton", "transformers", "accelerate", "torchao")
 KEPT = ROOT / "benchmarks" / "results" / "gpu"
 IS_GPU = torch.cuda.is_available()
 SIZES = ("1b", "135m") if IS_GPU else ("tiny",)
@@ -53,11 +54,20 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--results", type=Path, default=Path("gpu-results"))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="most that a part may take")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="of one part this run alone, added to what the part has found before; may be repeated",
+    )
     parser.add_argument("--keep", action="store_true", help="keep these results, measure nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if arguments.only and (len(arguments.parts) != 1 or arguments.parts[0] not in WITH_RUNS):
+        parser.error(f"--only picks a run of one part: {', '.join(WITH_RUNS)}")
     if arguments.keep:
         keep(arguments.results)
         return
@@ -65,11 +75,13 @@ def main() -> None:
     if arguments.here:
         (part,) = arguments.parts
         path = arguments.results / f"{part}.json"
+        before = found_before(path) if arguments.only else {}
 
         def write(found: dict[str, Any]) -> None:
-            path.write_text(json.dumps({"machine": machine(), "found": found}, indent=2) + "\n")
+            together = {"machine": machine(), "found": before | found}
+            path.write_text(json.dumps(together, indent=2) + "\n")
 
-        found = PARTS[part](arguments.seconds, write)
+        found = PARTS[part](arguments.seconds, write, arguments.only)
         write(found)
         sys.exit(any("failed" in run for run in found.values() if isinstance(run, dict)))
     print(json.dumps(machine(), indent=2), flush=True)
@@ -84,7 +96,7 @@ def _run(part: str, arguments: argparse.Namespace) -> bool:
     began = time.monotonic()
     results, seconds = str(arguments.results), arguments.seconds
     command = [sys.executable, "-m", "benchmarks.gpu", part, "--here", "--results", results]
-    command += ["--seconds", str(seconds)]
+    command += ["--seconds", str(seconds), *(f"--only={name}" for name in arguments.only)]
     # A session of its own, so that what it started ends with it.
     process = subprocess.Popen(command, start_new_session=True)
     try:
@@ -97,6 +109,16 @@ def _run(part: str, arguments: argparse.Namespace) -> bool:
     took = f"{time.monotonic() - began:.0f} s"
     print(f"== {part}: {took}" if code == 0 else f"== {part} FAILED after {took}", flush=True)
     return code == 0
+
+
+def found_before(path: Path) -> dict[str, Any]:
+    """What a part found here before; figures of another machine do not go with this one's."""
+    if not path.exists():
+        return {}
+    kept = json.loads(path.read_text())
+    if kept["machine"] != machine():
+        sys.exit(f"{path} is of another machine or other versions. Name another --results.")
+    return dict(kept["found"])
 
 
 def keep(results: Path) -> None:
@@ -133,7 +155,7 @@ def machine() -> dict[str, Any]:
     return told | versions
 
 
-def measure_peer(seconds: float, keep: Keep) -> dict[str, Any]:
+def measure_peer(seconds: float, keep: Keep, only: Collection[str]) -> dict[str, Any]:
     """The step of ours and of the Hugging Face Trainer, in turn (`benchmarks.train_gpu`)."""
     absent = [name for name in ("transformers", "accelerate") if not importlib.util.find_spec(name)]
     if absent:
@@ -141,17 +163,20 @@ def measure_peer(seconds: float, keep: Keep) -> dict[str, Any]:
         return {"left_out": absent}
     from benchmarks.train_gpu import measure_rounds
 
-    return in_turn({name: partial(measure_rounds, name, 1) for name in SIZES}, seconds, keep)
+    return in_turn({name: partial(measure_rounds, name, 1) for name in SIZES}, seconds, keep, only)
 
 
-PARTS: dict[str, Callable[[float, Keep], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[float, Keep, Collection[str]], dict[str, Any]]] = {
     "probe": lambda *_: probe.measure(),
     "resume": lambda *_: trainer.resume(),
-    "trainer": partial(trainer.measure, SIZES),
+    "trainer": partial(trainer.measure, (*SIZES, "135m-4096") if IS_GPU else SIZES),
     "peer": measure_peer,
     "changes": partial(trainer.change_one_at_a_time, SIZES[0]),
 }
-"""What each measures, given the seconds it may take and what keeps the results so far."""
+"""What each measures, given the seconds it may take, what keeps the results so far, and the names
+of the runs to do."""
+WITH_RUNS = ("trainer", "peer", "changes")
+"""Those of several runs, each with a name."""
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,12 +24,14 @@ from benchmarks.gpu.turns import Keep, in_turn
 from benchmarks.sizes import SIZES, Size
 from benchmarks.training_runs import REPOSITORY, make_spec, random_shards
 from recipes.settings import training_settings
-from recipes.spec import command, read_metrics
+from recipes.spec import PROFILE_NAME, command, read_metrics
 
 IS_GPU = torch.cuda.is_available()
 STEPS, FEWER_STEPS, WARM_UP_STEPS = (40, 24, 8) if IS_GPU else (8, 8, 2)
 RESUMED_STEPS = 40
 SHORT_DOCUMENT = 512
+KERNELS = 8
+"""How many are told of a profile."""
 SAME = 1e-3
 """Relative difference of a loss after a resume; kernels of a new process may be timed otherwise."""
 
@@ -54,12 +58,14 @@ class Bench:
         settings = training_settings(
             {
                 "recipe": "pretraining",
-                "precision": "bfloat16" if IS_GPU else "float32",
+                "precision": changes.get("precision", "bfloat16" if IS_GPU else "float32"),
                 "budget": {"steps": steps, "global_batch_size": size.rows},
                 "schedule": {"warmup_steps": 0, "decay_fraction": 0},
                 "validation": {"every_steps": steps, "rows": 1},
                 "placement": placement | changes.get("placement", {}),
                 "checkpointing": {"every_steps": save_at} | changes.get("checkpointing", {}),
+                # What comes after the last one is measured by nobody.
+                "logging": {"profile_steps": [steps]},
             }
         )
         spec = make_spec(name, self._folder, self._shards, self._folder / "model", settings)
@@ -107,13 +113,27 @@ class Bench:
             raise RuntimeError(f"{name} {how}:\n{self.log(name).read_text()[-2500:]}")
         return self.history(name)
 
+    def profile(self, name: str) -> dict[str, Any]:
+        """Which kernels, or operators of a processor, took most of the last step."""
+        (path,) = (self._folder / "runs" / name / PROFILE_NAME).iterdir()
+        took: Counter[str] = Counter()
+        for event in json.loads(path.read_text())["traceEvents"]:
+            if event.get("cat") == ("kernel" if IS_GPU else "cpu_op"):
+                took[event["name"][:80]] += event["dur"]
+        return {
+            "milliseconds": sum(took.values()) / 1000,
+            "most": {kernel: taken / 1000 for kernel, taken in took.most_common(KERNELS)},
+        }
+
     def forget(self, name: str) -> None:
         """Remove what a run wrote: at 1B a checkpoint takes 15 GB."""
         for kind in ("runs", "exports"):
             shutil.rmtree(self._folder / kind / name, ignore_errors=True)
 
 
-def measure(names: tuple[str, ...], seconds: float, keep: Keep) -> dict[str, Any]:
+def measure(
+    names: tuple[str, ...], seconds: float, keep: Keep, only: Collection[str] = ()
+) -> dict[str, Any]:
     """Tokens per second, utilization and the cost of a checkpoint, whole and short documents."""
 
     def run(size: Size, document_tokens: int | None, left: float) -> dict[str, Any]:
@@ -121,7 +141,8 @@ def measure(names: tuple[str, ...], seconds: float, keep: Keep) -> dict[str, Any
             bench = Bench(Path(folder), size, document_tokens)
             history = bench.run("run", STEPS, STEPS // 2, left)
             recompilations = bench.log("run").read_text().count("Recompiling function")
-        return describe(history) | {"recompilations": recompilations}
+            profile = bench.profile("run")
+        return describe(history) | {"recompilations": recompilations, "profile": profile}
 
     short = {name: min(SHORT_DOCUMENT, SIZES[name].length // 2) for name in names}
     return in_turn(
@@ -129,13 +150,18 @@ def measure(names: tuple[str, ...], seconds: float, keep: Keep) -> dict[str, Any
         | {f"{name}, short documents": partial(run, SIZES[name], short[name]) for name in names},
         seconds,
         keep,
+        only,
     )
 
 
 def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """The medians of a run's steps from the warm-up to the save in its midst, and its cost."""
+    """The medians of a run's steps from the warm-up to the save in its midst, and its cost.
+
+    A step's seconds run from the end of the one before, so they hold a save for which it stood
+    still. The last step, which is profiled, does not count.
+    """
     half = len(history) // 2
-    steady, saving = history[WARM_UP_STEPS:half], history[half:]
+    steady, saving = history[WARM_UP_STEPS:half], history[half:-1]
     usual = median(line["seconds"] for line in steady)
     # The first save of a run also takes the host's memory for its copies.
     saved = sum(line["seconds"] - usual for line in saving)
@@ -177,7 +203,9 @@ def resume() -> dict[str, Any]:
     return found
 
 
-def change_one_at_a_time(name: str, seconds: float, keep: Keep) -> dict[str, Any]:
+def change_one_at_a_time(
+    name: str, seconds: float, keep: Keep, only: Collection[str] = ()
+) -> dict[str, Any]:
     """The figures with one setting changed, beside those with none."""
     size = SIZES[name]
     changes: dict[str, dict[str, Any]] = {
@@ -186,6 +214,7 @@ def change_one_at_a_time(name: str, seconds: float, keep: Keep) -> dict[str, Any
         "half the rows in a pass": {"placement": {"device_batch_size": size.rows // 2}},
         "saved while it stands still": {"checkpointing": {"in_background": "never"}},
         "not compiled": {"placement": {"compile": "never"}},
+        "float8": {"precision": "float8"},
     }
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), size)
@@ -193,11 +222,12 @@ def change_one_at_a_time(name: str, seconds: float, keep: Keep) -> dict[str, Any
         def run(label: str, change: dict[str, Any], left: float) -> dict[str, Any]:
             name = label.replace(" ", "_")
             told = describe(bench.run(name, FEWER_STEPS, FEWER_STEPS // 2, left, **change))
+            told["profile"] = bench.profile(name)
             bench.forget(name)
             return told
 
         runs = {label: partial(run, label, change) for label, change in changes.items()}
-        return in_turn(runs, seconds, keep)
+        return in_turn(runs, seconds, keep, only)
 
 
 def _written(bench: Bench, name: str) -> list[dict[str, Any]]:

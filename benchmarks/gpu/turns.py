@@ -1,7 +1,7 @@
 """Runs of a part, one after another, in the minutes that the part may take."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 SECONDS = 540
@@ -16,6 +16,7 @@ def in_turn(
     runs: Mapping[str, Callable[[float], Any]],
     seconds: float,
     keep: Keep,
+    only: Collection[str] = (),
 ) -> dict[str, Any]:
     """What each run says, printed and kept at once: whatever ends the part takes no other's away.
 
@@ -26,10 +27,15 @@ def in_turn(
         runs: each takes the seconds that it may last.
         seconds: that all may take, from the start of this process.
         keep: is given all that was found so far.
+        only: the names of the runs to do; all where it is empty.
     """
+    if unknown := set(only) - runs.keys():
+        raise SystemExit(f"there is no run {', '.join(unknown)}; there are {', '.join(runs)}")
     found: dict[str, Any] = {}
     longest = 0.0
     for name, run in runs.items():
+        if only and name not in only:
+            continue
         began = time.monotonic()
         left = BEGAN + seconds - began
         if left < longest:
