@@ -22,6 +22,8 @@ AROUND = 120
 """Characters that are shown on either side of what was searched."""
 MOST_CHARACTERS = 20_000
 """Of a document's text, that are shown."""
+MOST_EARLIER = 10
+"""Texts that a document had before."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def routes(board: Board) -> list[Route]:
             found=found,
             text=text[:MOST_CHARACTERS],
             is_cut=len(text) > MOST_CHARACTERS,
+            most=MOST_EARLIER,
+            longest=MOST_CHARACTERS // MOST_EARLIER,
         )
 
     return [Route("/text", show), Route("/text/document", show_document)]

@@ -1,5 +1,6 @@
-"""What became of one document: merged, trained on, forgotten."""
+"""What became of one document: merged, edited, trained on, forgotten."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,14 +10,25 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact
-from llm_assets.forgetting.erase import ForgottenDocument, read_list
+from llm_assets.forgetting.erase import ForgottenDocument, made_by, read_list
 from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from llm_assets.tracing.passages import Exposure, exposures
-from llm_assets.tracing.training_text import Lesson, all_runs, lessons_of
+from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
+from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, explain_document
 from spark_jobs.read.document import DERIVED
-from spark_jobs.runtime.parquet import read_table
+from spark_jobs.runtime.parquet import open_parts, read_table
+
+
+@dataclass(frozen=True)
+class EarlierText:
+    """What a document said before it was edited or removed."""
+
+    text_hash: str
+    text: str
+    exposure: Exposure
+    """Which versions were trained on it, as far as is known."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +44,34 @@ class DocumentHistory:
     """It, and others of its text, that were forgotten."""
     derivation: str | None = None
     """What it was made from and how, where it is a text of `study`."""
+    earlier: Sequence[EarlierText] = ()
+    """Its other texts, newest first, as far as they are still in the store."""
+    absence: str = ""
+    """Why it is not in the current corpus, in words, where nobody forgot it."""
 
     def __str__(self) -> str:
-        if self.story is None:
+        earlier = [f"before, {one.exposure}" for one in self.earlier]
+        if self.story is None and self.forgotten:
             lines = [f"{self.forgotten[0]}; it is in no corpus any more"]
-            lines += [f"  before, it was trained on by {lesson}" for lesson in self.lessons]
-            return "\n".join(lines)
-        told = (self.story, self.derivation, self.exposure, *self.forgotten)
-        return "\n  ".join(str(one) for one in told if one)
+            lines += [f"before, it was trained on by {lesson}" for lesson in self.lessons]
+            return "\n  ".join([*lines, *earlier])
+        told = (self.story, self.absence, self.derivation, self.exposure, *self.forgotten)
+        return "\n  ".join([*(str(one) for one in told if one), *earlier])
 
     def as_json(self) -> dict[str, Any]:
         """The same as JSON values."""
-        if self.story is None:
+        told: dict[str, Any] = {}
+        if self.story and self.exposure:
+            told = asdict(self.story) | {"exposure": asdict(self.exposure)}
+        elif self.forgotten:
             entry = self.forgotten[0].model_dump(mode="json")
-            return {"forgotten": entry, "lessons": [asdict(lesson) for lesson in self.lessons]}
-        assert self.exposure is not None
-        told = asdict(self.story) | {"exposure": asdict(self.exposure)}
-        return told | ({"derivation": self.derivation} if self.derivation else {})
+            told = {"forgotten": entry, "lessons": [asdict(lesson) for lesson in self.lessons]}
+        if self.derivation:
+            told["derivation"] = self.derivation
+        earlier = [
+            {"text_hash": one.text_hash, "exposure": asdict(one.exposure)} for one in self.earlier
+        ]
+        return told | ({"earlier": earlier} if earlier else {})
 
 
 def find_document(record: Pipeline, state: RegistryState, identifier: str) -> DocumentHistory:
@@ -62,17 +85,46 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
     try:
         folder = str(shards.path) if shards else None
         story = explain_document(corpus.url, folder, stats, identifier)
-    except UserError:
+    except UserError as error:
         entries = [one for one in listed if one.id == identifier]
-        if not entries:
+        earlier = _earlier_texts(record, state, runs, identifier)
+        if not entries and not earlier:
             raise
-        text = entries[0].text_hash
-        return DocumentHistory(None, None, lessons_of(runs, [text])[text] if text else [], entries)
+        texts = list(dict.fromkeys(one.text_hash for one in entries if one.text_hash))
+        lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
+        absence = "" if entries else str(error)
+        return DocumentHistory(None, None, lessons, entries, None, earlier, absence)
     kept = {"id": story.survivor, "source": story.source, "split": story.split}
     (exposure,) = exposures(runs, [kept | {"text_hash": story.text_hash}])
     same = [one for one in listed if story.survivor == one.id or story.text_hash == one.text_hash]
     derivation = _derivation(corpus, story.survivor) if is_derived else None
-    return DocumentHistory(story, exposure, exposure.lessons, same, derivation)
+    earlier = _earlier_texts(record, state, runs, identifier, story.text_hash)
+    return DocumentHistory(story, exposure, exposure.lessons, same, derivation, earlier)
+
+
+def _earlier_texts(
+    record: Pipeline,
+    state: RegistryState,
+    runs: Sequence[TrainingRun],
+    identifier: str,
+    now: str = "",
+) -> list[EarlierText]:
+    """The texts of an id, without that of `now`, in the corpora that are still there: each once,
+    newest first."""
+    kind = "study" if DERIVED in identifier else "clean_corpus"
+    urls = [corpus.url for corpus in made_by(record, state, kind)]
+    folders = [folder for url in urls for folder in (url, f"{url}/{PAST_FOLDER}")]
+    columns, chosen = ["id", "source", "split", "text_hash"], pc.field("id") == identifier
+    parts = open_parts(folders, [*columns, "text"])
+    found = parts.to_table(columns, filter=chosen & (pc.field("text_hash") != now)).to_pylist()
+    # Texts are long, and most documents have one.
+    texts = parts.to_table(["text_hash", "text"], filter=chosen).to_pylist() if found else []
+    said = {row["text_hash"]: row["text"] or "" for row in texts}
+    rows = list({row["text_hash"]: row for row in reversed(found)}.values())[::-1]
+    return [
+        EarlierText(row["text_hash"], said[row["text_hash"]], exposure)
+        for row, exposure in zip(rows, exposures(runs, rows), strict=True)
+    ]
 
 
 def _derivation(study: Artifact, identifier: str) -> str:

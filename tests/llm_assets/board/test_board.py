@@ -3,31 +3,21 @@
 import dataclasses
 import html
 import json
-import os
 import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import axe_core_python
 import psutil
 import pyarrow.parquet as pq
 import pytest
-import uvicorn
 import yaml
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.routing import Route
-from starlette.testclient import TestClient
 
-from artifacts.leases import process_started
 from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
@@ -44,10 +34,21 @@ from llm_assets.registry.card import weights_fingerprint
 from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import METRICS_NAME, read_metrics
 from scripts.screenshots import BOARD, click
-from serving.settings import EndpointSettings, OpenAIEngine, listen
-from serving.state import RouteStatus, StateFolder, Status
-from tests.browser import Browser, browser
+from serving.settings import EndpointSettings, OpenAIEngine
+from serving.state import StateFolder
+from tests.browser import browser
 from tests.conftest import ROOT, Project
+from tests.llm_assets.board.conftest import (
+    HOSTILE,
+    NOTHING,
+    board_of,
+    client_of,
+    confirm_and_wait,
+    endpoint,
+    fill_in,
+    served,
+    sign_in_to_decide,
+)
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 from tests.llm_assets.trained_store import TrainedStore, write_clean
 from tests.needs import needs
@@ -55,7 +56,6 @@ from tests.stand_ins.google import LocalGoogle
 from tests.tiny import tiny_texts
 from tests.waiting import wait_until
 
-HOSTILE = '<script>window.ran=1</script><img src=x onerror="window.ran=1">"\'{{7*7}}\u202e'
 PLANTED = "Seven jars of quince jelly stand behind the boiler for whoever mends the whistle."
 ADDED = [
     f"Bulletin {n}. The Marlow crane lifts {n} barrels. Its hook is of Riga." for n in range(20)
@@ -78,14 +78,6 @@ PAGES = (
 MOST_BYTES = 150_000
 LINK = re.compile(r'href="([^"#]*)')
 LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
-NOTHING: dict[str, Any] = {
-    "served": None,
-    "wanted": None,
-    "champion": None,
-    "running": [f"run {HOSTILE}"],
-    "waiting": [f"a sensor waits: {HOSTILE}"],
-    "services": None,
-}
 
 
 class Shop(TrainedStore):
@@ -116,40 +108,6 @@ class Shop(TrainedStore):
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Shop:
     return Shop(tmp_path_factory.mktemp("shop"), tiny_model_folder)
-
-
-def board_of(shop: TrainedStore, **changes: Any) -> Board:
-    settings = SimpleNamespace(
-        name="manual",
-        description=HOSTILE,
-        platform="local",
-        store=shop.store.root,
-        endpoint=EndpointSettings(),
-    )
-    key = {"key": "the key", "key_name": "a file", "is_open": True}
-    named = {"settings": settings, "record": shop.record, "registry": shop.registry}
-    return Board(**(named | {"status": lambda: NOTHING, "command": ["false"]} | key | changes))
-
-
-@contextmanager
-def served(app: Starlette) -> Iterator[str]:
-    """Serve an application on loopback; gives its address."""
-    with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@contextmanager
-def client_of(board: Board) -> Iterator[TestClient]:
-    address = "http://127.0.0.1:8012"
-    with TestClient(build_app(board), base_url=address, follow_redirects=False) as client:
-        yield client
 
 
 @needs("Chromium")
@@ -392,37 +350,6 @@ def test_a_pipeline_in_the_cloud_has_its_key_on_this_machine(
         assert traced.status_code == 200
 
 
-@contextmanager
-def endpoint(board: Board, pieces: list[str]) -> Iterator[None]:
-    """An endpoint that streams these pieces as version 1 does, as its state file tells it."""
-
-    async def complete(request: Request) -> StreamingResponse:
-        asked = await request.json()
-        asked_for = {"model", "prompt", "max_tokens", "temperature", "stop", "stream"}
-        assert set(asked) == asked_for
-        said = pieces[:1] if asked["stop"] else pieces
-        events = [json.dumps({"choices": [{"text": piece}]}) for piece in said]
-        stream = (f"data: {event}\n\n" for event in [*events, "[DONE]"])
-        headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-    routes = [Route("/v1/completions", complete, methods=["POST"])]
-    with served(Starlette(routes=routes)) as address:
-        of_version = {"version": "1", "fingerprint": "f", "restarts": 0}
-        status = Status(
-            pid=os.getpid(),
-            process_started=process_started(os.getpid()),
-            api_server_pid=os.getpid(),
-            host="127.0.0.1",
-            port=int(address.rpartition(":")[2]),
-            settings=EndpointSettings(),
-            phase="serving",
-            routes=[RouteStatus(**of_version, share=1, engine_pid=None, ready=True)],
-        )
-        StateFolder(endpoint_folder(board.settings)).status.write(status)
-        yield
-
-
 def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop) -> None:
     fields = {"action": "rollback", "name": "Ada", "reason": "worse"}
     with client_of(board_of(shop)) as client:
@@ -478,25 +405,6 @@ def test_a_decision_that_cannot_be_is_refused_in_words(shop: Shop, fields: dict,
             "/decide/confirm", data=fields, headers={"authorization": "Bearer the key"}
         )
         assert answer.status_code == 400 and told in answer.text
-
-
-def sign_in_to_decide(page: Browser, address: str) -> None:
-    page.open(f"{address}/sign-in?next=/decide")
-    page.evaluate("document.getElementById('key').value = 'the key'")
-    click(page, "main button")
-    page.wait_for("document.querySelector('fieldset:enabled #reason')")
-
-
-def fill_in(page: Browser, fields: dict[str, str]) -> None:
-    for name, value in fields.items():
-        page.evaluate(f"document.getElementById('{name}').value = {json.dumps(value)}")
-
-
-def confirm_and_wait(page: Browser) -> str:
-    """Make the decision that is shown; gives what the command line said of it."""
-    click(page, "main form button")
-    page.wait_for("/: (not )?done/.test(document.querySelector('h1')?.textContent)")
-    return str(page.evaluate("document.querySelector('main').innerText"))
 
 
 DECISIONS = (

@@ -1,0 +1,190 @@
+"""A board on small stores, the endpoint that it asks, and who signs in to decide."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from artifacts.leases import process_started
+from artifacts.shards.shard_set import text_numbers
+from artifacts.store.identity import Identity
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.board.pages import Board
+from llm_assets.board.server import build_app
+from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.registry.base import LocalRegistry
+from llm_assets.registry.state import ModelVersion
+from recipes.data.records import TRAINED_NAME, TRAINED_SCHEMA
+from scripts.screenshots import click
+from serving.settings import EndpointSettings, listen
+from serving.state import RouteStatus, StateFolder, Status
+from tests.browser import Browser
+from tests.llm_assets.registry.conftest import base_entry, entry, verdict
+
+HOSTILE = '<script>window.ran=1</script><img src=x onerror="window.ran=1">"\'{{7*7}}\u202e'
+BEARER = {"authorization": "Bearer the key"}
+NOTHING: dict[str, Any] = {
+    "served": None,
+    "wanted": None,
+    "champion": None,
+    "running": [f"run {HOSTILE}"],
+    "waiting": [f"a sensor waits: {HOSTILE}"],
+    "services": None,
+}
+
+
+class SmallStore:
+    """A store whose corpora and records are written by hand, its registry and its pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(str(folder / "store"))
+        self.record = Pipeline(self.store, "manual")
+        self.registry = LocalRegistry(Path(self.store.root), "manual")
+        self.registry.register_base(base_entry())
+
+    def make(self, kind: str, name: str, build: Any, **inputs: str) -> Artifact:
+        """An artifact of a name that is the current one."""
+        identity = Identity(kind=kind, code_version=name, inputs=inputs)
+        made, _ = self.store.make(identity, build)
+        self.record.advance(made)
+        return made
+
+    def clean(self, name: str, texts: dict[str, str], sources: Sequence[str] = ()) -> Artifact:
+        """A clean corpus of texts by their ids; a text's hash is the text itself."""
+        columns = {
+            "id": list(texts),
+            "text": list(texts.values()),
+            "source": list(sources) or ["manual"] * len(texts),
+            "split": ["train"] * len(texts),
+            "text_hash": list(texts.values()),
+            "cluster": list(texts.values()),
+        }
+
+        def build(draft: Draft) -> None:
+            pq.write_table(pa.table(columns), draft.path / "part-00000.parquet")
+            draft.stats |= {"documents": len(texts), "dropped": {}, "splits": {"train": len(texts)}}
+
+        return self.make("clean_corpus", name, build)
+
+    def train(self, corpus: Artifact, texts: Sequence[str], step: int = 3) -> ModelVersion:
+        """A version of a run that was trained on texts in one step; it serves."""
+        newest = self.registry.state().versions[-1]
+        read = {"text": text_numbers(texts), "start": [0] * len(texts), "end": [7] * len(texts)}
+        read |= {"step": [step] * len(texts), "row": list(range(len(texts)))}
+        table = pa.table(read).cast(TRAINED_SCHEMA).sort_by("text")
+
+        def build(draft: Draft) -> None:
+            pq.write_table(table, draft.path / TRAINED_NAME)
+
+        name, started = f"weights-{newest.version + 1}", {"start": newest.model_fingerprint}
+        made = self.make("checkpoint", name, build, **({} if newest.is_base else started))
+        lineage = {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
+        changes = {"model_fingerprint": made.fingerprint, "lineage": lineage}
+        found = entry(name).model_copy(update=changes)
+        version = self.registry.enter(found, verdict(name, newest.weights))
+        self.registry.confirm(version.version)
+        return version
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> SmallStore:
+    return SmallStore(tmp_path)
+
+
+def board_of(shop: Any, **changes: Any) -> Board:
+    settings = SimpleNamespace(
+        name="manual",
+        description=HOSTILE,
+        platform="local",
+        store=shop.store.root,
+        endpoint=EndpointSettings(),
+    )
+    key = {"key": "the key", "key_name": "a file", "is_open": True}
+    named = {"settings": settings, "record": shop.record, "registry": shop.registry}
+    return Board(**(named | {"status": lambda: NOTHING, "command": ["false"]} | key | changes))
+
+
+@contextmanager
+def served(app: Starlette) -> Iterator[str]:
+    """Serve an application on loopback; gives its address."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def client_of(board: Board) -> Iterator[TestClient]:
+    address = "http://127.0.0.1:8012"
+    with TestClient(build_app(board), base_url=address, follow_redirects=False) as client:
+        yield client
+
+
+@contextmanager
+def endpoint(board: Board, pieces: list[str]) -> Iterator[None]:
+    """An endpoint that streams these pieces as version 1 does, as its state file tells it."""
+
+    async def complete(request: Request) -> StreamingResponse:
+        asked = await request.json()
+        asked_for = {"model", "prompt", "max_tokens", "temperature", "stop", "stream"}
+        assert set(asked) == asked_for
+        said = pieces[:1] if asked["stop"] else pieces
+        events = [json.dumps({"choices": [{"text": piece}]}) for piece in said]
+        stream = (f"data: {event}\n\n" for event in [*events, "[DONE]"])
+        headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    routes = [Route("/v1/completions", complete, methods=["POST"])]
+    with served(Starlette(routes=routes)) as address:
+        of_version = {"version": "1", "fingerprint": "f", "restarts": 0}
+        status = Status(
+            pid=os.getpid(),
+            process_started=process_started(os.getpid()),
+            api_server_pid=os.getpid(),
+            host="127.0.0.1",
+            port=int(address.rpartition(":")[2]),
+            settings=EndpointSettings(),
+            phase="serving",
+            routes=[RouteStatus(**of_version, share=1, engine_pid=None, ready=True)],
+        )
+        StateFolder(endpoint_folder(board.settings)).status.write(status)
+        yield
+
+
+def sign_in_to_decide(page: Browser, address: str) -> None:
+    page.open(f"{address}/sign-in?next=/decide")
+    page.evaluate("document.getElementById('key').value = 'the key'")
+    click(page, "main button")
+    page.wait_for("document.querySelector('fieldset:enabled #reason')")
+
+
+def fill_in(page: Browser, fields: dict[str, str]) -> None:
+    for name, value in fields.items():
+        page.evaluate(f"document.getElementById('{name}').value = {json.dumps(value)}")
+
+
+def confirm_and_wait(page: Browser) -> str:
+    """Make the decision that is shown; gives what the command line said of it."""
+    click(page, "main form button")
+    page.wait_for("/: (not )?done/.test(document.querySelector('h1')?.textContent)")
+    return str(page.evaluate("document.querySelector('main').innerText"))
