@@ -4,11 +4,11 @@ The board decides nothing itself. A decision is a call of the command line, so t
 journal are the same, a long one has a process of its own, and what it says is shown as it comes.
 """
 
-import getpass
 import os
+import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock, Thread
 from typing import IO
 
@@ -19,7 +19,7 @@ from starlette.routing import Route
 from artifacts.errors import UserError, has_control_characters
 from artifacts.program.lifetime import Child
 from llm_assets.board.pages import Board, Fields, page, posted
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.erase import PLAN, read_list
 from llm_assets.registry.card import tell_story
 from llm_assets.registry.state import RegistryState
 
@@ -31,12 +31,15 @@ MOST_BYTES = 60_000
 """Of what a command said, that are shown."""
 MOST_VERSIONS = 50
 MOST_MOVES = 20
+MOST_WORKS = 8
+"""Calls of the command line whose pages stay."""
 
 
 @dataclass
 class CommandCall:
     """A call of the command line, and what it says."""
 
+    number: int
     decision: "DecisionForm"
     is_meant: bool
     """Whether it is done; else it only says what would change."""
@@ -50,6 +53,12 @@ class CommandCall:
         size = os.fstat(self.log.fileno()).st_size
         start = max(0, size - MOST_BYTES)
         return os.pread(self.log.fileno(), MOST_BYTES, start).decode(errors="replace")
+
+    @property
+    def plan(self) -> str:
+        """What it named that would be forgotten; empty where it named nothing."""
+        named = re.findall(rf"^{PLAN}([0-9a-f]+)$", self.said, re.MULTILINE)
+        return named[-1] if named else ""
 
     def run(self, command: Sequence[str]) -> None:
         """Call it and wait for its end.
@@ -75,6 +84,8 @@ class DecisionForm:
     version: str = ""
     documents: tuple[str, ...] = ()
     similar: str = ""
+    shown: str = ""
+    """What a person has seen before: the registry's generation, or the plan of a listing."""
 
     @classmethod
     def read(cls, fields: Fields) -> "DecisionForm":
@@ -99,12 +110,13 @@ class DecisionForm:
         version = values.get("version", "0")
         if not (version.isascii() and version.isdecimal() and len(version) < 10):
             raise UserError(f"{version!r} is not the number of a version.")
-        similar = fields.get("similar", "")
+        similar, shown = fields.get("similar", ""), fields.get("generation", "")
         return cls(
             action,
             **values,
             documents=tuple(filter(None, documents)) if action == "forget" else (),
             similar=similar if similar in ("drop", "keep") else "",
+            shown=shown if shown.isascii() and shown.isdecimal() and len(shown) < 10 else "",
         )
 
     def arguments(self, is_meant: bool) -> list[str]:
@@ -112,11 +124,14 @@ class DecisionForm:
         options = [f"--name={self.name}", f"--reason={self.reason}"]
         if self.action == "forget":
             options += [f"--similar={self.similar}"] if self.similar else []
-            return ["forget", *options, *(["--yes"] if is_meant else []), "--", *self.documents]
+            options += [f"--plan={self.shown}", *(["--yes"] if is_meant else [])]
+            return ["forget", *options, "--", *self.documents]
+        options += [f"--generation={self.shown}"]
         return [self.action, *options, *(["--", self.version] if self.version else [])]
 
     def try_on(self, state: RegistryState) -> None:
         """Make it in a state that nobody keeps; raises UserError where it cannot be made."""
+        state.as_shown(int(self.shown) if self.shown else None)
         if self.action == "approve":
             state.approve(int(self.version), self.name, self.reason)
         elif self.action == "reject":
@@ -133,9 +148,13 @@ def routes(board: Board) -> list[Route]:
         with lock:
             if works and works[-1].code is None:
                 raise UserError("Another decision is under way: wait for its end.")
-            works[:] = [CommandCall(decision, is_meant)]
-            Thread(target=works[-1].run, args=(board.command,), daemon=True).start()
-        return RedirectResponse("/decide/work", 303)
+            work = CommandCall(works[-1].number + 1 if works else 1, decision, is_meant)
+            works[:] = [*works[1 - MOST_WORKS :], work]
+            Thread(target=work.run, args=(board.command,), daemon=True).start()
+        return RedirectResponse(f"/decide/work/{work.number}", 303)
+
+    def find_work(number: object) -> CommandCall | None:
+        return next((one for one in works if str(one.number) == str(number)), None)
 
     def show(request: Request) -> Response:
         state = board.registry.state()
@@ -150,7 +169,6 @@ def routes(board: Board) -> list[Route]:
             forgotten=read_list(board.store, board.settings.name).active[:MOST_MOVES],
             work=works[-1] if works else None,
             asked={name: asked.get(name, "") for name in ("action", "version", "documents")},
-            who=getpass.getuser(),
         )
 
     def confirm(request: Request, fields: Fields) -> Response:
@@ -174,20 +192,24 @@ def routes(board: Board) -> list[Route]:
             generation=state.generation,
         )
 
-    def do(request: Request, fields: Fields) -> Response:
-        decision = DecisionForm.read(fields)
-        if decision.action != "forget":
-            state = board.registry.state()
-            if fields.get("generation") != str(state.generation):
-                raise UserError(
-                    "The registry has changed since this was shown. Look again at what the "
-                    "decision would change."
-                )
-            decision.try_on(state)
-        return begin(decision, is_meant=True)
+    def do(_: Request, fields: Fields) -> Response:
+        if fields.get("action") != "forget":
+            decision = DecisionForm.read(fields)
+            if not decision.shown:
+                raise UserError("Look first at what the decision would change.")
+            decision.try_on(board.registry.state())
+            return begin(decision, is_meant=True)
+        # What was looked at is done, whatever else the form says.
+        work, plan = find_work(fields.get("work")), fields.get("plan")
+        if work is None or work.is_meant or work.code != 0 or not plan or work.plan != plan:
+            raise UserError(
+                "What would be forgotten is not shown any more, or was never looked at. Look again "
+                "at what would change."
+            )
+        return begin(replace(work.decision, shown=plan), is_meant=True)
 
     def show_work(request: Request) -> Response:
-        work = works[-1] if works else None
+        work = find_work(request.path_params["number"])
         answer = page(board, request, "work.html", work=work)
         if work and work.code is None:
             answer.headers["Refresh"] = "1"
@@ -197,5 +219,5 @@ def routes(board: Board) -> list[Route]:
         Route("/decide", show),
         Route("/decide/confirm", posted(confirm), methods=["POST"]),
         Route("/decide/do", posted(do), methods=["POST"]),
-        Route("/decide/work", show_work),
+        Route("/decide/work/{number:int}", show_work),
     ]

@@ -33,6 +33,9 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 version_argument = click.argument("version", type=int)
 name_option = click.option("--name", default=getpass.getuser, help="Who decides (default: you).")
 reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
+generation_option = click.option(
+    "--generation", type=int, hidden=True, help="Of the registry, that the decision was shown for."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 PORT = click.IntRange(1, 65535)
 port_option = click.option(
@@ -237,7 +240,8 @@ def publish(version: int, repository: str, public: bool) -> None:
 @version_argument
 @name_option
 @reason_option
-def approve(version: int, name: str, reason: str) -> None:
+@generation_option
+def approve(version: int, name: str, reason: str, generation: int | None) -> None:
     """Approve a version by hand.
 
     The version is served whatever the gate decided.
@@ -251,7 +255,7 @@ def approve(version: int, name: str, reason: str) -> None:
     session = open_session()
     # One that was trained on what was forgotten is never served again.
     read_list(session.record.store, session.settings.name).refuse_withdrawn(version)
-    session.registry.approve(version, name, reason)
+    session.registry.approve(version, name, reason, generation)
     _serve_wanted(session)
 
 
@@ -259,7 +263,8 @@ def approve(version: int, name: str, reason: str) -> None:
 @version_argument
 @name_option
 @reason_option
-def reject(version: int, name: str, reason: str) -> None:
+@generation_option
+def reject(version: int, name: str, reason: str, generation: int | None) -> None:
     """Reject a version.
 
     If it is serving, the previous one takes over.
@@ -269,7 +274,7 @@ def reject(version: int, name: str, reason: str) -> None:
       llm-assets reject 4 --reason "wrong dosages"
     """
     session = open_session()
-    session.registry.reject(version, name, reason)
+    session.registry.reject(version, name, reason, generation)
     _serve_wanted(session)
 
 
@@ -329,7 +334,8 @@ def gate(
 @commands.command()
 @name_option
 @reason_option
-def rollback(name: str, reason: str) -> None:
+@generation_option
+def rollback(name: str, reason: str, generation: int | None) -> None:
     """Go back to the previous version, without downtime.
 
     \b
@@ -337,7 +343,7 @@ def rollback(name: str, reason: str) -> None:
       llm-assets rollback --reason "users complain"
     """
     session = open_session()
-    session.registry.roll_back(name, reason)
+    session.registry.roll_back(name, reason, generation)
     _serve_wanted(session)
 
 
@@ -407,6 +413,7 @@ def document(identifier: str, as_json: bool) -> None:
 )
 @click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
 @click.option("--yes", is_flag=True, help="Apply it to what is listed.")
+@click.option("--plan", hidden=True, help="What a listing named its plan: --yes does no other one.")
 def forget(
     identifiers: tuple[str, ...],
     path: Path | None,
@@ -416,6 +423,7 @@ def forget(
     similar: Literal["drop", "keep"] | None,
     is_undone: bool,
     yes: bool,
+    plan: str | None,
 ) -> None:
     """Forget documents, and what was trained on them.
 
@@ -438,7 +446,7 @@ def forget(
     if is_undone:
         forgetting.undo(session, documents, decision, yes, click.echo)
     else:
-        forgetting.forget(session, documents, decision, similar, yes, click.echo)
+        forgetting.forget(session, documents, decision, similar, yes, click.echo, plan)
 
 
 @commands.command()

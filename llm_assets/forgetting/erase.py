@@ -44,6 +44,9 @@ from spark_jobs.runtime.parquet import find_parts
 FORGOTTEN_INPUT = "forgotten"
 """Name of the list's digest among a clean corpus's inputs; absent while the list is empty."""
 
+PLAN = "plan "
+"""Begins the line by which a listing of what would be forgotten names its plan."""
+
 Similar = Literal["drop", "keep"]
 """What a person decided of documents that hold a forgotten text."""
 

@@ -107,17 +107,27 @@ class Registry(ABC):
         """See `RegistryState.enter`; raises IncumbentChanged."""
         return self._locate(self._change(lambda state: state.enter(self._relative(entry), verdict)))
 
-    def approve(self, version: int, name: str, reason: str) -> ModelVersion:
-        """See `RegistryState.approve`."""
-        return self._locate(self._change(lambda state: state.approve(version, name, reason)))
+    def approve(
+        self, version: int, name: str, reason: str, shown: int | None = None
+    ) -> ModelVersion:
+        """See `RegistryState.approve`, and for `shown` `RegistryState.as_shown`."""
+        return self._locate(
+            self._change(lambda state: state.as_shown(shown).approve(version, name, reason))
+        )
 
-    def reject(self, version: int, name: str, reason: str) -> ModelVersion:
-        """See `RegistryState.reject`."""
-        return self._locate(self._change(lambda state: state.reject(version, name, reason)))
+    def reject(
+        self, version: int, name: str, reason: str, shown: int | None = None
+    ) -> ModelVersion:
+        """See `RegistryState.reject`, and for `shown` `RegistryState.as_shown`."""
+        return self._locate(
+            self._change(lambda state: state.as_shown(shown).reject(version, name, reason))
+        )
 
-    def roll_back(self, name: str, reason: str) -> ModelVersion:
-        """See `RegistryState.roll_back`."""
-        return self._locate(self._change(lambda state: state.roll_back(name, reason)))
+    def roll_back(self, name: str, reason: str, shown: int | None = None) -> ModelVersion:
+        """See `RegistryState.roll_back`, and for `shown` `RegistryState.as_shown`."""
+        return self._locate(
+            self._change(lambda state: state.as_shown(shown).roll_back(name, reason))
+        )
 
     def confirm(self, version: int, found: str = "") -> None:
         """See `RegistryState.confirm`."""

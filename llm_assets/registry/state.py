@@ -7,7 +7,7 @@ models, which are known by their weights. Lists only grow.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +35,10 @@ class UnknownVersion(UserError):
 
 class IncumbentChanged(UserError):
     """The candidate was judged against a model that is no longer the wanted one."""
+
+
+class DecisionOutdated(UserError):
+    """The registry was changed since a person looked at what a decision would change."""
 
 
 class ModelEntry(BaseModel):
@@ -257,6 +261,15 @@ class RegistryState(BaseModel):
             )
         self._want(found.version, GATE, verdict.summary)
         return found
+
+    def as_shown(self, generation: int | None) -> Self:
+        """Itself; raises DecisionOutdated where a person looked at another generation."""
+        if generation not in (None, self.generation):
+            raise DecisionOutdated(
+                "The registry has changed since this was shown. Look again at what the decision "
+                "would change."
+            )
+        return self
 
     def approve(self, version: int, name: str, reason: str) -> ModelVersion:
         """A person wants a version, whatever the gate said; both are on record."""

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
+from artifacts.store.identity import hash_json
 from artifacts.store.rewrite import REWRITTEN
 from artifacts.store.store import Artifact
 from llm_assets.automation.jobs import training_config
@@ -27,6 +28,7 @@ from llm_assets.forgetting.certificate import (
     search_corpora,
 )
 from llm_assets.forgetting.erase import (
+    PLAN,
     ForgetDecision,
     ForgottenDocument,
     Similar,
@@ -73,6 +75,12 @@ class ForgetPlan:
     undecided: list[str] = field(default_factory=list)
     """Why a person has to say what becomes of documents that hold a text."""
 
+    @property
+    def digest(self) -> str:
+        """Names the documents and texts, so that another plan is known from this one."""
+        rows = sorted([one.id, one.text_hash or "", one.survivor or ""] for one in self.entries)
+        return hash_json({"entries": rows})
+
 
 def find_documents(
     session: Session, identifiers: Sequence[str], path: Path | None, source: str | None
@@ -104,15 +112,18 @@ def forget(
     similar: Similar | None,
     yes: bool,
     report: Report,
+    digest: str | None = None,
 ) -> None:
     """List what would go, and with `yes` forget it. Killed and called again, it goes on.
 
     Args:
         similar: what becomes of documents that hold the texts, where these are short or in many.
+        digest: of the plan that a person has seen, the only one that may be done; without `yes`,
+            anything has it said. None where nobody asks.
 
     Raises:
-        UserError: a document is unknown, something is being made that may hold one, or a person has
-            to decide.
+        UserError: a document is unknown, something is being made that may hold one, a person has to
+            decide, or other documents go with them now than a person has seen.
     """
     record, pipeline = session.record, session.settings.name
     _refuse_while_making(session)
@@ -127,8 +138,15 @@ def forget(
             raise UserError(text)
         report(text)
     if not yes:
+        if digest is not None:
+            report(f"{PLAN}{plan.digest}")
         report("Nothing was done. To forget all of these: the same command with --yes")
         return
+    if digest not in (None, plan.digest):
+        raise UserError(
+            "Other documents go with these now than those that were shown. Nothing was done. Look "
+            "again at what would be forgotten."
+        )
     file = None
     if plan.signatures:
         # Before the list, which names the file.

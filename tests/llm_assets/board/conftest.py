@@ -64,13 +64,14 @@ class SmallStore:
         self.record.advance(made)
         return made
 
-    def clean(self, name: str, texts: dict[str, str], sources: Sequence[str] = ()) -> Artifact:
+    def clean(self, name: str, texts: dict[str, str], **inputs: str) -> Artifact:
         """A clean corpus of texts by their ids; a text's hash is the text itself."""
         columns = {
             "id": list(texts),
             "text": list(texts.values()),
-            "source": list(sources) or ["manual"] * len(texts),
+            "source": ["manual"] * len(texts),
             "split": ["train"] * len(texts),
+            "slice": [0] * len(texts),
             "text_hash": list(texts.values()),
             "cluster": list(texts.values()),
         }
@@ -79,7 +80,7 @@ class SmallStore:
             pq.write_table(pa.table(columns), draft.path / "part-00000.parquet")
             draft.stats |= {"documents": len(texts), "dropped": {}, "splits": {"train": len(texts)}}
 
-        return self.make("clean_corpus", name, build)
+        return self.make("clean_corpus", name, build, **inputs)
 
     def train(self, corpus: Artifact, texts: Sequence[str], step: int = 3) -> ModelVersion:
         """A version of a run that was trained on texts in one step; it serves."""

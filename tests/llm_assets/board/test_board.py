@@ -5,7 +5,6 @@ import html
 import json
 import re
 import shutil
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import axe_core_python
 import psutil
-import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
@@ -28,7 +25,7 @@ from llm_assets.board.pages import Board, read_key
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list, read_list
+from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.tracing.training_text import lessons_of, runs_behind
@@ -37,19 +34,16 @@ from scripts.screenshots import BOARD, click
 from serving.settings import EndpointSettings, OpenAIEngine
 from serving.state import StateFolder
 from tests.browser import browser
-from tests.conftest import ROOT, Project
+from tests.conftest import ROOT
 from tests.llm_assets.board.conftest import (
     HOSTILE,
     NOTHING,
     board_of,
     client_of,
-    confirm_and_wait,
     endpoint,
-    fill_in,
     served,
-    sign_in_to_decide,
 )
-from tests.llm_assets.registry.conftest import base_entry, entry, verdict
+from tests.llm_assets.registry.conftest import entry, verdict
 from tests.llm_assets.trained_store import TrainedStore, write_clean
 from tests.needs import needs
 from tests.stand_ins.google import LocalGoogle
@@ -67,7 +61,7 @@ PAGES = (
     *BOARD.values(),
     *("/versions/2", "/text?search=jelly", "/text/document?id=manual%2F0"),
     *(
-        "/decide/work",
+        "/decide/work/1",
         "/sign-in",
         f"/text?search={quote(HOSTILE)}",
         f"/ask?prompt={quote(HOSTILE)}",
@@ -77,7 +71,6 @@ PAGES = (
 """Those that the pictures of the docs are taken of, and the others."""
 MOST_BYTES = 150_000
 LINK = re.compile(r'href="([^"#]*)')
-LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
 
 
 class Shop(TrainedStore):
@@ -370,7 +363,7 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
         assert "What would change" in shown and 'name="version" value=""' in shown
         attack = {"origin": "http://evil.example"}
         assert client.post("/decide/do", data=fields, headers=attack).status_code == 403
-        assert "has changed since" in client.post("/decide/do", data=fields).text
+        assert "Look first at what" in client.post("/decide/do", data=fields).text
         assert client.post("/decide/confirm", content=b"x" * 2_000_000).status_code == 413
     with client_of(board_of(shop, is_open=False)) as client:
         assert client.get("/text").headers["location"].startswith("/sign-in")
@@ -407,101 +400,6 @@ def test_a_decision_that_cannot_be_is_refused_in_words(shop: Shop, fields: dict,
         assert answer.status_code == 400 and told in answer.text
 
 
-DECISIONS = (
-    ("reject", "2", "version 2 → version 1"),
-    ("approve", "2", "version 1 → version 2"),
-    ("rollback", "", "version 2 → version 1"),
-)
-"""Each with its version, and what is shown to change; in this order, each after the one before."""
-
-
-@needs("Chromium")
-def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -> None:
-    registry = LocalRegistry(tmp_path / "store", "manual")
-    registry.register_base(base_entry())
-    for number, before in ((1, "base"), (2, "weights-1")):
-        # Its weights are nowhere, so that nothing is served by it.
-        found = entry(f"weights-{number}").model_copy(update={"model_url": str(tmp_path / "gone")})
-        registry.enter(found, verdict(f"weights-{number}", before))
-    config = tmp_path / "manual.yaml"
-    files = {"type": "files", "path": str(tmp_path)}
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "name": "manual",
-                "store": str(tmp_path / "store"),
-                "raw_corpus": {"sources": [files]},
-                "base_model": {"folder": str(tmp_path)},
-            }
-        )
-    )
-    store = Store(str(tmp_path / "store"))
-    empty = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
-    board = board_of(empty, command=[LLM_ASSETS, "--config", str(config)])
-    with served(build_app(board)) as address, browser(tmp_path) as page:
-        sign_in_to_decide(page, address)
-        for action, version, change in DECISIONS:
-            page.open(f"{address}/decide")
-            reason = f"{action}; rm -rf $HOME"
-            given = {"action": action, "version": version, "name": HOSTILE[:-1], "reason": reason}
-            fill_in(page, given)
-            before = registry.state()
-            click(page, "fieldset button")
-            page.wait_for("document.querySelector('dl.facts')")
-            shown = page.evaluate("document.querySelector('main').innerText")
-            assert "What would change" in shown and change in shown
-            assert registry.state() == before
-            told = confirm_and_wait(page)
-            assert page.evaluate("window.ran") is None
-            state = registry.state()
-            assert state.find("wanted").version == int(change[-1]), told
-            said = state.decisions[-1] if version else state.history[-1]
-            assert reason in said.reason, told
-            assert (said.name if version else said.by) == HOSTILE[:-1]
-
-
-@pytest.mark.soak
-@needs("Chromium")
-def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
-    judged: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a copy of a real project, whose document no model has read."""
-    folder = tmp_path / "project"
-    shutil.copytree(judged.folder / "as it was", folder / "store")
-    shutil.copytree(judged.folder / "text", folder / "text")
-    copied = Project(folder)
-    settings = yaml.safe_load(judged.config.read_text())
-    (source,) = settings["raw_corpus"]["sources"]
-    source["path"], settings["store"] = str(folder / "text"), str(folder / "store")
-    copied.config.write_text(yaml.safe_dump(settings))
-    registry = LocalRegistry(Path(copied.record.store.root), "manual")
-    corpus = copied.record.current("clean_corpus", "test").path
-    rows = pq.read_table(sorted(corpus.glob("part-*"))).to_pylist()
-    document = next(row["id"] for row in rows if row["split"] == "held_out")
-    parts = SimpleNamespace(store=copied.record.store, record=copied.record, registry=registry)
-    board = board_of(parts, command=[LLM_ASSETS, "--config", str(copied.config)])
-    for name, value in copied.environment().items():
-        monkeypatch.setenv(name, value)
-    with served(build_app(board)) as address, browser(tmp_path) as page:
-        sign_in_to_decide(page, address)
-        page.open(f"{address}/text/document?id={document}")
-        click(page, "main p a", "Forget it")
-        page.wait_for(f"document.getElementById('documents')?.value === {json.dumps(document)}")
-        fill_in(page, {"forgetter": "Ada", "why": "its author asked"})
-        page.evaluate("document.querySelectorAll('fieldset button')[1].click()")
-        page.wait_for("document.querySelector('main form button')?.textContent.includes('Forget')")
-        preview = page.evaluate("document.querySelector('main').innerText")
-        assert document in preview and "Nothing was done" in preview
-        assert read_list(copied.record.store, "manual").documents == []
-        told = confirm_and_wait(page)
-        page.open(f"{address}/decide")
-        listed = page.evaluate("document.querySelector('main').innerText")
-    # With it go the documents whose text it holds, as the preview said.
-    forgotten = {one.id for one in read_list(copied.record.store, "manual").documents}
-    assert document in forgotten and all(f"{name} (manual)" in preview for name in forgotten), told
-    assert all(name in listed.partition("Forgotten")[2] for name in forgotten)
-
-
 def test_every_page_is_two_clicks_away_from_the_first(shop: Shop) -> None:
     seen, reached = {"/"}, {"/"}
     with client_of(board_of(shop)) as client:
@@ -531,26 +429,6 @@ def test_a_document_of_fifty_megabytes_is_shown_in_part(shop: Shop, tmp_path: Pa
             assert "manual/1" in answer.text and HOSTILE[:20] not in answer.text
         assert "The rest is not shown" in client.get("/text/document?id=manual%2F1").text
         assert client.post("/ask/trace", data={"text": text}).status_code == 413
-
-
-def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path) -> None:
-    registry = LocalRegistry(tmp_path / "store", "manual")
-    base = registry.register_base(base_entry())
-    registry.enter(entry("candidate"), verdict("candidate", base.weights, promoted=False))
-    store = Store(str(tmp_path / "store"))
-    parts = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
-    fields = {"action": "approve", "version": "1", "name": "Ada", "reason": "better"}
-    bearer = {"authorization": "Bearer the key"}
-    with client_of(board_of(parts, command=["sh", "-c", "sleep 20", "-"])) as client:
-        shown = client.post("/decide/confirm", data=fields, headers=bearer).text
-        fields["generation"] = re.search(r'name="generation" value="(\d+)"', shown)[1]
-        registry.reject(1, "Grace", "worse")
-        late = client.post("/decide/do", data=fields, headers=bearer)
-        assert late.status_code == 400 and "has changed since" in late.text
-        assert registry.state().find("wanted") == base
-        fields["generation"] = str(registry.state().generation)
-        assert client.post("/decide/do", data=fields, headers=bearer).status_code == 303
-        assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
 
 
 def test_a_service_that_does_not_run_is_said_with_its_log(apart: Board) -> None:

@@ -1,6 +1,7 @@
 """Forgotten means its text: what holds it again is left out, found by `verify`, and a person's."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -265,6 +266,17 @@ def test_a_backup_from_before_a_forgetting_brings_nothing_back(
     assert pipeline.documents() == TEXTS.keys() - {"lever.txt", "harbor.txt"}
     # A snapshot that was made since may hold it, as long as the source does.
     assert "everything is in order" in pipeline.say("doctor")
+
+
+def test_what_was_shown_alone_is_forgotten_even_where_a_similar_document_arrives_meanwhile(
+    pipeline: Pipeline,
+) -> None:
+    (named,) = re.findall(r"plan (\w+)", pipeline.forget("fog.txt", "--plan="))
+    pipeline.write(TEXTS | {"mist.txt": f"{TEXTS['fog.txt']} And some mist."})
+    pipeline.clean()
+    said = pipeline.forget("fog.txt", f"--plan={named}", "--yes", code=1)
+    assert "mist.txt" in said and "Other documents go with these now" in said
+    assert pipeline.listed.documents == []
 
 
 def test_what_has_no_signature_is_known_exactly_and_verify_says_so(pipeline: Pipeline) -> None:

@@ -1,0 +1,232 @@
+"""Decisions on the board: previewed, confirmed, and made by the command line."""
+
+import getpass
+import html
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
+from llm_assets.board.server import build_app
+from llm_assets.cli.main import commands
+from llm_assets.forgetting.erase import read_list
+from llm_assets.registry.base import LocalRegistry
+from llm_assets.registry.state import DecisionOutdated
+from scripts.screenshots import click
+from tests.browser import browser
+from tests.conftest import Project
+from tests.llm_assets.board.conftest import (
+    BEARER,
+    HOSTILE,
+    SmallStore,
+    board_of,
+    client_of,
+    confirm_and_wait,
+    fill_in,
+    served,
+    sign_in_to_decide,
+)
+from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
+from tests.needs import needs
+from tests.waiting import wait_until
+
+LLM_ASSETS = str(Path(sys.executable).parent / "llm-assets")
+STUB = """echo "$@" >> "$CALLS"
+case "$*" in *--yes*) echo done;; *) echo "plan $(cat "$PLAN")"; echo "Nothing was done.";; esac"""
+"""In place of the command line: it notes its calls, and names as its plan what a file says."""
+
+
+def pipeline_file(folder: Path) -> Path:
+    """That of a store in a folder."""
+    config = folder / "manual.yaml"
+    settings = {
+        "name": "manual",
+        "store": str(folder / "store"),
+        "raw_corpus": {"sources": [{"type": "files", "path": str(folder)}]},
+        "base_model": {"folder": str(folder)},
+    }
+    config.write_text(yaml.safe_dump(settings))
+    return config
+
+
+def look_at(client: TestClient, **fields: str) -> str:
+    """Ask what a decision would change; the address of the page that says so."""
+    answer = client.post("/decide/confirm", data=fields, headers=BEARER)
+    assert answer.status_code == 303, answer.text
+    place = answer.headers["location"]
+    wait_until(lambda: "under way" not in client.get(place).text)
+    return place
+
+
+def form_of(client: TestClient, place: str) -> dict[str, str]:
+    """What the confirmation on a page would send."""
+    inputs = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', client.get(place).text)
+    return {name: html.unescape(value) for name, value in inputs}
+
+
+def test_of_two_people_who_forget_each_confirms_what_was_shown_to_them(
+    small: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, plan = tmp_path / "calls", tmp_path / "plan"
+    monkeypatch.setenv("CALLS", str(calls))
+    monkeypatch.setenv("PLAN", str(plan))
+    forget = {"action": "forget", "reason": "asked to"}
+    with client_of(board_of(small, command=["sh", "-c", STUB, "-"])) as client:
+        plan.write_text("abc1")
+        first = look_at(client, **forget, name="Ada", documents="one")
+        plan.write_text("abc2")
+        second = look_at(client, **forget, name="Grace", documents="two")
+        assert first != second
+        shown = client.get(first).text
+        assert "Ada" in shown and "Grace" not in shown and "abc1" in shown
+        sent = form_of(client, first)
+        for changed in ({"work": "7"}, {"plan": "abc2"}, {"plan": ""}, {"work": ""}):
+            late = client.post("/decide/do", data=sent | changed, headers=BEARER)
+            assert late.status_code == 400 and "not shown any more" in late.text
+        unseen = forget | {"name": "Ada", "documents": "three"}
+        assert client.post("/decide/do", data=unseen, headers=BEARER).status_code == 400
+        # Fields that were added to the form change nothing of what was shown.
+        done = client.post("/decide/do", data=sent | {"documents": "three"}, headers=BEARER)
+        wait_until(lambda: "Forget: done" in client.get(done.headers["location"]).text)
+        again = client.post("/decide/do", data={**sent, "work": "3"}, headers=BEARER)
+        assert again.status_code == 400, "what was done is no preview"
+    last = calls.read_text().splitlines()[-1]
+    assert last == "forget --name=Ada --reason=asked to --plan=abc1 --yes -- one"
+
+
+@pytest.mark.parametrize("action", ["approve", "reject", "rollback"])
+def test_a_decision_of_the_command_line_in_between_outdates_what_was_shown(
+    small: SmallStore, tmp_path: Path, action: str
+) -> None:
+    """The command itself looks, as one step with its change."""
+    judge(small.registry, "candidate")
+    shown = small.registry.state().generation
+    small.registry.reject(1, "Grace", "worse")
+    before = small.registry.state()
+    given = [] if action == "rollback" else ["1"]
+    command = ["--config", str(pipeline_file(tmp_path)), action, *given]
+    options = ["--name=Ada", "--reason=better", f"--generation={shown}"]
+    ended = CliRunner().invoke(commands, [*command, *options])
+    assert isinstance(ended.exception, DecisionOutdated), ended.output
+    assert "has changed since" in str(ended.exception)
+    assert small.registry.state() == before
+
+
+def test_a_form_does_not_say_who_runs_the_board(small: SmallStore) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    with client_of(board_of(small)) as client:
+        assert f'value="{getpass.getuser()}"' not in client.get("/decide", headers=BEARER).text
+
+
+DECISIONS = (
+    ("reject", "2", "version 2 → version 1"),
+    ("approve", "2", "version 1 → version 2"),
+    ("rollback", "", "version 2 → version 1"),
+)
+"""Each with its version, and what is shown to change; in this order, each after the one before."""
+
+
+@needs("Chromium")
+def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -> None:
+    registry = LocalRegistry(tmp_path / "store", "manual")
+    registry.register_base(base_entry())
+    for number, before in ((1, "base"), (2, "weights-1")):
+        # Its weights are nowhere, so that nothing is served by it.
+        found = entry(f"weights-{number}").model_copy(update={"model_url": str(tmp_path / "gone")})
+        registry.enter(found, verdict(f"weights-{number}", before))
+    config = pipeline_file(tmp_path)
+    store = Store(str(tmp_path / "store"))
+    empty = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
+    board = board_of(empty, command=[LLM_ASSETS, "--config", str(config)])
+    with served(build_app(board)) as address, browser(tmp_path) as page:
+        sign_in_to_decide(page, address)
+        for action, version, change in DECISIONS:
+            page.open(f"{address}/decide")
+            reason = f"{action}; rm -rf $HOME"
+            given = {"action": action, "version": version, "name": HOSTILE[:-1], "reason": reason}
+            fill_in(page, given)
+            before = registry.state()
+            click(page, "fieldset button")
+            page.wait_for("document.querySelector('dl.facts')")
+            shown = page.evaluate("document.querySelector('main').innerText")
+            assert "What would change" in shown and change in shown
+            assert registry.state() == before
+            told = confirm_and_wait(page)
+            assert page.evaluate("window.ran") is None
+            state = registry.state()
+            assert state.find("wanted").version == int(change[-1]), told
+            said = state.decisions[-1] if version else state.history[-1]
+            assert reason in said.reason, told
+            assert (said.name if version else said.by) == HOSTILE[:-1]
+
+
+@pytest.mark.soak
+@needs("Chromium")
+def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
+    judged: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a copy of a real project, whose document no model has read."""
+    folder = tmp_path / "project"
+    shutil.copytree(judged.folder / "as it was", folder / "store")
+    shutil.copytree(judged.folder / "text", folder / "text")
+    copied = Project(folder)
+    settings = yaml.safe_load(judged.config.read_text())
+    (source,) = settings["raw_corpus"]["sources"]
+    source["path"], settings["store"] = str(folder / "text"), str(folder / "store")
+    copied.config.write_text(yaml.safe_dump(settings))
+    registry = LocalRegistry(Path(copied.record.store.root), "manual")
+    corpus = copied.record.current("clean_corpus", "test").path
+    rows = pq.read_table(sorted(corpus.glob("part-*"))).to_pylist()
+    document = next(row["id"] for row in rows if row["split"] == "held_out")
+    parts = SimpleNamespace(store=copied.record.store, record=copied.record, registry=registry)
+    board = board_of(parts, command=[LLM_ASSETS, "--config", str(copied.config)])
+    for name, value in copied.environment().items():
+        monkeypatch.setenv(name, value)
+    with served(build_app(board)) as address, browser(tmp_path) as page:
+        sign_in_to_decide(page, address)
+        page.open(f"{address}/text/document?id={document}")
+        click(page, "main p a", "Forget it")
+        page.wait_for(f"document.getElementById('documents')?.value === {json.dumps(document)}")
+        fill_in(page, {"forgetter": "Ada", "why": "its author asked"})
+        page.evaluate("document.querySelectorAll('fieldset button')[1].click()")
+        page.wait_for("document.querySelector('main form button')?.textContent.includes('Forget')")
+        preview = page.evaluate("document.querySelector('main').innerText")
+        assert document in preview and "Nothing was done" in preview
+        assert read_list(copied.record.store, "manual").documents == []
+        told = confirm_and_wait(page)
+        page.open(f"{address}/decide")
+        listed = page.evaluate("document.querySelector('main').innerText")
+    # With it go the documents whose text it holds, as the preview said.
+    forgotten = {one.id for one in read_list(copied.record.store, "manual").documents}
+    assert document in forgotten and all(f"{name} (manual)" in preview for name in forgotten), told
+    assert all(name in listed.partition("Forgotten")[2] for name in forgotten)
+
+
+def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path) -> None:
+    registry = LocalRegistry(tmp_path / "store", "manual")
+    base = registry.register_base(base_entry())
+    registry.enter(entry("candidate"), verdict("candidate", base.weights, promoted=False))
+    store = Store(str(tmp_path / "store"))
+    parts = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
+    fields = {"action": "approve", "version": "1", "name": "Ada", "reason": "better"}
+    bearer = {"authorization": "Bearer the key"}
+    with client_of(board_of(parts, command=["sh", "-c", "sleep 20", "-"])) as client:
+        shown = client.post("/decide/confirm", data=fields, headers=bearer).text
+        fields["generation"] = re.search(r'name="generation" value="(\d+)"', shown)[1]
+        registry.reject(1, "Grace", "worse")
+        late = client.post("/decide/do", data=fields, headers=bearer)
+        assert late.status_code == 400 and "has changed since" in late.text
+        assert registry.state().find("wanted") == base
+        fields["generation"] = str(registry.state().generation)
+        assert client.post("/decide/do", data=fields, headers=bearer).status_code == 303
+        assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
