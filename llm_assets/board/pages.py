@@ -124,6 +124,7 @@ _TEMPLATES = Environment(
 )
 _TEMPLATES.filters |= {
     "count": lambda value: f"{value:,}",
+    "of": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
     "day": lambda at: f"{at:%Y-%m-%d %H:%M}" if isinstance(at, datetime) else at,
     "figure": lambda value: "not finite" if value is None else f"{value:#.4g}".rstrip("."),
     "percent": lambda value: "-" if value is None else f"{value:.0%}",

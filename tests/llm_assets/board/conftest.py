@@ -30,6 +30,8 @@ from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
 from recipes.data.records import TRAINED_NAME, TRAINED_SCHEMA
+from recipes.evaluation.exam import CLOSED_BOOK, QUESTIONS_NAME
+from recipes.evaluation.settings import SAMPLES_NAME, SCORES_NAME, TASK_SCORES_NAME
 from scripts.screenshots import click
 from serving.settings import EndpointSettings, listen
 from serving.state import RouteStatus, StateFolder, Status
@@ -82,7 +84,46 @@ class SmallStore:
 
         return self.make("clean_corpus", name, build, **inputs)
 
-    def train(self, corpus: Artifact, texts: Sequence[str], step: int = 3) -> ModelVersion:
+    def examine(self, won: int, lost: int) -> Artifact:
+        """An evaluation in which so many questions were won by the candidate, or lost."""
+        choices = ["Riga", "Oslo"]
+        asked = [
+            {"id": str(number), "question": f"Where is lamp {number}?", "choices": choices}
+            | {"value": "Riga", "subject": f"lamp {number}", "relation": "place"}
+            | {"placebo": False, "passage": None}
+            for number in range(won + lost)
+        ]
+        right = [float(number < won) for number in range(won + lost)]
+
+        def write_exam(draft: Draft) -> None:
+            lines = "".join(f"{json.dumps(one)}\n" for one in asked)
+            (draft.path / QUESTIONS_NAME).write_text(lines)
+
+        exam = self.make("exam", f"{won} {lost}", write_exam)
+
+        def write(draft: Draft) -> None:
+            rows = {
+                "task": [CLOSED_BOOK] * len(asked),
+                "metric": ["acc"] * len(asked),
+                "sample": [one["id"] for one in asked],
+                "score_candidate": right,
+                "score_base": [1 - one for one in right],
+                "chosen_candidate": [int(1 - one) for one in right],
+                "chosen_base": [int(one) for one in right],
+            }
+            pq.write_table(pa.table(rows), draft.path / TASK_SCORES_NAME)
+            scores = {"document": ["manual/8"], "source": ["manual"], "task": ["held_out"]}
+            figures = {"score_base": [2.0], "score_candidate": [3.0], "size": [1]}
+            pq.write_table(pa.table(scores | figures), draft.path / SCORES_NAME)
+            (draft.path / SAMPLES_NAME).write_text("{}")
+            metric = {"name": "bits_per_byte", "unit": "bits per byte"}
+            draft.stats |= {"metric": metric, "metrics": {}, "exam": {"facts": len(asked)}}
+
+        return self.make("eval_metrics", f"{won} {lost}", write, exam=exam.fingerprint)
+
+    def train(
+        self, corpus: Artifact, texts: Sequence[str], step: int = 3, **lineage: str
+    ) -> ModelVersion:
         """A version of a run that was trained on texts in one step; it serves."""
         newest = self.registry.state().versions[-1]
         read = {"text": text_numbers(texts), "start": [0] * len(texts), "end": [7] * len(texts)}
@@ -94,7 +135,7 @@ class SmallStore:
 
         name, started = f"weights-{newest.version + 1}", {"start": newest.model_fingerprint}
         made = self.make("checkpoint", name, build, **({} if newest.is_base else started))
-        lineage = {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
+        lineage |= {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
         changes = {"model_fingerprint": made.fingerprint, "lineage": lineage}
         found = entry(name).model_copy(update=changes)
         version = self.registry.enter(found, verdict(name, newest.weights))
