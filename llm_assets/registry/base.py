@@ -51,6 +51,10 @@ class Registry(ABC):
     def __init__(self, store: Store, pipeline: str) -> None:
         self.root, self.name = store.root, pipeline
         self._store = store
+        self._known: tuple[tuple[bytes | None, list[Decision]], RegistryState]
+        self._known = (None, []), RegistryState()
+        """The newest content that was read, and what it says: parsing takes far longer than reading
+        where there are thousands of versions, and most who ask find what was there before."""
         self.folder = f"{store.root}/{layout.registry(pipeline)}"
         """Where the registry's files are, as messages name it."""
 
@@ -78,10 +82,18 @@ class Registry(ABC):
     def state(self) -> RegistryState:
         """All that is recorded; models' addresses are where they lie now."""
         newest = self._record.registry()
-        state = self._parse_newest(self._read(STATE_NAME), newest)
-        state.follow(self._decisions())
-        located = [self._locate(version) for version in state.versions]
-        return state.model_copy(update={"versions": located})
+        content, decisions = self._read(STATE_NAME), self._decisions()
+        known, state = self._known
+        if content is None or known != (content, decisions):
+            state = self._parse_newest(content, newest)
+            state.follow(decisions)
+            located = [self._locate(version) for version in state.versions]
+            state = state.model_copy(update={"versions": located})
+            self._known = (content, decisions), state
+        else:
+            self._check_newest(state, newest)
+        # Whoever changes what is given changes nothing of what is known.
+        return state.model_copy(update={"versions": list(state.versions)})
 
     def versions(self) -> list[ModelVersion]:
         """All versions, oldest first."""
@@ -235,16 +247,19 @@ class Registry(ABC):
         """The state of a file, which has to be no older than the newest that was noted."""
         if content is not None:
             state = self._parse(STATE_NAME, content)
-            if state.generation < newest.generation:
-                fault = (
-                    f"is an older one: it is as after {state.generation} changes, and there were "
-                    f"{newest.generation}"
-                )
-                raise self._damage(STATE_NAME, fault)
+            self._check_newest(state, newest)
             return state
         if self._read(BACKUP_NAME) is None and not self._published():
             return RegistryState()
         raise self._damage(STATE_NAME, "is lost, though versions were registered")
+
+    def _check_newest(self, state: RegistryState, newest: RegistryMark) -> None:
+        if state.generation < newest.generation:
+            fault = (
+                f"is an older one: it is as after {state.generation} changes, and there were "
+                f"{newest.generation}"
+            )
+            raise self._damage(STATE_NAME, fault)
 
     def _parse(self, name: str, content: bytes) -> RegistryState:
         try:

@@ -17,6 +17,7 @@ import pytest
 
 from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
+from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft, Store
@@ -26,7 +27,7 @@ from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
-from llm_assets.registry.base import LocalRegistry
+from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import METRICS_NAME, read_metrics
@@ -452,13 +453,18 @@ def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
     one = state.versions[-1]
     many = [one.model_copy(update={"version": n, "weights": f"w{n}"}) for n in range(10_000)]
     state = state.model_copy(update={"versions": many})
-    crowded = SimpleNamespace(state=lambda: state)
+    crowded = LocalRegistry(tmp_path / "crowded", "manual")
+    path = Path(crowded.folder, STATE_NAME)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(dump_with_checksum(state))
     with client_of(board_of(shop, registry=crowded)) as client:
         first, last = client.get("/versions"), client.get("/versions?from=9950")
         assert "1 to 50 of 10,000" in first.text and "9,951 to 10,000 of" in last.text
         others = [client.get(path) for path in ("/", "/ask", "/decide", "/versions/9999")]
         assert [answer.status_code for answer in others] == [200] * 4
         assert max(len(answer.content) for answer in (first, last, *others)) < MOST_BYTES
+    # Pages parse the state once, not each of them again.
+    assert crowded.state().versions[7] is crowded.state().versions[7]
 
 
 def test_a_store_that_is_cleaned_while_pages_are_read_costs_no_more_than_a_page(shop: Shop) -> None:

@@ -396,3 +396,17 @@ def test_where_nothing_is_left_to_restore_the_message_says_so(registry: Registry
     remove(registry, BACKUP_NAME)
     with pytest.raises(RegistryDamaged, match="begin again with the base model"):
         registry.restore()
+
+
+def test_who_asks_again_is_told_of_changes_of_others_and_keeps_none_of_their_own(
+    open_registry: Callable[[], Registry],
+) -> None:
+    one, other = open_registry(), open_registry()
+    one.register_base(base_entry())
+    assert one.state().versions[0] is one.state().versions[0], "what is the same is parsed once"
+    asked = one.state()
+    asked.register(entry("of nobody"))
+    asked.approve(1, "Ada", "not meant")
+    assert len(one.state().versions) == 1 and one.state().find("wanted").version == 0
+    judge(other, "candidate")
+    assert [version.weights for version in one.state().versions] == ["base", "candidate"]
