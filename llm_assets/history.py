@@ -1,4 +1,4 @@
-"""What runs and what waits, read from Dagster's history without Dagster, whose import takes 0.7 s.
+"""What runs, waits and failed, read from Dagster's history without Dagster, which takes 0.7 s.
 
 These tables and columns have been the same for years; a test writes them by the Dagster that is
 pinned. A history in another database is read by Dagster itself.
@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ LOCAL = ("local_artifact_storage", "compute_logs")
 RUNNING = ("QUEUED", "STARTING", "STARTED")
 RUNS_DATABASE, TICKS_DATABASE = "history/runs.db", "schedules/schedules.db"
 RUNS_ASKED = "SELECT run_id, status FROM runs WHERE status IN (?, ?, ?) ORDER BY id DESC"
+FAILED_ASKED = "SELECT COUNT(*) FROM runs WHERE status = 'FAILURE' AND update_timestamp > ?"
+HEARTBEATS_ASKED = "SELECT MAX(json_extract(body, '$.timestamp')) FROM daemon_heartbeats"
 TICKS_ASKED = (
     "SELECT tick_body FROM job_ticks WHERE status IN ('SKIPPED', 'FAILURE') AND id IN "
     "(SELECT MAX(id) FROM job_ticks GROUP BY selector_id) ORDER BY id"
@@ -65,6 +67,12 @@ class Activity:
 
     runs: Sequence[UnfinishedRun] = ()
     ticks: Sequence[IdleTick] = ()
+    failed: int = 0
+    """Runs that failed within the last day."""
+    heartbeat: datetime | None = None
+    """When the daemon last said that it lives; None where it never did."""
+    fault: str = ""
+    """Why nothing of this is known, in words."""
 
 
 def sqlite_folder(home: Path) -> Path | None:
@@ -103,19 +111,34 @@ def make_history_private() -> None:
 
 def read_activity(folder: Path) -> Activity:
     """What runs and waits by the history of a folder's dagster.yaml; nothing without one."""
+    try:
+        return _read_activity(folder)
+    except sqlite3.Error as error:
+        return Activity(fault=str(error))
+
+
+def _read_activity(folder: Path) -> Activity:
     home = Path(os.environ.get("DAGSTER_HOME") or folder)
     if not (home / "dagster.yaml").exists():
         return Activity()
     base = sqlite_folder(home)
     if base is None:
         return _by_dagster(home)
-    runs = _ask(folder / base / RUNS_DATABASE, RUNS_ASKED, RUNNING)
+    database, yesterday = folder / base / RUNS_DATABASE, datetime.now(UTC) - timedelta(days=1)
+    runs = _ask(database, RUNS_ASKED, RUNNING)
+    ((failed,),) = _ask(database, FAILED_ASKED, [f"{yesterday:%Y-%m-%d %H:%M:%S}"]) or [(0,)]
+    ((beat,),) = _ask(database, HEARTBEATS_ASKED, ()) or [(None,)]
     bodies = _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ())
     ticks = (_tick(json.loads(body)) for (body,) in bodies)
-    return Activity([UnfinishedRun(*run) for run in runs], [tick for tick in ticks if tick.reason])
+    return Activity(
+        [UnfinishedRun(*run) for run in runs],
+        [tick for tick in ticks if tick.reason],
+        failed,
+        datetime.fromtimestamp(beat, UTC) if beat else None,
+    )
 
 
-def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[str, ...]]:
+def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
     if not database.exists():
         return []
     connection = sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)
@@ -138,7 +161,12 @@ def _by_dagster(home: Path) -> Activity:
     chosen = RunsFilter(statuses=[DagsterRunStatus(status) for status in RUNNING])
     with DagsterInstance.from_config(str(home)) as instance:
         runs = [UnfinishedRun(run.run_id, run.status.value) for run in instance.get_runs(chosen)]
-        return Activity(runs, [tick for tick in _ticks_by_dagster(instance) if tick.reason])
+        ticks = [tick for tick in _ticks_by_dagster(instance) if tick.reason]
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        failed = RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=yesterday)
+        beats = [one.timestamp for one in instance.get_daemon_heartbeats().values()]
+        heartbeat = datetime.fromtimestamp(max(beats), UTC) if beats else None
+        return Activity(runs, ticks, instance.get_runs_count(failed), heartbeat)
 
 
 def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:

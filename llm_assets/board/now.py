@@ -24,6 +24,7 @@ from recipes.spec import describe_progress, read_metrics
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_SHOWN = 8
+REFRESH_SECONDS = 15
 BEGINNING = 160
 """Characters of a document that are shown."""
 MOST_LOOKED_AT = 2_000
@@ -78,7 +79,9 @@ def routes(board: Board) -> list[Route]:
         chosen = [one for one in wanted if champion and one.version == champion.version]
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
-        return page(
+        now, making = board.status(), list(_making(board.store))
+        is_busy = bool(now["running"] or now["machines"] or making)
+        answer = page(
             board,
             request,
             "now.html",
@@ -89,10 +92,14 @@ def routes(board: Board) -> list[Route]:
             learned=learned,
             # An exam says what was learned from which document.
             read=find_new_text(board, state, champion) if champion and not won else ([], 0),
-            now=board.status(),
-            making=list(_making(board.store)),
+            now=now,
+            making=making,
+            refreshes=REFRESH_SECONDS if is_busy else None,
             most=MOST_SHOWN,
         )
+        if is_busy:
+            answer.headers["Refresh"] = str(REFRESH_SECONDS)
+        return answer
 
     return [Route("/", show)]
 

@@ -1,16 +1,22 @@
 """Commands about versions: which there are, which serves, what a person says of them."""
 
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from artifacts.errors import materialize_command
+from artifacts.errors import materialize_command, reason_of
+from llm_assets.alarms import Alarm, find_alarms
 from llm_assets.cli.session import Session
+from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.history import read_activity
 from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
 from llm_assets.registry.state import RegistryState
 from llm_assets.services import STATE_FOLDER, read_states
 
+MACHINES_SECONDS = 60.0
 ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
 
 
@@ -19,13 +25,16 @@ def status_of(session: Session) -> dict[str, Any]:
 
     Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
     `served` (None where nothing answers), `last_verdict`, `running`, `waiting` (why sensors
-    launch nothing), `services` (name to state; None where they are down) and `artifacts` (asset to
-    fingerprint and date).
+    launch nothing), `services` (name to state; None where they are down), `machines` (jobs on
+    Google Cloud with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and
+    `artifacts` (asset to fingerprint and date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
     history = session.record.history().assets
-    activity = read_activity(Path.cwd())
+    activity, services = read_activity(Path.cwd()), _services()
+    machines, unknown = _machines(session.settings)
+    alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
     return {
         "pipeline": session.settings.name,
         "champion": champion.version if champion else None,
@@ -34,7 +43,9 @@ def status_of(session: Session) -> dict[str, Any]:
         "last_verdict": _last_verdict(state),
         "running": [str(run) for run in activity.runs],
         "waiting": [str(tick) for tick in activity.ticks],
-        "services": _services(),
+        "services": services,
+        "machines": machines,
+        "alarms": [asdict(alarm) for alarm in (*unknown, *alarms)],
         "artifacts": {
             asset: {
                 "fingerprint": history[asset].current.fingerprint,
@@ -58,6 +69,8 @@ def screen(status: dict[str, Any]) -> list[str]:
         f"running       {', '.join(status['running']) or 'nothing'}",
         f"services      {_list(status['services'])}",
         *(f"waiting       {why}" for why in status["waiting"]),
+        *(f"machines      {job}" for job in status["machines"]),
+        *(f"alarm         {Alarm(**one)}" for one in status["alarms"]),
     ]
     if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
         lines.append(
@@ -93,6 +106,27 @@ def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
 def _services() -> dict[str, str] | None:
     states = read_states(Path.cwd() / STATE_FOLDER)
     return None if states is None else {one.name: one.state for one in states}
+
+
+def _machines(settings: PipelineSettings) -> tuple[list[str], list[Alarm]]:
+    """The jobs of a pipeline with work on Google Cloud, and that they cannot be listed."""
+    if not settings.uses_cloud:
+        return [], []
+    try:
+        return _listed_machines(int(monotonic() / MACHINES_SECONDS)), []
+    except Exception as error:  # Whatever keeps Google from answering: the rest is told.
+        reason = reason_of(error) or repr(error)
+        text = f"The machines on Google Cloud cannot be listed: {reason}"
+        return [], [Alarm("StateUnreadable", text, "`llm-assets check`")]
+
+
+@lru_cache(maxsize=1)
+def _listed_machines(_minute: int) -> list[str]:
+    # The board asks for each reader of its first page, and every service is asked over the network.
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import active_jobs
+
+    return [job.line() for job in active_jobs(load_cloud_settings())]
 
 
 def _list(services: dict[str, str] | None) -> str:

@@ -47,6 +47,8 @@ NOTHING: dict[str, Any] = {
     "running": [f"run {HOSTILE}"],
     "waiting": [f"a sensor waits: {HOSTILE}"],
     "services": None,
+    "machines": [],
+    "alarms": [],
 }
 
 

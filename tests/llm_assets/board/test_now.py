@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, client_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,18 @@ def test_the_first_page_says_what_was_lost_however_little_was_won(
     assert heading in shown.partition("</h1>")[0]
     assert ("It lost the answer to" in shown) == bool(lost) == ('id="lost"' in questions)
     assert told in shown
+
+
+def test_the_first_page_tells_alarms_with_their_remedy_and_machines_with_their_price(
+    small: SmallStore,
+) -> None:
+    alarm = {"alert": "DiskNearlyFull", "text": "3 GB <free>.", "remedy": "`llm-assets clean`"}
+    job = "job-1 (Batch): RUNNING, 2 a2-highgpu-1g, 1.5 h, 12.66 USD so far"
+    quiet = NOTHING | {"running": []}
+    for now, refresh in ((quiet, None), (quiet | {"machines": [job], "alarms": [alarm]}, "15")):
+        with client_of(board_of(small, status=lambda now=now: now)) as client:
+            answer = client.get("/")
+        assert answer.headers.get("refresh") == refresh
+        assert ("Nothing is running." in answer.text) == (refresh is None)
+    assert "3 GB &lt;free&gt;. What to do: <code>llm-assets clean</code>" in answer.text
+    assert f"<li>{job}</li>" in answer.text and "llm-assets machines --end" in answer.text

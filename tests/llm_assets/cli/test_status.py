@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from dagster import (
     define_asset_job,
 )
 
+from llm_assets.alarms import MOST_SILENT_SECONDS
+from llm_assets.history import read_activity
 from tests.conftest import Project
 from tests.dagster_services import daemon
 from tests.waiting import wait_until
@@ -74,5 +77,7 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         failed = "source_text_changed failed"
         wait_until(lambda: told_of(failed), poll_seconds=1, told=log.read_text)
         assert "matches no file" in told_of(failed)[0]
+        said = read_activity(project.folder).heartbeat
+        assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
     assert status()["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
     assert status()["services"] is None

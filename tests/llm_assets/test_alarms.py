@@ -1,0 +1,74 @@
+"""What is wrong is told without Prometheus, by the same names and with the runbook's remedies."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus, Definitions, asset, define_asset_job
+
+from llm_assets import alarms
+from llm_assets.cli.session import Session
+from llm_assets.cli.versions import screen, status_of
+from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
+from llm_assets.config import load_settings
+from llm_assets.history import RUNS_DATABASE, Activity, read_activity, sqlite_folder
+from tests.conftest import ROOT, Project
+
+TICKED = re.compile("`[^`]+`")
+
+
+def alarms_of(project: Project, activity: Activity) -> dict[str, alarms.Alarm]:
+    settings = load_settings(project.config)
+    found = alarms.find_alarms(settings, project.record.store, activity, True)
+    return {one.alert: one for one in found}
+
+
+def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asset
+    def anything() -> None: ...
+
+    monkeypatch.chdir(project.folder)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    (project.folder / "store").mkdir()
+    session = Session(load_settings(project.config), project.config)
+    assert status_of(session)["alarms"] == []
+    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        for _ in range(alarms.MOST_FAILED + 1):
+            instance.create_run_for_job(job, status=DagsterRunStatus.FAILURE)
+    project.configure(automation={"monthly_hours": 40})
+    monkeypatch.setattr(alarms, "LEAST_FREE_BYTES", float("inf"))
+    monkeypatch.setattr(alarms, "NEARLY_SPENT", -1.0)
+    silent = datetime.now(UTC) - timedelta(minutes=15)
+    found = alarms_of(project, replace(read_activity(project.folder), heartbeat=silent))
+    assert found["RunsFail"].text == "4 runs failed within a day."
+    assert found["DaemonSilent"].text == "The daemon has said nothing for 15 minutes."
+    assert found["BudgetNearlySpent"].text == "0.0 of the month's 40.0 hours are spent."
+    database = project.folder / (sqlite_folder(project.folder) or "") / RUNS_DATABASE
+    database.write_bytes(b"damaged" * 1_000)
+    found |= alarms_of(project, read_activity(project.folder))
+    assert "file is not a database" in found["StateUnreadable"].text
+    runbook = (ROOT / "docs" / "operations.md").read_text()
+    for alert, alarm in found.items():
+        (row,) = re.findall(rf"^\| `{alert}` \|.*$", runbook, re.MULTILINE)
+        assert set(TICKED.findall(alarm.remedy)) <= {*TICKED.findall(row), "`llm-assets run`"}
+    assert found.keys() == {
+        *("RunsFail", "DaemonSilent", "BudgetNearlySpent", "DiskNearlyFull", "StateUnreadable")
+    }
+    told = screen(status_of(session))
+    assert [line for line in told if "alarm" in line and "cannot be read" in line]
+
+
+def test_machines_that_cannot_be_listed_are_an_alarm_and_hide_nothing_else(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(tmp_path / "nowhere.yaml"))
+    project.configure(training={"runner": "google_batch"})
+    status = status_of(Session(load_settings(project.config), project.config))
+    assert status["machines"] == [] and status["running"] == []
+    assert "cannot be listed" in status["alarms"][0]["text"]
