@@ -3,17 +3,21 @@
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow.compute as pc
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from artifacts.numbers import run_starts
+from artifacts.shards.shard_set import text_numbers
 from artifacts.store.store import Artifact
-from llm_assets.board.pages import Board, page
+from llm_assets.board.pages import Board, number, page
 from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.erase import read_list
-from llm_assets.registry.start import find_manifest
+from llm_assets.registry.start import find_manifest, find_record
 from llm_assets.tracing.explain import find_dropped
+from recipes.data.records import SEEN_NAME, LineageRecord
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_COPIES = 20
@@ -22,6 +26,11 @@ AROUND = 120
 """Characters that are shown on either side of what was searched."""
 MOST_CHARACTERS = 20_000
 """Of a document's text, that are shown."""
+MOST_TIMES = 10
+"""That are told apart."""
+MOST_COUNTED = 200_000
+"""Documents of the text, when it is counted how often they were read."""
+MOST_ON_PAGE = 100
 MOST_EARLIER = 10
 """Texts that a document had before."""
 
@@ -36,6 +45,23 @@ class SearchHit:
     before: str
     found: str
     after: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often a version and those before it were trained on the documents of its text."""
+
+    version: int
+    documents: list[str]
+    """The first MOST_COUNTED that may be trained on."""
+    times: np.ndarray
+    """Shape (documents,), int64: how often some part of each was read, at most MOST_TIMES."""
+
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        """Times, and how many documents were read so often."""
+        counted = np.bincount(self.times).tolist()
+        return [(times, documents) for times, documents in enumerate(counted) if documents]
 
 
 def routes(board: Board) -> list[Route]:
@@ -59,9 +85,30 @@ def routes(board: Board) -> list[Route]:
                 board.remember(find_dropped, [clean, raw], hidden, MOST_COPIES) if clean else None
             ),
             champion=board.registry.state().find("champion"),
+            coverage=find_coverage(board),
+            most_times=MOST_TIMES,
+            most_counted=MOST_COUNTED,
             search=wanted,
             hits=search(clean, wanted) if clean and wanted else None,
             most=MOST_FOUND,
+        )
+
+    def show_read(request: Request) -> Response:
+        coverage, times = find_coverage(board), number(request, "times", 0)
+        first = number(request, "from", 0)
+        places = np.flatnonzero(coverage.times == times).tolist() if coverage else []
+        chosen = places[first : first + MOST_ON_PAGE]
+        return page(
+            board,
+            request,
+            "read.html",
+            coverage=coverage,
+            times=times,
+            documents=[coverage.documents[place] for place in chosen] if coverage else [],
+            first=first,
+            count=len(places),
+            most=MOST_ON_PAGE,
+            most_times=MOST_TIMES,
         )
 
     def show_document(request: Request) -> Response:
@@ -86,7 +133,37 @@ def routes(board: Board) -> list[Route]:
             longest=MOST_CHARACTERS // MOST_EARLIER,
         )
 
-    return [Route("/text", show), Route("/text/document", show_document)]
+    return [
+        Route("/text", show),
+        Route("/text/read", show_read),
+        Route("/text/document", show_document),
+    ]
+
+
+def find_coverage(board: Board) -> Coverage | None:
+    """Of the champion; None without one, and where its text or its record is gone."""
+    champion = board.registry.state().find("champion")
+    if champion is None:
+        return None
+    clean = board.store.find_named("clean_corpus", champion.lineage.get("clean_corpus", ""))
+    record = find_record(board.store, champion.model_fingerprint, SEEN_NAME)
+    if clean is None or record is None:
+        return None
+    return board.remember(_coverage, [clean], champion.version, record)
+
+
+def _coverage(clean: Artifact, version: int, record: str) -> Coverage:
+    columns, is_train = ["id", "text_hash"], pc.field("split") == "train"
+    rows = open_parts([clean.url], [*columns, "split"]).scanner(columns, is_train)
+    table, seen = rows.head(MOST_COUNTED), LineageRecord.read(record)
+    begins = np.flatnonzero(run_starts(seen.texts))
+    # Its texts are in order; one that is looked up past their end is none of them.
+    texts = np.append(seen.texts[begins], np.uint64(0))
+    most = np.append(np.maximum.reduceat(seen.times, begins) if len(begins) else [], 0)
+    numbers = text_numbers(table["text_hash"].to_pylist())
+    places = np.searchsorted(texts[:-1], numbers)
+    times = np.where(texts[places] == numbers, most[places], 0).astype(np.int64)
+    return Coverage(version, table["id"].to_pylist(), np.minimum(times, MOST_TIMES))
 
 
 def search(clean: Artifact, words: str) -> list[SearchHit]:

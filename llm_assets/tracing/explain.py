@@ -1,7 +1,6 @@
 """What stands behind a version, down to the text, and what cleaning dropped on the way."""
 
 import difflib
-import fnmatch
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.storage import files
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
@@ -20,7 +18,7 @@ from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.training_text import runs_behind
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import read_similar
-from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, read_table
+from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, list_files, read_table
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "study", "clean_corpus", "raw_corpus")
 
@@ -100,6 +98,8 @@ def _figure(figure: dict[str, float | None]) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
+DUPLICATE_FILES = "duplicates*.parquet"
+MOST_CLUSTERS = 10
 MOST_WORDS = 400
 """Of a text, that are shown beside another."""
 _WORD = re.compile(r"\s*\S+")
@@ -134,6 +134,8 @@ class DroppedDocuments:
     """Some of them: the near-copies that are least like what they copy, then exact ones."""
     examples: dict[str, list[dict[str, str]]]
     """Every other reason to a few documents: `id`, and how their `text` begins."""
+    clusters: list[tuple[str, int]]
+    """Documents that are kept of the largest clusters of copies, and how many these hold."""
     similar: list[dict[str, Any]]
     """Rows of `forgotten.SIMILAR_SCHEMA`: what holds forgotten text, which is not shown."""
 
@@ -162,7 +164,8 @@ def find_dropped(
         if reason not in (EXACT, NEAR)
     }
     similar = read_similar(clean.url)
-    return DroppedDocuments(clean.stats["dropped"], copies, examples, similar.to_pylist())
+    clusters = _largest_clusters(clean.url, hidden)
+    return DroppedDocuments(clean.stats["dropped"], copies, examples, clusters, similar.to_pylist())
 
 
 def compare(text: str | None, neighbor: str | None) -> tuple[Side | None, Side | None]:
@@ -197,8 +200,8 @@ def _chosen(
     """Rows of `DUPLICATE_SCHEMA`, the least similar first; one file of them is held at a time."""
     chosen = DUPLICATE_SCHEMA.empty_table()
     not_shown = pa.array(sorted(hidden), pa.string())
-    for name in fnmatch.filter(files.list_names(clean_corpus), "duplicates*.parquet"):
-        copies = read_table(f"{clean_corpus}/{name}", DUPLICATE_SCHEMA.names)
+    for url in list_files(clean_corpus, DUPLICATE_FILES):
+        copies = read_table(url, DUPLICATE_SCHEMA.names)
         copies = copies.filter(pc.equal(copies["reason"], reason))
         for column in ("id", "neighbor", "survivor"):
             copies = copies.filter(pc.invert(pc.is_in(copies[column], not_shown)))
@@ -206,6 +209,19 @@ def _chosen(
         order = [("similarity", "ascending"), ("id", "ascending")]
         chosen = together.sort_by(order).slice(0, most)
     return chosen.to_pylist()
+
+
+def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[str, int]]:
+    counted = pa.table({"survivor": pa.array([], pa.string()), "copies": pa.array([], pa.int64())})
+    for url in list_files(clean_corpus, DUPLICATE_FILES):
+        survivors = read_table(url, ["survivor"])["survivor"].value_counts()
+        columns = [survivors.field("values"), survivors.field("counts")]
+        counted = pa.concat_tables([counted, pa.table(columns, names=counted.column_names)])
+    sums = counted.group_by("survivor").aggregate([("copies", "sum")])
+    sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
+    order = [("copies_sum", "descending"), ("survivor", "ascending")]
+    largest = sums.sort_by(order).slice(0, MOST_CLUSTERS)
+    return [(row["survivor"], row["copies_sum"] + 1) for row in largest.to_pylist()]
 
 
 def _texts(raw_corpus: str, ids: Iterable[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,12 +30,13 @@ from llm_assets.board.server import build_app
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
-from recipes.data.records import TRAINED_NAME, TRAINED_SCHEMA
+from recipes.data.records import SEEN_NAME, TRAINED_NAME, TRAINED_SCHEMA, LineageRecord
 from recipes.evaluation.exam import CLOSED_BOOK, QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME, SCORES_NAME, TASK_SCORES_NAME
 from scripts.screenshots import click
 from serving.settings import EndpointSettings, listen
 from serving.state import RouteStatus, StateFolder, Status
+from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from tests.browser import Browser
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 
@@ -68,7 +70,7 @@ class SmallStore:
         self.record.advance(made)
         return made
 
-    def clean(self, name: str, texts: dict[str, str], **inputs: str) -> Artifact:
+    def clean(self, name: str, texts: dict[str, str], duplicates: Any = None) -> Artifact:
         """A clean corpus of texts by their ids; a text's hash is the text itself."""
         columns = {
             "id": list(texts),
@@ -82,9 +84,12 @@ class SmallStore:
 
         def build(draft: Draft) -> None:
             pq.write_table(pa.table(columns), draft.path / "part-00000.parquet")
-            draft.stats |= {"documents": len(texts), "dropped": {}, "splits": {"train": len(texts)}}
+            copies = pa.Table.from_pylist(duplicates or [], DUPLICATE_SCHEMA)
+            pq.write_table(copies, draft.path / "duplicates.parquet")
+            draft.stats |= {"documents": len(texts), "dropped": {}, "dropped_examples": {}}
+            draft.stats |= {"splits": {"train": len(texts)}}
 
-        return self.make("clean_corpus", name, build, **inputs)
+        return self.make("clean_corpus", name, build)
 
     def examine(self, won: int, lost: int) -> Artifact:
         """An evaluation in which so many questions were won by the candidate, or lost."""
@@ -134,6 +139,10 @@ class SmallStore:
 
         def build(draft: Draft) -> None:
             pq.write_table(table, draft.path / TRAINED_NAME)
+            numbers, times = np.unique(table["text"].to_numpy(), return_counts=True)
+            bounds = (np.full(len(numbers), at) for at in (0, 7))
+            seen = LineageRecord(numbers, *bounds, times)
+            seen.write(str(draft.path / SEEN_NAME))
 
         name, started = f"weights-{newest.version + 1}", {"start": newest.model_fingerprint}
         made = self.make("checkpoint", name, build, **({} if newest.is_base else started))

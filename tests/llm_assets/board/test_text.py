@@ -1,0 +1,54 @@
+"""The page about the text."""
+
+import html
+import re
+
+import pytest
+
+from llm_assets.board import text
+from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+
+
+def test_documents_are_listed_by_how_often_the_champion_read_them(
+    small: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {f"doc/{number}": f"text {number}" for number in range(8)}
+    read = ["text 0"] * 2 + ["text 1"] + ["text 2"] * 11 + ["not of this corpus"]
+    small.train(small.clean("1", texts), read)
+    monkeypatch.setattr(text, "MOST_ON_PAGE", 3)
+    with client_of(board_of(small)) as client:
+        shown = html.unescape(client.get("/text").text)
+        listed = re.findall(r'href="(/text/read\?times=\d+)">([a-z0-9 ]+)</a>: (\d+)', shown)
+        assert [one[1:] for one in listed] == [
+            *(("never", "5"), ("once", "1"), ("2 times", "1"), ("10 times or more", "1")),
+        ]
+        named = [re.findall(r">(doc/\d)<", client.get(path).text) for path, _, _ in listed]
+        assert named == [["doc/3", "doc/4", "doc/5"], ["doc/1"], ["doc/0"], ["doc/2"]]
+        (after,) = re.findall(r'href="([^"]*)">After', client.get(listed[0][0]).text)
+        last = client.get(html.unescape(after)).text
+        assert re.findall(r">(doc/\d)<", last) == ["doc/6", "doc/7"] and "4 to 5 of 5" in last
+        assert "After" not in last and "Before" in last
+        small.clean("2", {"new": "x"})
+        assert client.get("/text/read?times=0").text.count("doc/") == 3, "of what it was trained on"
+
+
+def test_without_a_version_nothing_is_known_of_what_was_read(small: SmallStore) -> None:
+    small.clean("1", {"new": "x"})
+    with client_of(board_of(small)) as client:
+        assert "How often version" not in client.get("/text").text
+        assert "Nothing is known" in client.get("/text/read").text
+
+
+def test_the_largest_clusters_of_copies_are_named_with_size_and_survivor(small: SmallStore) -> None:
+    copies = [
+        {"id": f"copy/{kept}/{n}", "survivor": f"kept/{kept}", "cluster": "c", "reason": reason}
+        | {"neighbor": f"kept/{kept}", "similarity": 0.9}
+        for kept in range(12)
+        for n, reason in enumerate(("near_duplicate", "exact_duplicate") * 6)
+        if n <= kept
+    ]
+    small.clean("1", {f"kept/{n}": f"text {n}" for n in range(12)}, copies)
+    with client_of(board_of(small)) as client:
+        shown = html.unescape(client.get("/text").text)
+    found = re.findall(r"<li>(\d+) documents, of which <a [^>]*>kept/(\d+)</a>", shown)
+    assert found == [(str(kept + 2), str(kept)) for kept in range(11, 1, -1)]
