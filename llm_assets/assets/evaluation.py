@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -20,7 +21,6 @@ from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import page_link, render_page
 from llm_assets.assets.stage import BuildPlan, number, readable, stage, table
-from llm_assets.assets.training_plan import training_cost
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
@@ -29,6 +29,7 @@ from llm_assets.gate.verdict import Comparison, GateSettings, ModelVersionSettin
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.card import (
+    PAGE_LINE,
     describe_cost,
     describe_coverage,
     dollars_of,
@@ -36,6 +37,7 @@ from llm_assets.registry.card import (
     page_path,
     procedure,
     render_card,
+    training_cost,
     verify_model,
     weights_fingerprint,
 )
@@ -446,8 +448,10 @@ def version_page(
         "What it writes": {name: of for name, of in measured.items() if name == "samples"},
         "Training": {name: of for name, of in training.items() if name not in PLACES},
     }
-    title = f"Version {version.version}"
-    return render_page(title, render_card(state, version), sections, explain(store, state, version))
+    title, now = f"Version {version.version}", datetime.now(UTC)
+    as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are in card.md beside this page"
+    card = render_card(state, version).replace(PAGE_LINE, as_of)
+    return render_page(title, card, sections, explain(store, state, version))
 
 
 def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:

@@ -13,12 +13,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from artifacts.progress import format_duration
 from artifacts.store.store import Artifact, Store
 from llm_assets.board.now import SizedScore, find_learned, read_scores
 from llm_assets.board.pages import Board, number, page
 from llm_assets.exam.questions import AnswerPair, read_answers
 from llm_assets.gate.verdict import Comparison
-from llm_assets.registry.card import describe_cost, describe_coverage, page_path, tell_story
+from llm_assets.registry.card import (
+    describe_cost,
+    describe_coverage,
+    page_path,
+    tell_story,
+    training_cost,
+)
 from llm_assets.registry.start import find_manifest
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.explain import ORDER, explain, listed
@@ -50,6 +57,10 @@ class VersionRow:
 
 def routes(board: Board) -> list[Route]:
     """The pages below `/versions`."""
+
+    def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
+        price = board.settings.automation.cost_per_hour
+        return describe_version(board.store, state, version, price)
 
     def show_all(request: Request) -> Response:
         state = board.registry.state()
@@ -112,8 +123,10 @@ def routes(board: Board) -> list[Route]:
     ]
 
 
-def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
-    """A version as the list shows it."""
+def describe_version(
+    store: Store, state: RegistryState, version: ModelVersion, cost_per_hour: float | None
+) -> VersionRow:
+    """A version as the list shows it; `cost_per_hour` is the price of one's own machine."""
     verdicts = state.verdicts_of(version.weights)
     decisions = state.decisions_of(version.weights)
     if decisions:
@@ -125,14 +138,29 @@ def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
     against = state.find_model(verdicts[-1].against or "") if verdicts else None
     compared = verdicts[-1].comparisons if verdicts else []
     ranked = sorted(compared, key=lambda one: (one.reference != "incumbent", one.task == "general"))
-    cost = f"; {describe_cost(version)}" if version.dollars is not None else ""
+    if version.dollars is None:
+        cost = _own_cost(store, version, cost_per_hour)
+    else:
+        cost = describe_cost(version)
     return VersionRow(
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
         f"{outcome}, against version {against.version}" if against else outcome,
         ranked[0] if ranked else None,
-        describe_coverage(version) + cost,
+        "; ".join(filter(None, [describe_coverage(version), cost])),
     )
+
+
+def _own_cost(store: Store, version: ModelVersion, cost_per_hour: float | None) -> str:
+    """What its training took on one's own machine; empty where that is not on record."""
+    made = find_manifest(store, "checkpoint", version.lineage.get("checkpoint", ""))
+    if made is None or not made.stats.get("tokens_per_second"):
+        return ""
+    cost = training_cost(made.stats, cost_per_hour)
+    took = f"trained for {format_duration(cost['training_seconds'])}"
+    if cost_per_hour is None:
+        return took
+    return f"{took}, which cost {cost['cost']:,.2f} at {cost_per_hour:g} an hour"
 
 
 def _scale(rows: list[VersionRow]) -> float:

@@ -35,12 +35,12 @@ from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import evaluation_spec
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import BuildPlan, asset_key, readable, stage, table, user_faults
-from llm_assets.assets.training_plan import training_cost
 from llm_assets.config import PipelineSettings, changed_settings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.gate.judge import compare
 from llm_assets.gate.verdict import Comparison, GateSettings
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.card import training_cost
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.runners.training import TrainingRunner

@@ -70,6 +70,7 @@ def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
 
 CARD_NAME = "card.md"
 FIGURES = "## Figures"
+PAGE_LINE = "- Page: [page.html](page.html), as of its verdict; forgetting removes such pages"
 
 
 def page_path(pipeline: str, version: int) -> str:
@@ -87,6 +88,7 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
         f"- License: {version.license}",
         f"- Trained on: {describe_coverage(version)}",
         f"- Cost: {describe_cost(version)}",
+        *([] if version.is_base else [PAGE_LINE]),
         "",
         *_story(state, version),
     ]
@@ -141,6 +143,18 @@ def describe_cost(version: ModelVersion) -> str:
         return "no cost on record"
     spent = "less than 0.01" if 0 < version.dollars < 0.005 else f"{version.dollars:,.2f}"
     return f"{spent} USD for the machines that made it and all behind it"
+
+
+def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict[str, float]:
+    """Seconds that a checkpoint's training took and, where an hour has a price, the cost of them.
+
+    Args:
+        stats: of the `checkpoint` artifact.
+        cost_per_hour: `automation.cost_per_hour`.
+    """
+    seconds = stats["tokens_seen"] / stats["tokens_per_second"]
+    found = {"training_seconds": seconds}
+    return found if cost_per_hour is None else found | {"cost": seconds / 3600 * cost_per_hour}
 
 
 def _percent(share: float) -> str:

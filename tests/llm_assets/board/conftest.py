@@ -28,6 +28,7 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.board.pages import Board
 from llm_assets.board.server import build_app
 from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
 from recipes.data.records import SEEN_NAME, TRAINED_NAME, TRAINED_SCHEMA, LineageRecord
@@ -63,9 +64,12 @@ class SmallStore:
         self.registry = LocalRegistry(Path(self.store.root), "manual")
         self.registry.register_base(base_entry())
 
-    def make(self, kind: str, name: str, build: Any, **inputs: str) -> Artifact:
+    def make(
+        self, kind: str, name: str, build: Any, settings: Any = None, **inputs: str
+    ) -> Artifact:
         """An artifact of a name that is the current one."""
-        identity = Identity(kind=kind, code_version=name, inputs=inputs)
+        given = {"settings": settings or {}, "inputs": inputs}
+        identity = Identity(kind=kind, code_version=name, **given)
         made, _ = self.store.make(identity, build)
         self.record.advance(made)
         return made
@@ -129,7 +133,12 @@ class SmallStore:
         return self.make("eval_metrics", f"{won} {lost}", write, exam=exam.fingerprint)
 
     def train(
-        self, corpus: Artifact, texts: Sequence[str], step: int = 3, **lineage: str
+        self,
+        corpus: Artifact,
+        texts: Sequence[str],
+        step: int = 3,
+        settings: dict[str, Any] | None = None,
+        **lineage: str,
     ) -> ModelVersion:
         """A version of a run that was trained on texts in one step; it serves."""
         newest = self.registry.state().versions[-1]
@@ -139,13 +148,15 @@ class SmallStore:
 
         def build(draft: Draft) -> None:
             pq.write_table(table, draft.path / TRAINED_NAME)
+            draft.stats |= {"tokens_seen": 7_200_000, "tokens_per_second": 1_000.0}
             numbers, times = np.unique(table["text"].to_numpy(), return_counts=True)
-            bounds = (np.full(len(numbers), at) for at in (0, 7))
-            seen = LineageRecord(numbers, *bounds, times)
+            starts, ends = (np.full(len(numbers), at) for at in (0, 7))
+            seen = LineageRecord(numbers, starts, ends, times)
             seen.write(str(draft.path / SEEN_NAME))
 
         name, started = f"weights-{newest.version + 1}", {"start": newest.model_fingerprint}
-        made = self.make("checkpoint", name, build, **({} if newest.is_base else started))
+        inputs = {} if newest.is_base else started
+        made = self.make("checkpoint", name, build, settings, **inputs)
         lineage |= {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
         changes = {"model_fingerprint": made.fingerprint, "lineage": lineage}
         found = entry(name).model_copy(update=changes)
@@ -166,6 +177,7 @@ def board_of(shop: Any, **changes: Any) -> Board:
         platform="local",
         store=shop.store.root,
         endpoint=EndpointSettings(),
+        automation=AutomationSettings(),
     )
     key = {"key": "the key", "key_name": "a file", "is_open": True}
     named = {"settings": settings, "record": shop.record, "registry": shop.registry}

@@ -1,0 +1,58 @@
+"""The pages about versions: one, all of them, two compared, and the page that stays."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llm_assets.operation_settings import AutomationSettings
+from llm_assets.registry.card import page_path
+from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+
+
+@pytest.mark.parametrize(
+    ("price", "told"),
+    [
+        (None, "trained for 2 h 0 min."),
+        (1.5, "trained for 2 h 0 min, which cost 3.00 at 1.5 an hour."),
+    ],
+)
+def test_a_version_made_on_ones_own_machine_says_how_long_and_for_how_much(
+    small: SmallStore, price: float | None, told: str
+) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    board = board_of(small)
+    board.settings.automation = AutomationSettings(cost_per_hour=price)
+    with client_of(board) as client:
+        for path in ("/versions", "/versions/1", "/versions/compare?a=0&b=1"):
+            assert told in client.get(path).text, path
+
+
+def test_the_settings_that_differ_are_those_alone(small: SmallStore) -> None:
+    corpus = small.clean("1", {"one": "x"})
+    for rate in (0.001, 0.002):
+        small.train(corpus, ["x"], settings={"steps": 9, "optimizer": {"learning_rate": rate}})
+    with client_of(board_of(small)) as client:
+        shown = client.get("/versions/compare?a=1&b=2").text
+        same = client.get("/versions/compare?a=1&b=1").text
+    _, _, differ = shown.partition("Settings that differ")
+    cells = re.findall(r'<td class="id">([^<]*)</td>', differ)
+    assert cells == ["checkpoint.optimizer.learning_rate", "0.001", "0.002"]
+    assert "None of those recorded for both versions." in same
+
+
+def test_the_page_that_stays_is_shown_as_it_is_and_may_run_nothing(small: SmallStore) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    small.store.write_bytes(page_path("manual", 1), b"<h1>Version 1</h1>")
+    with client_of(board_of(small)) as client:
+        answer = client.get("/versions/1/page")
+        assert answer.text == "<h1>Version 1</h1>" and answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and policy.endswith("; sandbox")
+        assert "script-src" not in policy and answer.headers["x-content-type-options"] == "nosniff"
+        assert 'href="/versions/1/page"' in client.get("/versions/1").text
+        Path(small.store.root, page_path("manual", 1)).unlink()
+        assert client.get("/versions/1/page").status_code == 404
+        assert "/versions/1/page" not in client.get("/versions/1").text
+    card = Path(small.store.root, page_path("manual", 1)).with_name("card.md").read_text()
+    assert "[page.html](page.html), as of its verdict" in card
