@@ -1,7 +1,7 @@
 """Asks what serves, streams its answer, and shows which text that was trained on stands in it."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -120,7 +120,11 @@ def routes(board: Board) -> list[BaseRoute]:
                 found = [tracer.trace(state, one.version, one.answer) for one in asked]
         except UserError as error:
             return fragment("traced.html", fault=str(error))
-        return fragment("traced.html", found=[(one, pieces_of(one)) for one in found])
+        raw = board.record.find_current("raw_corpus")
+        sources = (raw.stats.get("sources") if raw else None) or {}
+        colors = colors_of(sources, found)
+        pieces = [(one, list(pieces_of(one, colors))) for one in found]
+        return fragment("traced.html", found=pieces, colors=colors)
 
     return [
         Route("/ask", show),
@@ -164,14 +168,20 @@ def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
     return list(dict.fromkeys([*sampled, *prompts[::step]]))[:MOST_EXAMPLES]
 
 
-def pieces_of(trace: Trace) -> list[AnswerPiece]:
+def colors_of(known: Iterable[str], traces: Iterable[Trace]) -> dict[str, int]:
+    """Source to color, of those that spans are from: the same in every answer.
+
+    Args:
+        known: the pipeline's sources; others, which it had before, come after them.
+    """
+    stretches = (stretch for trace in traces for stretch in trace.verbatim if stretch.sources)
+    used = {stretch.sources[0].source for stretch in stretches}
+    ordered = [*sorted(known), *sorted(used.difference(known))]
+    return {name: place % COLORS for place, name in enumerate(ordered) if name in used}
+
+
+def pieces_of(trace: Trace, colors: Mapping[str, int]) -> Iterator[AnswerPiece]:
     """The answer in pieces, each in one stretch at most, colored by its source."""
-    sources = [one.sources[0].source for one in trace.verbatim if one.sources]
-    colors = {name: place % COLORS for place, name in enumerate(dict.fromkeys(sources))}
-    return list(_pieces(trace, colors))
-
-
-def _pieces(trace: Trace, colors: dict[str, int]) -> Iterator[AnswerPiece]:
     end = 0
     for place, one in sorted(enumerate(trace.verbatim), key=lambda numbered: numbered[1].start):
         start = max(one.start, end)

@@ -1,9 +1,10 @@
 """A board on small stores, the endpoint that it asks, and who signs in to decide."""
 
+import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,20 +207,38 @@ def client_of(board: Board) -> Iterator[TestClient]:
 
 
 @contextmanager
-def endpoint(board: Board, pieces: list[str]) -> Iterator[None]:
-    """An endpoint that streams these pieces as version 1 does, as its state file tells it."""
+def endpoint(
+    board: Board, pieces: list[str], may_go_on: threading.Event | None = None
+) -> Iterator[None]:
+    """An endpoint that streams these pieces as version 1 does, as its state file tells it.
 
-    async def complete(request: Request) -> StreamingResponse:
-        asked = await request.json()
-        asked_for = {"model", "prompt", "max_tokens", "temperature", "stop", "stream"}
-        assert set(asked) == asked_for
+    Args:
+        may_go_on: what it waits for after the first piece.
+    """
+
+    async def answer(request: Request) -> StreamingResponse:
+        asked, is_chat = await request.json(), "chat" in request.url.path
+        asked_for = {"model", "max_tokens", "temperature", "stop", "stream"}
+        assert set(asked) == asked_for | {"messages" if is_chat else "prompt"}
         said = pieces[:1] if asked["stop"] else pieces
-        events = [json.dumps({"choices": [{"text": piece}]}) for piece in said]
-        stream = (f"data: {event}\n\n" for event in [*events, "[DONE]"])
-        headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    routes = [Route("/v1/completions", complete, methods=["POST"])]
+        async def stream() -> AsyncIterator[str]:
+            if is_chat:
+                yield event({"delta": {"role": "assistant"}})
+            for piece in said:
+                yield event({"delta": {"content": piece}} if is_chat else {"text": piece})
+                while may_go_on and not may_go_on.is_set():
+                    await asyncio.sleep(0.01)
+            yield "data: [DONE]\n\n"
+
+        headers = {"X-Model-Version": "1", "X-Request-Id": "request"}
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+    def event(choice: dict[str, Any]) -> str:
+        return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+    paths = ("/v1/completions", "/v1/chat/completions")
+    routes = [Route(path, answer, methods=["POST"]) for path in paths]
     with served(Starlette(routes=routes)) as address:
         of_version = {"version": "1", "fingerprint": "f", "restarts": 0}
         status = Status(

@@ -1,0 +1,67 @@
+"""The page Ask: answers as they come, and the colors of their sources."""
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from llm_assets.board.ask import colors_of, pieces_of
+from llm_assets.board.pages import fragment
+from llm_assets.board.server import build_app
+from llm_assets.tracing.trace import QuotedSpan, Trace
+from llm_assets.tracing.training_text import Source
+from scripts.screenshots import click
+from tests.browser import browser
+from tests.llm_assets.board.conftest import SmallStore, board_of, endpoint, served
+from tests.needs import needs
+
+
+@needs("Chromium")
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_an_answer_is_shown_as_it_comes(small: SmallStore, tmp_path: Path, kind: str) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    board, may_go_on = board_of(small), threading.Event()
+    answer = "document.querySelector('.card[data-version=\"1\"] .answer').textContent"
+    with (
+        endpoint(board, ["The valve ", "opens."], may_go_on),
+        served(build_app(board)) as address,
+        browser(tmp_path) as page,
+    ):
+        page.open(f"{address}/ask")
+        page.evaluate(f"document.getElementById('kind').value = '{kind}'")
+        page.evaluate("document.getElementById('prompt').value = 'What opens?'")
+        click(page, "#go")
+        page.wait_for(f"{answer} === 'The valve '")
+        assert page.evaluate("document.getElementById('stop').disabled") is False
+        may_go_on.set()
+        page.wait_for(f"{answer} === 'The valve opens.'")
+        page.wait_for("document.querySelector('.time').textContent.includes('request')")
+
+
+def trace_of(*sources: str) -> Trace:
+    """An answer of a word from each source."""
+    spans = [
+        QuotedSpan(
+            2 * place, 2 * place + 1, 1, 1, [Source("one", name, *[""] * 2, 0, *[""] * 3, [])]
+        )
+        for place, name in enumerate(sources)
+    ]
+    return Trace(1, " ".join("x" * len(sources)), 1, spans, [], [], len(sources), [])
+
+
+def test_a_source_has_one_color_in_every_answer_and_the_legend_says_which() -> None:
+    known = ["tickets", "manual", "wiki"]
+    both, one = trace_of("wiki", "manual"), trace_of("wiki")
+    colors = colors_of(known, [both])
+    assert colors == {"manual": 0, "wiki": 2}
+    assert [piece.color for piece in pieces_of(both, colors) if piece.stretch is not None] == [2, 0]
+    assert colors_of(known, [one]) == {"wiki": 2}, "whatever else the answer holds"
+    assert colors_of(known, [trace_of("past", "wiki")]) == {"wiki": 2, "past": 3}
+    pieces = list(pieces_of(both, colors))
+    shown = bytes(fragment("traced.html", found=[(both, pieces)], colors=colors).body).decode()
+    assert re.findall(r'<mark class="s(\d)">(\w+)</mark>', shown) == [
+        ("0", "manual"),
+        ("2", "wiki"),
+    ]
+    assert re.findall(r'class="span s(\d)"', shown) == ["2", "0"]
