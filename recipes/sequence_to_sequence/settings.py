@@ -14,7 +14,8 @@ class TextGenerationSettings(Settings):
     defaults, where it is used."""
 
     num_beams: int = Field(default=1, ge=1)
-    """Beams of the search; 1 takes the most likely token each time. The endpoint takes 1."""
+    """Beams of the search; 1 takes the most likely token each time. With several, the
+    endpoint gives an answer whole, at its end."""
     length_penalty: float = Field(default=1.0, allow_inf_nan=False)
     """Above 0 favors longer texts, where there are several beams."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)

@@ -7,7 +7,7 @@ fine-tuned RoBERTa, tells which class a text is, or what stands behind a mask.
 import queue
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,11 @@ class TransformersModel(served_model.ServedModel):
         positions = context_tokens(config) or DEFAULT_CONTEXT_TOKENS
         self.context_tokens = min(positions, settings.cache_tokens)
         self.end_tokens = end_tokens_of(config)
-        # Each row is ended by its own request. What `generate` is not told it takes from here.
-        self._model.generation_config.eos_token_id = None
-        self._pad_token = self._model.generation_config.pad_token_id or 0
+        # What `generate` is not told it takes from here.
+        defaults = self._model.generation_config
+        defaults.eos_token_id = None
+        self._pad_token = defaults.pad_token_id or 0
+        self._beams = defaults.num_beams or 1
         self._waiting: queue.Queue[_Generation] = queue.Queue()
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -109,11 +111,14 @@ class TransformersModel(served_model.ServedModel):
         """What the requests of one batch have in common.
 
         They are drawn in one way, and one with a seed of its own is drawn alone; or nothing is to
-        be written. A decoder's beginnings form one rectangle.
+        be written. A decoder's beginnings form one rectangle, and it may be made to end at
+        the last place, as beams are.
         """
-        asked, length = job.request, len(job.written) if self._is_encoder_decoder else 0
-        own = asked.seed is not None and id(job)
-        return (length, asked.temperature, asked.top_p, own, asked.max_tokens > 0)
+        asked, own = job.request, job.request.seed is not None and id(job)
+        most: tuple[int, ...] = (min(asked.max_tokens, 1),)
+        if self._is_encoder_decoder or self._beams > 1:
+            most = (asked.max_tokens, len(job.written))
+        return (*most, asked.temperature, asked.top_p, own, asked.ignore_eos)
 
     @torch.inference_mode()
     def _write(self, jobs: list[_Generation]) -> None:
@@ -127,22 +132,54 @@ class TransformersModel(served_model.ServedModel):
                 job.put(served_model.Step([], True, job.prompt_scored))
             return
         batch, asked = _Batch(jobs, self.end_tokens), jobs[0].request
-        drawn = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": 0}
+        config = transformers.GenerationConfig(
+            max_new_tokens=most,
+            do_sample=asked.temperature > 0,
+            eos_token_id=None if asked.ignore_eos else self.end_tokens or None,
+            pad_token_id=self._pad_token,
+            decoder_start_token_id=self._model.generation_config.decoder_start_token_id,
+        )
+        if self._beams > 1 and not asked.temperature:
+            self._search(jobs, config)
+            return
+        config.num_beams = 1
+        if asked.temperature:
+            config.update(temperature=asked.temperature, top_p=asked.top_p, top_k=0)
         if asked.seed is not None:
             torch.manual_seed(asked.seed)
         self._model.generate(
             **self._inputs(jobs),
-            generation_config=transformers.GenerationConfig(
-                max_new_tokens=most,
-                do_sample=asked.temperature > 0,
-                pad_token_id=self._pad_token,
-                decoder_start_token_id=self._model.generation_config.decoder_start_token_id,
-                **drawn if asked.temperature else {},
-            ),
+            generation_config=config,
             logits_processor=[batch],
             stopping_criteria=[batch.ends],
             streamer=batch,
         )
+
+    def _search(self, jobs: list[_Generation], config: transformers.GenerationConfig) -> None:
+        """Write the best of the model's beams, which is known at the end of the search."""
+
+        def left(tokens: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.full((len(tokens),), all(job.left for job in jobs))
+
+        inputs = self._inputs(jobs)
+        found = self._model.generate(**inputs, generation_config=config, stopping_criteria=[left])
+        before = inputs["decoder_input_ids" if self._is_encoder_decoder else "input_ids"].shape[1]
+        ends = config.eos_token_id or ()
+        for job, row in zip(jobs, found[:, before:].tolist(), strict=True):
+            # What comes after an end fills the batch's rectangle.
+            length = next((n + 1 for n, token in enumerate(row) if token in ends), len(row))
+            scored = job.prompt_scored
+            if job.request.logprobs:
+                scored = scored + self._scored_answer(job, row[:length])
+            job.put(served_model.Step(row[:length], True, scored))
+
+    def _scored_answer(
+        self, job: _Generation, tokens: list[int]
+    ) -> list[served_model.TokenLikelihood]:
+        alone = replace(job, written=[*job.written, *tokens[:-1]])
+        logits = self._model(**self._inputs([alone]), use_cache=False).logits[0]
+        logprobs = logits[-len(tokens) :].float().log_softmax(-1)
+        return _scored(logprobs, tokens, job.request.top)
 
     def _inputs(self, jobs: list[_Generation]) -> dict[str, torch.Tensor]:
         """The batch as `generate` takes it: a decoder's prompts end together, an encoder's begin
