@@ -214,7 +214,8 @@ class ExampleSettings(Settings):
     target_tokens: int = Field(default=30, ge=2)
     """Most tokens of a pair's target, its end token included."""
     input_prefix: str = ""
-    """Put before a pair's input, such as T5's `summarize: `; requests have to bring it too."""
+    """Put before a pair's input, such as T5's `summarize: `. The endpoint's `/predict`
+    puts it before its inputs; a completion's prompt has to bring it."""
     too_long: Literal["cut", "drop", "refuse"] = "cut"
     """What becomes of examples that are longer; those that are cut or dropped are counted."""
     labels: tuple[str, ...] = ()

@@ -78,6 +78,7 @@ def write_shards(
         labels=list(counts),
         label_counts=list(counts.values()),
         target_tokens=settings.examples.target_tokens if form == "pairs" else 0,
+        input_prefix=settings.examples.input_prefix if form == "pairs" else "",
         shards=[ShardEntry(**{k: row[k] for k in ShardEntry.model_fields}) for row in written],
     )
 

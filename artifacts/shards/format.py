@@ -89,6 +89,8 @@ class ShardStats(BaseModel):
     """Training examples of each class."""
     target_tokens: int = 0
     """Of pairs, the most tokens of a target."""
+    input_prefix: str = ""
+    """Of pairs, what stands before each input."""
     chat_template: str | None = None
     """Of conversations, where they were not written by the base model's own."""
     erased: list[str] = []

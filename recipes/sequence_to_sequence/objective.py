@@ -11,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from artifacts.model import GENERATION_NAME, read_generation_config, read_tokenizer
+from artifacts.model import (
+    GENERATION_NAME,
+    INPUT_PREFIX,
+    read_generation_config,
+    read_tokenizer,
+)
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
@@ -77,6 +82,7 @@ def _load(spec: TrainingSpec) -> TrainableModel:
     folder = Path(spec.base_model_folder)
     model = load_sequence_to_sequence(folder)
     defaults = read_generation_config(folder) | _generation(spec.training, spec.shards)
+    defaults[INPUT_PREFIX] = spec.shards.input_prefix
     model.exported_files[GENERATION_NAME] = json.dumps(defaults, indent=2)
     return model
 

@@ -233,7 +233,7 @@ class Attempt:
     async def run(self, requests: Sequence[GenerateRequest], deadline: float) -> None:
         """Have all answered; raises Refused, EngineLost, or TimeoutError at the deadline."""
         tasks = [
-            asyncio.create_task(self._answer(number, request))
+            asyncio.create_task(self._answer(number, self.route.engine.as_judged(request)))
             for number, request in enumerate(requests)
         ]
         self.route.in_flight += 1

@@ -304,11 +304,18 @@ class PredictRequest(Strict):
 
     def generate_requests(self, settings: EndpointSettings) -> list[GenerateRequest]:
         """One engine request per instance; raises ServingError 400 beyond a limit."""
+        asked = [
+            (self.parameters, one) if isinstance(one, str) else (one, one.prompt)
+            for one in self.instances
+        ]
         return [
-            self.parameters.generate_request(settings, prompt=instance)
-            if isinstance(instance, str)
-            else instance.generate_request(settings, prompt=instance.prompt)
-            for instance in self.instances
+            sampling.generate_request(
+                settings,
+                prompt=prompt,
+                is_input=True,
+                own_length="max_tokens" not in sampling.model_fields_set,
+            )
+            for sampling, prompt in asked
         ]
 
 

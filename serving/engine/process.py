@@ -7,12 +7,13 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import IO
+from typing import IO, Any
 
 from artifacts.errors import UserError
-from artifacts.model import check_model_folder
+from artifacts.model import INPUT_PREFIX, check_model_folder, read_generation_config
 from artifacts.program.lifetime import Child, how_it_ended
 from serving.comparison import EngineComparison
 from serving.engine import protocol
@@ -91,6 +92,22 @@ class EngineProcess:
             with suppress(asyncio.CancelledError):
                 await self._keeper
         await self._end()
+
+    def as_judged(self, request: protocol.GenerateRequest) -> protocol.GenerateRequest:
+        """A request with the version's own prefix and length, where it asks for them."""
+        prefix, changes = self._taught.get(INPUT_PREFIX), dict[str, Any]()
+        if prefix is None:
+            return request
+        if request.is_input and not str(request.prompt).startswith(prefix):
+            changes["prompt"] = f"{prefix}{request.prompt}"
+        if request.own_length and "max_new_tokens" in self._taught:
+            most = self.desired.settings.max_new_tokens
+            changes["max_tokens"] = min(self._taught["max_new_tokens"], most)
+        return request.model_copy(update=changes)
+
+    @cached_property
+    def _taught(self) -> dict[str, Any]:
+        return read_generation_config(self.desired.model_folder)
 
     def generate(self, request: protocol.GenerateRequest) -> AsyncGenerator[protocol.Chunk, None]:
         """The answer as it is written, see `Channel.generate`; raises EngineLost."""

@@ -58,6 +58,11 @@ class GenerateRequest(_Line):
     """How many of the most likely tokens of each place to name with them."""
     echo: bool = False
     """Whether to give the prompt back before the answer, with its log-probabilities if asked."""
+    is_input: bool = False
+    """Whether the prompt is an input of the task that the version was taught, before which comes
+    what came before it in training."""
+    own_length: bool = False
+    """Whether the answer may be as long as the task's targets, where a version knows that."""
     written: str = ""
     """The beginning of the answer, written by an engine that died before it was complete."""
 

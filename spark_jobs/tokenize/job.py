@@ -53,7 +53,7 @@ from spark_jobs.tokenize.tokenizer import (
     measure_bytes_per_token,
 )
 
-CODE_VERSION = "7"
+CODE_VERSION = "8"
 CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {
@@ -282,6 +282,7 @@ def statistics(
         form=plan.form,
         labels=list(plan.labels),
         target_tokens=plan.examples.target_tokens if plan.form == "pairs" else 0,
+        input_prefix=plan.examples.input_prefix if plan.form == "pairs" else "",
         chat_template=plan.examples.chat_template,
         shards=[
             ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written

@@ -4,15 +4,26 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rouge_score.rouge_scorer import RougeScorer
 
+from artifacts.model import read_tokenizer
+from recipes.evaluation.bits import precision
+from recipes.evaluation.documents import held_out_documents
+from recipes.evaluation.settings import EvaluationSettings
+from recipes.sequence_to_sequence.objective import TargetScorer
+from recipes.sequence_to_sequence.settings import SequenceToSequenceSettings
 from serving import endpoint as process
 from serving.engine.protocol import Chunk
 from serving.engine.transformers_model import TransformersModel
+from tests.example_shards import example_shards
+from tests.recipes.conftest import settings_of, spec_in, train_here
 from tests.serving.conftest import SETTINGS, Client, generate_request, start
 from tests.tiny import tiny_sequence_to_sequence_model
+from tests.tiny_tasks import TASKS
 
 PROMPTS = ["The valve", "A pump turns slowly every week.", "No motor fails", "Each gauge " * 6]
 
@@ -102,3 +113,50 @@ def test_beams_are_searched_as_the_model_was_judged(beams_folder: Path) -> None:
     assert all(one.logprob is not None and one.logprob < 0 for one in scored.scores)
     # What is drawn is drawn, piece by piece.
     assert len(asyncio.run(ask(PROMPTS[1], temperature=1.0, ignore_eos=True))) > 1
+
+
+def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
+    """With the prefix that the model was taught with, its length and its beams."""
+    task = replace(
+        TASKS["sequence_to_sequence"],
+        tokenized_shards={"examples": {"target_tokens": 7, "input_prefix": "valve gauge: "}},
+    )
+    task.model(tmp_path / "base")
+    shards = example_shards(tmp_path / "shards", tmp_path / "base", task)
+    generation = {"num_beams": 2}
+    settings = settings_of(
+        recipe=task.recipe, steps=12, learning_rate=1e-2, generation=generation, precision="float32"
+    )
+    spec = spec_in(tmp_path, tmp_path / "base", tmp_path / "shards", shards, settings, "run")
+    train_here(spec)
+    folder = Path(spec.export_folder)
+    tokenizer = read_tokenizer(folder)
+    limits = EvaluationSettings(held_out_tokens=None)
+    documents = held_out_documents(tmp_path / "shards", shards, tokenizer, limits)
+    assert isinstance(settings, SequenceToSequenceSettings)
+    measured = TargetScorer(settings).score(folder, documents, shards).values
+
+    rows = [task.examples()[int(document.id)] for document in documents]
+    weights = "bf16" if precision() == "bfloat16" else "f32"
+    client = start(tmp_path / "endpoint", folder, weights=weights)
+    try:
+        body = {"instances": [row["article"] for row in rows]}
+        written = client.http.post("/predict", json=body).json()["predictions"]
+        told = client.http.get("/metrics").text
+        # As they were judged, so that whoever brings the prefix is answered alike.
+        body["parameters"] = {"max_tokens": 7}
+        body["instances"] = [f"valve gauge: {row['article']}" for row in rows]
+        assert client.http.post("/predict", json=body).json()["predictions"] == written
+    finally:
+        process.stop(tmp_path / "endpoint")
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    wanted = [tokenizer.decode(d.target_tokens, skip_special_tokens=True) for d in documents]
+    served = [
+        scorer.score(target, text)["rougeL"].fmeasure
+        for target, text in zip(wanted, written, strict=True)
+    ]
+    assert served == pytest.approx(measured["rougeL"].tolist())
+    assert sum(served) > 0
+    # The model was given what it was judged by, token by token.
+    given = sum(len(document.input_tokens) for document in documents)
+    assert f'serving_tokens_total{{kind="prompt",version="1"}} {given:.1f}' in told
