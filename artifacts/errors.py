@@ -22,6 +22,14 @@ _UNSAFE = re.compile(
 _BREAKS = re.compile("[\t\n]")
 
 
+HUB_ADVICE = (
+    "Where it is gated or private, accept its terms there and give a token in HF_TOKEN, or on Google "
+    "Cloud in the secret that `secrets.hugging_face_token` names; try again later where the Hub is "
+    "busy."
+)
+"""What to do where the Hugging Face Hub gives nothing."""
+
+
 def shown(text: str) -> str:
     r"""Text of several lines with its control characters written out: `\x1b[31m`, `\u202e`."""
     return _UNSAFE.sub(_escape, text)

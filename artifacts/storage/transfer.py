@@ -145,9 +145,9 @@ def download_folder(
 
 
 def remote_entries(url: str) -> list[FileEntry]:
-    """The files of a folder in Cloud Storage with the checksums that storage itself keeps."""
+    """The files of a folder in a bucket, with the checksums that Cloud Storage itself keeps."""
     return [
-        FileEntry(path=path, bytes=int(found["size"]), crc32c=found["crc32c"])
+        FileEntry(path=path, bytes=int(found["size"]), crc32c=found.get("crc32c"))
         for path, found in describe(url).items()
     ]
 

@@ -18,7 +18,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures
-from llm_assets.assets.sources import observe, source_key, source_versions
+from llm_assets.assets.sources import observe, source_access, source_key, source_versions
 from llm_assets.assets.stage import BuildPlan, check_files, stage, table
 from llm_assets.assets.training_plan import training_estimate
 from llm_assets.forgetting.erase import forgotten_folder, read_list
@@ -121,7 +121,8 @@ def raw_corpus(
     Files that were found but not read are counted by kind.
     """
     store = pipeline.store
-    opened = snapshot.open_sources(settings, context.log.info, store.root)
+    with source_access(pipeline, settings):
+        opened = snapshot.open_sources(settings, context.log.info, store.root)
     identity = identity.extend(
         inputs=snapshot.fingerprints_of(opened), libraries=source_libraries(opened)
     )
@@ -130,7 +131,8 @@ def raw_corpus(
         megabytes = bytes_in_buckets(opened) / 1e6
         if megabytes > pipeline.settings.spark.copied_by_process:
             context.log.info(f"Tasks of Spark copy {megabytes:,.1f} MB of files in buckets")
-            spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
+            with source_access(pipeline, settings):
+                spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
             by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
             spec.libraries = installed(source_libraries(by_tasks))
             stats = spark.run(context, read, spec)
@@ -138,13 +140,15 @@ def raw_corpus(
                 raise SourceChanged(stats[CHANGED])
             draft.stats |= stats
         else:
-            draft.stats |= snapshot.write_snapshot(
-                settings, draft.path, context.log.info, store.machine_cache, opened
-            )
+            with source_access(pipeline, settings):
+                draft.stats |= snapshot.write_snapshot(
+                    settings, draft.path, context.log.info, store.machine_cache, opened
+                )
 
     def compare(artifact: Artifact) -> Comparison:
         changed = set(changes(artifact.manifest.libraries, identity.libraries))
-        return compare_texts(opened, artifact.url, changed)
+        with source_access(pipeline, settings):
+            yield from compare_texts(opened, artifact.url, changed)
 
     def tell(artifact: Artifact) -> None:
         stats = artifact.stats

@@ -7,6 +7,7 @@ it has changed, `raw_corpus` as it reads, and a person who presses Observe.
 import string
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from dagster import (
 )
 
 from artifacts.store.identity import hash_json
-from artifacts.store.store import Store
 from llm_assets.assets.stage import asset_key, user_faults
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
 from spark_jobs.read.files.reading import Digests
 from spark_jobs.read.opened import OpenedSource
+from spark_jobs.read.settings import HuggingFaceDataset, RawCorpusSettings
 from spark_jobs.read.snapshot import open_sources
 
 GROUP = "sources"
@@ -69,10 +70,20 @@ def source_versions(
     }
 
 
-def look(settings: PipelineSettings, store: Store) -> dict[str, OpenedSource]:
+def source_access(
+    pipeline: PipelineResource, settings: RawCorpusSettings
+) -> AbstractContextManager[None]:
+    """Within it, sources may be looked at and read: the Hub's with its token where one is there."""
+    is_needed = any(isinstance(one, HuggingFaceDataset) for one in settings.sources)
+    return pipeline.hub_access() if is_needed else nullcontext()
+
+
+def look(pipeline: PipelineResource) -> dict[str, OpenedSource]:
     """Look at every source; raises UserError where one cannot be reached or read."""
+    settings, store = pipeline.settings, pipeline.store
     digests = Digests(Path(store.machine_cache) / "digests" / f"{settings.name}.json")
-    return open_sources(settings.raw_corpus, apart=store.root, digests=digests)
+    with source_access(pipeline, settings.raw_corpus):
+        return open_sources(settings.raw_corpus, apart=store.root, digests=digests)
 
 
 def observable_sources(settings: PipelineSettings) -> AssetsDefinition:
@@ -85,7 +96,7 @@ def observable_sources(settings: PipelineSettings) -> AssetsDefinition:
         context: AssetExecutionContext, pipeline: PipelineResource
     ) -> Iterator[ObserveResult]:
         with user_faults(pipeline):
-            opened = look(pipeline.settings, pipeline.store)
+            opened = look(pipeline)
         for seen, _ in _seen(context.instance, pipeline.settings, opened, {}):
             if seen.asset_key in context.selected_asset_keys:
                 yield seen

@@ -92,7 +92,7 @@ def _watch(
 ) -> SensorResult:
     settings, now = pipeline.settings, datetime.now(UTC)
     try:
-        opened = look(settings, pipeline.store)
+        opened = look(pipeline)
     except SourceChanged as error:
         return SensorResult(skip_reason=f"{error}; looking again at the next tick")
     except UserError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from artifacts.errors import UserError, first_line
+from artifacts.errors import HUB_ADVICE, UserError, first_line
 from artifacts.model import fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
@@ -249,8 +249,7 @@ def _from_hub(
     except OSError as error:
         raise UserError(
             f"`base_model`: {hub} at {revision} cannot be had from the Hugging Face Hub "
-            f"({first_line(error)}). Where it is gated or private, accept its terms there and give "
-            "a token in HF_TOKEN; try again later where the Hub is busy."
+            f"({first_line(error)}). {HUB_ADVICE}"
         ) from error
     if not is_offline_mode() and not list(snapshot.glob("*.safetensors")):
         names = HfApi().list_repo_files(hub, revision=revision)

@@ -1,11 +1,15 @@
-"""Reads a Hugging Face dataset: a name on the Hub, its copy in the Hub's cache, or a folder."""
+"""Reads a Hugging Face dataset: of the Hub, its copy in the Hub's cache, or a folder anywhere."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from artifacts.errors import UserError
+from artifacts.errors import HUB_ADVICE, UserError, first_line
+from artifacts.storage import files
+from artifacts.storage.transfer import download_folder, remote_entries, stated_checksum
+from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault, of_example, take_example
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
@@ -15,7 +19,19 @@ BATCH_DOCUMENTS = 1_000
 
 
 def fingerprint_dataset(source: HuggingFaceDataset) -> str:
-    """A hash of a local folder's files, or the revision that the Hub, or offline its cache, has."""
+    """A hash of a folder's files, or the revision that the Hub, or offline its cache, has."""
+    if not files.is_local(source.dataset):
+        filesystem, path = files.resolve(source.dataset)
+        found = {
+            name: stated_checksum(filesystem, f"{path}/{name}", about)
+            for name, about in files.describe(source.dataset).items()
+        }
+        if not found:
+            raise UserError(
+                f"Source {source.name!r}: there is no file in {source.dataset}. Give the "
+                "folder that `save_to_disk` has written, or one with the dataset's files."
+            )
+        return hash_json(found)[:32]
     folder = Path(source.dataset)
     if folder.is_dir():
         digest = hashlib.sha256()
@@ -41,15 +57,20 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
 
     Raises:
         UserError: it cannot be reached or read, or lacks a column.
-        SourceChanged: from reading, a local folder changed since it was hashed.
+        SourceChanged: from reading, a folder changed since it was hashed.
     """
     fingerprint = fingerprint_dataset(source)
 
     def read() -> Iterator[Batch]:
-        if Path(source.dataset).is_dir():
-            yield from _read(source, report)
-            if fingerprint_dataset(source) != fingerprint:
-                raise SourceChanged(f"{source.dataset} changed while it was read")
+        if not files.is_local(source.dataset):
+            with tempfile.TemporaryDirectory() as folder:
+                entries = remote_entries(source.dataset)
+                download_folder(source.dataset, entries, Path(folder), report)
+                _need_unchanged(source, fingerprint)
+                yield from _read(source, report, folder)
+        elif Path(source.dataset).is_dir():
+            yield from _read(source, report, source.dataset)
+            _need_unchanged(source, fingerprint)
         else:
             # A branch may have moved since: what is read is the revision of the fingerprint.
             yield from _read(source.model_copy(update={"revision": fingerprint}), report)
@@ -60,8 +81,15 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
     )
 
 
-def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator[Batch]:
-    rows = _load(source)
+def _need_unchanged(source: HuggingFaceDataset, fingerprint: str) -> None:
+    if fingerprint_dataset(source) != fingerprint:
+        raise SourceChanged(f"{source.dataset} changed while it was read")
+
+
+def _read(
+    source: HuggingFaceDataset, report: Callable[[str], None], folder: str | None = None
+) -> Iterator[Batch]:
+    rows = _load(source, folder)
     columns = list(rows.column_names or [])
     for column in source.columns:
         if columns and column not in columns:
@@ -70,7 +98,7 @@ def _read(source: HuggingFaceDataset, report: Callable[[str], None]) -> Iterator
                 f"its columns are {', '.join(columns)}. Name its columns in the source's settings."
             )
     batch: Batch = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(_rows(rows, source)):
         batch.append(_document(row, number, source))
         if len(batch) == BATCH_DOCUMENTS:
             report(f"{source.name}: {number + 1:,} documents read")
@@ -93,16 +121,25 @@ def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> D
     return Document(id=identifier, text=text, source=source.name, place=place)
 
 
-def _load(source: HuggingFaceDataset) -> Any:
+def _rows(rows: Any, source: HuggingFaceDataset) -> Iterator[dict[str, Any]]:
+    """The rows, most of which are fetched only now."""
+    try:
+        yield from rows
+    except Exception as error:
+        raise _not_reached(source, error) from error
+
+
+def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
+    """The dataset's rows, of a folder or of the Hub."""
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        if (Path(source.dataset) / "state.json").exists():
-            return datasets.load_from_disk(source.dataset)
-        if (Path(source.dataset) / "dataset_dict.json").exists():
-            return datasets.load_from_disk(source.dataset)[source.split]
-        cached = _cached(source)
+        if folder and (Path(folder) / "state.json").exists():
+            return datasets.load_from_disk(folder)
+        if folder and (Path(folder) / "dataset_dict.json").exists():
+            return datasets.load_from_disk(folder)[source.split]
+        cached = folder or _cached(source)
         # Streaming reads each file once and keeps no second copy of the data.
         return datasets.load_dataset(
             str(cached or source.dataset),
@@ -140,7 +177,9 @@ def _cached(source: HuggingFaceDataset) -> Path | None:
 
 
 def _not_reached(source: HuggingFaceDataset, error: Exception) -> UserError:
+    is_folder = not files.is_local(source.dataset) or Path(source.dataset).is_dir()
     return UserError(
         f"Source {source.name!r}: the Hugging Face dataset {source.dataset} (subset "
-        f"{source.subset}, split {source.split}) cannot be read: {error}"
+        f"{source.subset}, split {source.split}) cannot be read ({first_line(error)})."
+        f"{'' if is_folder else f' {HUB_ADVICE}'}"
     )

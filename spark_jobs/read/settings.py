@@ -347,8 +347,8 @@ class HuggingFaceDataset(Settings):
     name: str = "hugging_face"
     """The source's name; every document carries it."""
     dataset: str
-    """Its name on the Hub, or a local folder. Where HF_HUB_OFFLINE is set, the copy in the Hub's
-    cache is read."""
+    """Its name on the Hub, or a folder, here or in a bucket. Where HF_HUB_OFFLINE is set,
+    the copy in the Hub's cache is read."""
     subset: str | None = None
     """The dataset's subset (its configuration name), where it has several."""
     split: str = "train"

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback: repositories of models, written by commits, large files by LFS.
+"""A Hugging Face Hub on loopback: models and data sets, written by commits, large files by LFS.
 
 It answers what the Hub's API documents (huggingface.co/docs/hub/api, git-lfs/docs/api/batch.md),
 and is strict: without the token nothing is written, and nothing private read; a commit may name
@@ -9,10 +9,13 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
 import yaml
 
 from tests.stand_ins.http_server import Answer, HttpServer, json_answer, start_http_server
@@ -66,14 +69,14 @@ class Hub:
         if (method, path) == ("POST", "/api/repos/create"):
             return self._create(json.loads(body))
         routes: tuple[tuple[str, str, Callable[[Repository, str, bytes], Answer]], ...] = (
-            ("GET", r"/api/models/([^/]+/[^/]+)()", self._describe),
-            ("GET", r"/api/models/([^/]+/[^/]+)/revision/(.+)", self._describe),
-            ("GET", r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self._list),
+            ("GET", r"/api/(?:models|datasets)/([^/]+/[^/]+)()", self._describe),
+            ("GET", r"/api/(?:models|datasets)/([^/]+/[^/]+)/revision/(.+)", self._describe),
+            ("GET", r"/api/(?:models|datasets)/([^/]+/[^/]+)/tree/[^/]+/?(.*)", self._list),
             ("POST", r"/api/models/([^/]+/[^/]+)/preupload/(main)", self._sort),
             ("POST", r"/([^/]+/[^/]+)\.git/info/lfs/objects/(batch)", self._take),
             ("POST", r"/api/models/([^/]+/[^/]+)/commit/(main)", self._commit),
-            ("GET", r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self._read),
-            ("HEAD", r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self._read),
+            ("GET", r"(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self._read),
+            ("HEAD", r"(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self._read),
         )
         for wanted, pattern, answer in routes:
             found = re.fullmatch(pattern, path)
@@ -173,3 +176,23 @@ def _git_hash(content: bytes) -> str:
 def _refused(status: int, message: str) -> Answer:
     code = {401: "RepoNotFound", 404: "RepoNotFound"}.get(status, "")
     return status, [("x-error-code", code), ("x-error-message", message)], b"{}"
+
+
+@contextmanager
+def running_hub(folder: Path) -> Iterator[Hub]:
+    """A Hub that this process's clients ask, with their cache in a folder and no long waits."""
+    import datasets
+    from huggingface_hub import constants
+
+    hub = Hub()
+    with pytest.MonkeyPatch.context() as patch:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder))
+        patch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+        patch.setattr(datasets.config, "STREAMING_READ_MAX_RETRIES", 1)
+        patch.setattr(datasets.config, "STREAMING_READ_RETRY_INTERVAL", 0)
+        patch.delenv("HF_TOKEN", raising=False)
+        yield hub
+    hub.stop()
