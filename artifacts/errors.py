@@ -23,9 +23,9 @@ _BREAKS = re.compile("[\t\n]")
 
 
 HUB_ADVICE = (
-    "Where it is gated or private, accept its terms there and give a token in HF_TOKEN, or on Google "
-    "Cloud in the secret that `secrets.hugging_face_token` names; try again later where the Hub is "
-    "busy."
+    "Where it is gated or private, accept its terms there and give a token in HF_TOKEN, or on "
+    "Google Cloud in the secret that `secrets.hugging_face_token` names; try again later where the "
+    "Hub is busy."
 )
 """What to do where the Hugging Face Hub gives nothing."""
 

@@ -1,7 +1,8 @@
 """What transformers computes: any language model that it knows, and encoders.
 
 Language models run by its own `generate`, which is slow, and the reference. An encoder, such as a
-fine-tuned RoBERTa, tells which class a text is, or what stands behind a mask.
+fine-tuned RoBERTa, tells which class a text is, or what stands behind a mask. All run on GPUs where
+torch sees any, which divide a large model.
 """
 
 import queue
@@ -32,8 +33,12 @@ MOST_LIKELY = 5
 
 def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
     """A model for inference; raises UserError where it cannot be read, or is no good."""
+    if torch.cuda.is_available():
+        options["device_map"] = "auto"
     model = read_model(folder, model_class, **options)
-    damaged = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    # Those that no GPU has room for wait elsewhere, and stand here without content.
+    weights = [found for found in model.named_parameters() if not found[1].is_meta]
+    damaged = [name for name, weight in weights if not weight.isfinite().all()]
     if damaged:
         raise UserError(
             f"The model in {folder} has weights that are not finite numbers ({damaged[0]}, "
@@ -159,7 +164,8 @@ class TransformersModel(served_model.ServedModel):
         """Write the best of the model's beams, which is known at the end of the search."""
 
         def left(tokens: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-            return torch.full((len(tokens),), all(job.left for job in jobs))
+            gone = all(job.left for job in jobs)
+            return torch.full((len(tokens),), gone, device=tokens.device)
 
         inputs = self._inputs(jobs)
         found = self._model.generate(**inputs, generation_config=config, stopping_criteria=[left])
@@ -195,12 +201,14 @@ class TransformersModel(served_model.ServedModel):
         padded = pad_sequence(prompts, True, self._pad_token, padding_side=side)
         ones = [torch.ones_like(prompt) for prompt in prompts]
         mask = pad_sequence(ones, True, 0, padding_side=side)
-        return {"input_ids": padded, "attention_mask": mask, **extra}
+        inputs = {"input_ids": padded, "attention_mask": mask, **extra}
+        return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
     def _score(self, prompt: list[int], top: int) -> list[served_model.TokenLikelihood]:
         if self._is_encoder_decoder or len(prompt) == 1:
             return [served_model.TokenLikelihood(token, None) for token in prompt]
-        logits = self._model(torch.tensor([prompt[:-1]]), use_cache=False).logits[0]
+        given = torch.tensor([prompt[:-1]], device=self._model.device)
+        logits = self._model(given, use_cache=False).logits[0]
         logprobs = logits.float().log_softmax(-1)
         return [served_model.TokenLikelihood(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
 
@@ -222,7 +230,7 @@ class _Batch(transformers.LogitsProcessor, BaseStreamer):
 
     def ends(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Whether each row is done."""
-        return torch.tensor([job.done for job in self.jobs])
+        return torch.tensor([job.done for job in self.jobs], device=input_ids.device)
 
     def put(self, value: torch.Tensor) -> None:
         """Take the newest tokens, shape (rows,); what comes first is what was given."""
@@ -248,7 +256,8 @@ def _scored(
     logprobs: torch.Tensor, tokens: Sequence[int], top: int
 ) -> list[served_model.TokenLikelihood]:
     """Scores of tokens, from log-probabilities of shape (tokens, vocabulary)."""
-    likely, chosen = logprobs.topk(top), logprobs.gather(-1, torch.tensor(tokens)[:, None])
+    places = torch.tensor(tokens, device=logprobs.device)
+    likely, chosen = logprobs.topk(top), logprobs.gather(-1, places[:, None])
     rows = zip(tokens, chosen[:, 0].tolist(), *(part.tolist() for part in likely), strict=True)
     return [
         served_model.TokenLikelihood(token, own, list(zip(numbers, values, strict=True)))
@@ -300,9 +309,14 @@ class Classifier:
             completion_tokens=1,
         )
 
+    def _logits(self, tokens: list[int]) -> torch.Tensor:
+        given = torch.tensor([tokens], device=self._model.device)
+        logits: torch.Tensor = self._model(given).logits[0].float()
+        return logits
+
     @torch.inference_mode()
     def _scores(self, tokens: list[int]) -> dict[str, float]:
-        logits = self._model(torch.tensor([tokens])).logits[0].float()
+        logits = self._logits(tokens)
         labels = self._model.config.id2label
         return {labels[n]: round(share, 6) for n, share in enumerate(logits.softmax(0).tolist())}
 
@@ -330,7 +344,7 @@ class MaskFiller(Classifier):
 
     @torch.inference_mode()
     def _scores(self, tokens: list[int]) -> dict[str, float]:
-        logits = self._model(torch.tensor([tokens])).logits[0].float()
+        logits = self._logits(tokens)
         place = tokens.index(self._tokenizer.mask_token_id)
         best = logits[place].softmax(dim=0).topk(MOST_LIKELY)
         scores: dict[str, float] = {}

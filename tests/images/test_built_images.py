@@ -32,6 +32,7 @@ ENTERING = {"chroot", "setpriv"}
 """Programs that are still root's: they make way for the image's."""
 ARGUMENTS = {
     "cuda": {"CUDA": "cpu", "INDEX": "file:///tmp"},
+    "serve_transformers": {"INDEX": "file:///tmp"},
     "control": {"INDEX": "file:///tmp"},
 }
 """Torch for processors comes from where this machine's pip finds it."""

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
-from llm_assets.cloud.settings import BUILT_IN, EndpointMachineSettings, MachineSettings
+from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
 from llm_assets.config import PipelineSettings, check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
@@ -236,16 +236,11 @@ def _cloud(settings: ImportedSettings) -> dict[str, Any]:
         },
         "endpoint": {
             "machine_type": deploy.machine_type,
-            # vLLM serves no encoder-decoders, and what does computes on processors.
-            **_accelerator(deploy.gpu_type, deploy.gpu_count if _has_own(deploy) else 0),
+            # vLLM serves no encoder-decoders.
+            **_accelerator(deploy.gpu_type, deploy.gpu_count),
             "vllm": None,
         },
     }
-
-
-def _has_own(deploy: DeployConfig) -> bool:
-    """Whether a machine of the endpoint comes with its accelerators or not at all."""
-    return deploy.machine_type in BUILT_IN
 
 
 def _accelerator(kind: str, count: int) -> dict[str, Any]:
@@ -279,14 +274,9 @@ def _notes(settings: ImportedSettings, rows: int) -> list[str]:
         notes.append(f"deploy_config.region {deploy.region!r}: all is done in one region, {region}")
     return [
         *notes,
-        "endpoint: /predict writes summaries, by transformers on the machine's processors in the "
-        "image of `images/build.sh serve_transformers` (its name in `images.serve`), since vLLM "
-        "serves no encoder-decoders; "
-        + (
-            f"the GPUs that {deploy.machine_type} has are idle: choose a machine without"
-            if _has_own(deploy)
-            else f"deploy_config.gpu_count {deploy.gpu_count}: not asked for, they would be idle"
-        ),
+        "endpoint: /predict writes summaries, by transformers in the image of `images/build.sh "
+        "serve_transformers` (its name in `images.serve`), since vLLM serves no encoder-decoders"
+        + ("; for its GPUs write `ARG CUDA=cu126` in its Dockerfile" * (deploy.gpu_count > 0)),
         f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed, since Google Batch makes "
         "machines for each job, which end with it; `training.runner: google_cloud` takes Vertex AI",
         f"train_config.batch_size {settings.train_config.batch_size}: rows on a GPU; over all of "

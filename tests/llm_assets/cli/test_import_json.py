@@ -104,8 +104,9 @@ def test_a_preset_becomes_a_pipeline_file_that_loads(preset: str, tmp_path: Path
     assert (training.accelerator_type, training.replicas) == (kind, nodes)
     assert (settings.training.runner, training.zones) == ("google_batch", ("us-central1-c",))
     endpoint = EndpointMachineSettings.model_validate(cloud["endpoint"])
-    assert (endpoint.accelerator_count, endpoint.vllm) == (0, None)
-    assert "serves no encoder-decoders; deploy_config.gpu_count 4: not asked for" in ended.output
+    asked = (endpoint.accelerator_type, endpoint.accelerator_count, endpoint.vllm)
+    assert asked == ("NVIDIA_TESLA_V100", 4, None)
+    assert "serves no encoder-decoders; for its GPUs write `ARG CUDA=cu126`" in ended.output
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -136,7 +137,6 @@ def test_endpoint_machines_in_a_section_of_their_own(tmp_path: Path) -> None:
     assert imported.cloud["endpoint"]["accelerator_count"] == 2
     notes = "\n".join(imported.notes)
     assert "all is done in one region, us-central1" in notes
-    assert "the GPUs that a2-highgpu-2g has are idle" in notes
 
 
 def test_the_validation_set_is_what_training_looks_at(tmp_path: Path) -> None:
