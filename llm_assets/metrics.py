@@ -16,16 +16,25 @@ from prometheus_client.registry import Collector
 
 from artifacts.errors import reason_of
 from artifacts.progress import Report
+from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
 from llm_assets.automation.decision import ENDED
 from llm_assets.automation.launched import UNFINISHED, Runs, spent_hours
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
+from recipes.spec import read_metrics
 from serving import endpoint as process
 
 ALIASES: tuple[Alias, ...] = ("wanted", "champion")
+FIGURES = (
+    *("step", "loss", "tokens_per_second", "peak_memory_gb"),
+    *("gpu_utilisation_percent", "gpu_power_watts", "gpu_temperature_celsius"),
+    "gpu_memory_used_gb",
+)
+"""Of a training's metrics those that are told of one under way."""
 Part = Callable[[], Iterator[Metric]]
 
 
@@ -96,6 +105,8 @@ class GraphCollector(Collector):
         text = "Since when an asset's current artifact is current."
         yield _family("artifact_since_timestamp_seconds", text, "asset", since)
         store = self._record.store
+        text = "What the first worker of a training that is under way reported last."
+        yield _family("training", text, "figure", _training(store))
         if not store.is_local:
             return
         text = "Free bytes of the store's disk."
@@ -118,6 +129,17 @@ def _family(
     for value, number in values.items():
         family.add_metric([value], float(number))
     return family
+
+
+def _training(store: Store) -> dict[str, float]:
+    """The figures of a run's newest step that has any of the hardware."""
+    for identity in store.in_the_making():
+        if identity.kind == "checkpoint":
+            lines = read_metrics(f"{store.root}/{layout.run(identity.fingerprint)}")
+            told = [line for line in lines if "peak_memory_gb" in line][-1:]
+            # The loss of a training that diverges is none.
+            return {n: line[n] for line in told for n in FIGURES if line.get(n) is not None}
+    return {}
 
 
 def _runs(instance: DagsterInstance) -> Iterator[Metric]:

@@ -7,6 +7,8 @@ import contextlib
 import re
 import resource
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar, Literal
 
 import torch
@@ -82,7 +84,7 @@ class Device:
         return None
 
     def readings(self) -> dict[str, float]:
-        """Peak memory so far, and utilization and power where they can be read."""
+        """Peak memory so far; of a GPU what NVML tells of it, where that can be read."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"peak_memory_gb": peak * (1 if sys.platform == "darwin" else 1024) / 1e9}
 
@@ -119,13 +121,17 @@ class Gpu(Device):
 
     def readings(self) -> dict[str, float]:
         readings = {"peak_memory_gb": torch.cuda.max_memory_allocated(self.place) / 1e9}
-        try:
-            readings["gpu_utilisation_percent"] = float(torch.cuda.utilization(self.place))
-            readings["gpu_power_watts"] = torch.cuda.power_draw(self.place) / 1000
-        except Exception:
+        told: dict[str, tuple[Callable[[torch.device], float], float]] = {
+            "gpu_utilisation_percent": (torch.cuda.utilization, 1),
+            "gpu_power_watts": (torch.cuda.power_draw, 1e-3),
+            "gpu_temperature_celsius": (torch.cuda.temperature, 1),
+            "gpu_memory_used_gb": (torch.cuda.device_memory_used, 1e-9),
+        }
+        for name, (read, unit) in told.items():
             # NVML's package is optional, its errors are of no common kind, and cards refuse some
             # readings: a figure that is missing ends no training.
-            return readings
+            with suppress(Exception):
+                readings[name] = read(self.place) * unit
         return readings
 
 

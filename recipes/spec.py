@@ -174,6 +174,20 @@ def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
     return found
 
 
+def describe_hardware(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What a run's newest lines say of the first worker's GPU, in words; empty where nothing."""
+    newest: Mapping[str, Any] = next(
+        (line for line in reversed(lines) if "peak_memory_gb" in line), {}
+    )
+    units = {
+        "gpu_utilisation_percent": "GPU {:.0f}% busy",
+        "gpu_temperature_celsius": "{:.0f} °C",
+        "gpu_power_watts": "{:.0f} W",
+        "gpu_memory_used_gb": "{:.1f} GB in use",
+    }
+    return ", ".join(form.format(newest[name]) for name, form in units.items() if name in newest)
+
+
 def describe_progress(lines: Sequence[Mapping[str, Any]]) -> str:
     """How far a run is, in words.
 

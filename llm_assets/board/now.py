@@ -20,7 +20,7 @@ from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.passages import Exposure, exposures
 from llm_assets.tracing.training_text import runs_behind
 from recipes.evaluation.settings import SCORES_NAME, Metric
-from recipes.spec import describe_progress, read_metrics
+from recipes.spec import describe_hardware, describe_progress, read_metrics
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_SHOWN = 8
@@ -200,4 +200,5 @@ def _making(store: Store) -> Iterator[tuple[Identity, str]]:
         run = f"{store.root}/{layout.run(identity.fingerprint)}"
         lines = read_metrics(run) if identity.kind == "checkpoint" else []
         # A line of an older version does not say how many steps there are.
-        yield identity, describe_progress(lines) if lines and "steps" in lines[-1] else ""
+        said = describe_progress(lines) if lines and "steps" in lines[-1] else ""
+        yield identity, ", ".join(filter(None, [said, describe_hardware(lines)]))

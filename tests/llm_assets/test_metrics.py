@@ -19,11 +19,14 @@ from dagster import (
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from artifacts.store import layout
 from artifacts.store.identity import Identity
+from artifacts.store.store import Draft
 from llm_assets.config import load_settings
 from llm_assets.metrics import GraphCollector
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelEntry
+from recipes.spec import METRICS_NAME
 from serving.api.dispatcher import Metrics
 from tests.conftest import ROOT, Project
 
@@ -92,6 +95,34 @@ def test_the_graphs_state_is_in_its_metrics(project: Project, instance: DagsterI
     assert {name: value for name, value in found.items() if "readable" in name} == {
         f"llm_assets_readable/{part}": 1 for part in ("history", "registry", "store")
     }
+
+
+def test_a_training_under_way_is_told_by_its_newest_step(
+    project: Project, instance: DagsterInstance
+) -> None:
+    store = project.record.store
+    identity = Identity(kind="checkpoint", code_version="1", inputs={})
+    lines: list[dict[str, object]] = [
+        {"step": 4, "loss": 2.5, "peak_memory_gb": 9.0, "gpu_temperature_celsius": 64},
+        {"step": 5, "loss": None},
+    ]
+    told: list[dict[str, float]] = []
+
+    def build(draft: Draft) -> None:
+        place = f"{layout.run(identity.fingerprint)}/{METRICS_NAME}"
+        store.write_bytes(place, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        told.append(_values(_scrape(project, instance, [])))
+
+    store.make(identity, build)
+    told.append(_values(_scrape(project, instance, [])))
+    meanwhile, afterwards = (
+        {name.partition("/")[2]: one[name] for name in one if "_training/" in name} for one in told
+    )
+    assert meanwhile == {
+        **{"step": 4, "loss": 2.5, "peak_memory_gb": 9.0},
+        "gpu_temperature_celsius": 64,
+    }
+    assert afterwards == {}
 
 
 def test_what_cannot_be_read_is_said_and_hides_nothing_else(

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from recipes.device import Device, Gpu
-from recipes.spec import read_metrics
+from recipes.spec import describe_hardware, read_metrics
 from tests.recipes.conftest import REPOSITORY, SpecMaker, train_here
 
 NVML = """
@@ -79,6 +80,37 @@ def test_the_peak_is_that_of_the_card_and_of_no_card_whose_name_it_begins(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: name)
     peak = Gpu(torch.device("cuda", 0)).peak_flops()
     assert peak == (teraflops and teraflops * 1e12)
+
+
+def test_a_run_tells_what_nvml_says_of_its_gpu(
+    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By values that stand in for a card's, and torch's own functions that read them."""
+    pynvml = pytest.importorskip("pynvml")
+    said = {
+        "nvmlInit": None,
+        "nvmlDeviceGetHandleByIndex": "card",
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97),
+        "nvmlDeviceGetPowerUsage": 312_500,
+        "nvmlDeviceGetTemperature": 64,
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=41_500_000_000),
+    }
+    for name, value in said.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "_get_nvml_device_index", lambda device: 0)
+    card = Gpu(torch.device("cuda", 0))
+    monkeypatch.setattr(Device, "readings", lambda self: card.readings())
+    spec = make_spec(steps=1)
+    train_here(spec)
+    lines = read_metrics(Path(spec.run_folder))
+    assert {name: lines[0][name] for name in lines[0] if name.startswith("gpu_")} == {
+        "gpu_utilisation_percent": 97,
+        "gpu_power_watts": 312.5,
+        "gpu_temperature_celsius": 64,
+        "gpu_memory_used_gb": 41.5,
+    }
+    assert describe_hardware(lines) == "GPU 97% busy, 64 °C, 312 W, 41.5 GB in use"
 
 
 def test_what_share_of_the_peak_is_reached_is_told_by_two_counts(
