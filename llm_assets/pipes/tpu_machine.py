@@ -11,7 +11,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -24,7 +27,7 @@ TPU_API = os.environ.get("TPU_API_HOST", "https://tpu.googleapis.com")
 CALL_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 LAST_WORD_SECONDS = 600.0
-"""So long the machine tries to say how it ended, before it deletes itself all the same."""
+"""So long the machine tries to read what it wrote, and to say how it ended, before it goes on."""
 SECONDS_TO_END = 120
 """For a container that has lasted too long, to save its state."""
 REGISTRIES = ("pkg.dev", "gcr.io")
@@ -44,15 +47,24 @@ mountpoint -q $folder || gcsfuse --implicit-dirs -o allow_other $bucket $folder
 
 
 def main() -> None:
-    """Do the work, if it has not ended before, then ask for this machine's deletion to the last."""
-    job = json.loads(read_metadata(f"attributes/{ATTRIBUTE}"))
+    """Do the work, if it has not ended before, then ask for this machine's deletion to the last.
+
+    Whatever goes wrong on the way is a reason to ask again, since a script that ends leaves a
+    machine that bills.
+    """
+    job = insist(lambda: json.loads(read_metadata(f"attributes/{ATTRIBUTE}")))
     record = read_record(job) or {"started": time.time()}
     if "ended" not in record:
         ended = threading.Event()
         reporter = threading.Thread(target=keep_record, args=(job, record, ended))
         reporter.start()
         try:
-            record.update(run(job, record["started"] + job["seconds"] - time.time()))
+            record.update(run(job, record["started"] + job["seconds"]))
+        except subprocess.TimeoutExpired as late:
+            step = " ".join(late.cmd[:2])
+            record["told"] = (
+                f"it was ended after its greatest duration of {job['seconds']:,} s, in `{step}`"
+            )
         except Exception:
             # Whatever it is, the run has to be told, and the machine to go.
             record["told"] = traceback.format_exc(limit=1)
@@ -60,38 +72,57 @@ def main() -> None:
         ended.set()
         reporter.join()
     while True:
-        try:
-            call("DELETE", f"{TPU_API}/v2/{job['node']}")
-        except OSError as error:
-            print(f"{job['node']} cannot be deleted: {error}", file=sys.stderr, flush=True)
+        insist(lambda: call("DELETE", f"{TPU_API}/v2/{job['node']}"))
         time.sleep(RETRY_SECONDS)
 
 
-def run(job: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Run the container for as long at most; its exit code, or in words why it has none."""
+def run(job: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """Run the container; its exit code, or in words why it has none.
+
+    Raises:
+        subprocess.TimeoutExpired: a step is not done at the deadline, and was ended.
+    """
+
+    def step(*command: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+        left = max(0.0, deadline - time.time())
+        return subprocess.run(command, text=True, timeout=left, **options)
+
     image, registry = job["image"], job["image"].split("/")[0]
     if registry.endswith(REGISTRIES):
-        login = ["docker", "login", "-u", "oauth2accesstoken", "--password-stdin"]
-        subprocess.run([*login, f"https://{registry}"], input=token().encode(), check=True)
-    pulled = subprocess.run(["docker", "pull", image], capture_output=True, text=True, check=False)
+        login = ("docker", "login", "-u", "oauth2accesstoken", "--password-stdin")
+        step(*login, f"https://{registry}", input=insist(token, LAST_WORD_SECONDS), check=True)
+    pulled = step("docker", "pull", image, capture_output=True, check=False)
     if pulled.returncode:
         return {"told": f"docker pull {image}: {pulled.stderr.strip()[-500:]}"}
     volumes = []
     if folder := job.get("mount"):
-        subprocess.run(["bash", "-ec", MOUNT, "mount", job["bucket"], folder], check=True)
+        step("bash", "-ec", MOUNT, "mount", job["bucket"], folder, check=True)
         volumes = [f"--volume={folder}:{folder}"]
     # Of a machine that was started again.
-    subprocess.run(["docker", "rm", "--force", job["name"]], check=False)
+    step("docker", "rm", "--force", job["name"], check=False)
     variables = [f"--env={name}={value}" for name, value in job["environment"].items()]
     options = ["--rm", "--privileged", "--network=host", "--log-driver=gcplogs", *job["options"]]
     command = ["docker", "run", f"--name={job['name']}", *options, *volumes, *variables]
     container = subprocess.Popen([*command, image, *job["arguments"]])
     try:
-        return {"exit": container.wait(max(0.0, seconds))}
+        return {"exit": container.wait(max(0.0, deadline - time.time()))}
     except subprocess.TimeoutExpired:
         stop = ["docker", "stop", f"--time={SECONDS_TO_END}", job["name"]]
-        subprocess.run(stop, check=False)
-        return {"told": f"it was ended after its greatest duration of {job['seconds']:,} s"}
+        subprocess.run(stop, timeout=SECONDS_TO_END + CALL_SECONDS, check=False)
+        raise
+
+
+def insist(ask: Callable[[], Any], seconds: float = float("inf")) -> Any:
+    """What a call gives, made again until the time is up; then it raises its last error."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"trying again: {error!r}", file=sys.stderr, flush=True)
+            time.sleep(RETRY_SECONDS)
 
 
 def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Event) -> None:
@@ -104,7 +135,7 @@ def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Ev
             call("POST", f"{STORAGE}/upload/storage/v1/b/{where}", content)
             if is_last:
                 return
-        except OSError as error:
+        except Exception as error:
             print(f"{job['record']} cannot be written: {error}", file=sys.stderr, flush=True)
             if is_last and time.time() - record["ended"] > LAST_WORD_SECONDS:
                 return
@@ -116,15 +147,24 @@ def keep_record(job: dict[str, Any], record: dict[str, Any], ended: threading.Ev
 
 def read_record(job: dict[str, Any]) -> dict[str, Any]:
     """What this machine wrote before it was started again; nothing where it did not."""
-    where = f"{job['record_bucket']}/o/{quote(job['record'], safe='')}?alt=media"
+    where = f"{job['record_bucket']}/o/{quote(job['record'], safe='')}"
+
+    def read() -> Any:
+        try:
+            return json.loads(call("GET", f"{STORAGE}/storage/v1/b/{where}?alt=media"))
+        except HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
+            return {}
+
     try:
-        return dict(json.loads(call("GET", f"{STORAGE}/storage/v1/b/{where}")))
-    except OSError:
+        return dict(insist(read, LAST_WORD_SECONDS))
+    except Exception:
         return {}
 
 
 def call(method: str, url: str, content: bytes | None = None) -> str:
-    """Call a service of Google's as the machine's account; raises OSError."""
+    """Call a service of Google's as the machine's account."""
     headers = {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
     return _ask(Request(url, content, headers, method=method))  # noqa: S310 - Google's own
 

@@ -1,0 +1,149 @@
+"""What a TPU machine does by itself, with what stands for Google and for docker out of order."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_assets.pipes import tpu_machine
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
+from tests.stand_ins.processes import RealProcess
+from tests.waiting import wait_until
+
+STAGE = "TPU machines of one's own"
+QUICK = """import tpu_machine
+tpu_machine.RETRY_SECONDS = 0.1
+tpu_machine.main()
+"""
+TOKEN = json_answer(200, {"access_token": "token"})
+EMPTY: Answer = (200, [], b"")
+BUSY: Answer = (503, [], b"")
+CUT = None
+
+
+@dataclass
+class Machine:
+    """One that runs the script; its services answer at first what `answers` has for their kind."""
+
+    folder: Path
+    answers: dict[str, list[Answer | None]] = field(default_factory=dict)
+    record: dict[str, Any] | None = None
+    """What the machine wrote into the bucket."""
+    seconds: int = 60
+    """That its work may take."""
+    is_deleted: bool = False
+    process: RealProcess | None = None
+
+    def answer(self, verb: str, target: str, headers: dict[str, str], body: bytes) -> Answer | None:
+        kind = target.rpartition("/")[2] if "computeMetadata" in target else verb
+        if self.answers.get(kind):
+            return self.answers[kind].pop(0)
+        if kind == "token":
+            return TOKEN
+        if kind == tpu_machine.ATTRIBUTE:
+            return json_answer(200, self.job())
+        if kind == "GET":
+            return (404, [], b"") if self.record is None else json_answer(200, self.record)
+        if kind == "POST":
+            self.record = json.loads(body)
+        else:
+            self.is_deleted = True
+        return json_answer(200, {})
+
+    def job(self) -> dict[str, Any]:
+        return {
+            "name": "job",
+            "node": "projects/p/locations/z/nodes/job",
+            "image": "image:1",
+            "arguments": [],
+            "environment": {},
+            "options": [],
+            "seconds": self.seconds,
+            "record_bucket": "bucket",
+            "record": "machine.json",
+            "report_seconds": 0.2,
+        }
+
+    def run(self, docker: str = "exit 0") -> None:
+        """Start it, with a program for docker, and wait until it has asked for its deletion."""
+        server = start_http_server(self.answer)
+        (self.folder / "docker").write_text(f'#!/bin/sh\necho "$1" >> calls\n{docker}\n')
+        (self.folder / "docker").chmod(0o755)
+        environment = {
+            "PATH": f"{self.folder}:/usr/bin:/bin",
+            "PYTHONPATH": str(Path(tpu_machine.__file__).parent),
+            "GCE_METADATA_HOST": server.url.removeprefix("http://"),
+            "STORAGE_EMULATOR_HOST": server.url,
+            "TPU_API_HOST": server.url,
+        }
+        command = [sys.executable, "-c", QUICK]
+        self.process = RealProcess(command, self.folder, environment, self.folder / "log")
+        try:
+            wait_until(lambda: self.is_deleted, seconds=40.0, told=self.process.log)
+        finally:
+            self.process.end()
+            server.stop()
+
+    def docker_calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().split()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    yield Machine(tmp_path)
+
+
+@pytest.mark.fault(
+    STAGE,
+    "empty answers, errors and cut connections {when}",
+    sees="a line each time, in the machine's log",
+    then="asked again until its machine has deleted itself",
+)
+@pytest.mark.parametrize(
+    ("when", "kind", "good", "bad"),
+    [
+        ("as it begins", tpu_machine.ATTRIBUTE, [], [EMPTY, BUSY, CUT]),
+        ("as it looks for what it wrote", "GET", [], [EMPTY, BUSY, CUT]),
+        ("as it says how it is", "POST", [json_answer(200, {})], [BUSY, CUT]),
+        ("as it deletes itself", "DELETE", [], [BUSY, CUT]),
+        ("as it asks for tokens", "token", [TOKEN], [EMPTY, BUSY, CUT]),
+    ],
+)
+def test_machine_asks_again_until_it_is_deleted(
+    machine: Machine, when: str, kind: str, good: list[Answer | None], bad: list[Answer | None]
+) -> None:
+    machine.answers[kind] = [*good, *bad]
+    machine.run()
+    assert machine.docker_calls() == ["pull", "rm", "run"], when
+    assert machine.record is not None and machine.record["exit"] == 0
+    assert machine.answers[kind] == []
+
+
+@pytest.mark.fault(
+    STAGE,
+    "docker hangs in `docker {step}`",
+    sees="that it was ended, and in which step",
+    then="after `timeout_hours` its machine deletes itself",
+)
+@pytest.mark.parametrize("step", ["pull", "rm", "run"])
+def test_machine_whose_docker_hangs_ends_after_its_greatest_duration(
+    machine: Machine, step: str
+) -> None:
+    machine.seconds = 2
+    machine.run(f'[ "$1" = {step} ] && exec sleep 600\nexit 0')
+    assert machine.record is not None
+    told = machine.record["told"]
+    assert told == f"it was ended after its greatest duration of 2 s, in `docker {step}`"
+
+
+def test_machine_that_was_started_again_after_its_work_deletes_itself_at_once(
+    machine: Machine,
+) -> None:
+    machine.record = {"started": 1.0, "ended": 2.0, "exit": 0}
+    machine.answers["GET"] = [CUT, EMPTY]
+    machine.run()
+    assert not (machine.folder / "calls").exists(), "the work is not done twice"
