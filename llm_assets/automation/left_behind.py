@@ -11,10 +11,11 @@ from dagster import (
     sensor,
 )
 
+from artifacts.errors import UserError
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.launched import LEFT_BEHIND_SENSOR, Runs, has_died
 from llm_assets.cloud.settings import load_cloud_settings
-from llm_assets.cloud.spending import ActiveJob, active_jobs
+from llm_assets.cloud.spending import ActiveJob, active_jobs, end_jobs
 from llm_assets.config import PipelineSettings
 
 CHECK_SECONDS = 300
@@ -37,11 +38,13 @@ def build_left_behind_sensor(settings: PipelineSettings) -> SensorDefinition:
         with user_faults():
             cloud = load_cloud_settings()
             runs = Runs(context.instance, settings)
-            left = [job for job in active_jobs(cloud) if _is_left(context.instance, runs, job)]
-            for job in left:
-                job.end(context.log.warning)
-        names = ", ".join(job.job.name for job in left)
-        return SkipReason(f"Ended: {names}" if left else None)
+            jobs, unknown = active_jobs(cloud)
+            left = [job for job in jobs if _is_left(context.instance, runs, job)]
+            ended, refused = end_jobs(left, context.log.warning)
+            told = f"Ended: {', '.join(job.job.name for job in ended)}" if ended else None
+            if faults := [*unknown, *refused]:
+                raise UserError("\n".join([*([told] if told else []), *faults]))
+        return SkipReason(told)
 
     return jobs_left_behind
 

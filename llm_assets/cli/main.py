@@ -812,22 +812,26 @@ def machines(is_ending: bool, as_json: bool) -> None:
       llm-assets machines --end
     """
     from llm_assets.cloud.settings import load_cloud_settings
-    from llm_assets.cloud.spending import active_jobs
+    from llm_assets.cloud.spending import active_jobs, end_jobs
 
-    listed = list(active_jobs(load_cloud_settings()))
+    def report(line: str) -> None:
+        click.echo(shown(line), err=True)
+
+    listed, faults = active_jobs(load_cloud_settings())
     for job in listed:
         click.echo(shown(job.line()), err=as_json)
-        if is_ending:
-            job.end(lambda line: click.echo(shown(line), err=True))
+    ended, refused = end_jobs(listed if is_ending else [], report)
     if as_json:
-        told = [job.as_json() | {"ended": is_ending} for job in listed]
+        told = [job.as_json() | {"ended": job in ended} for job in listed]
         click.echo(json.dumps(told, indent=2))
-    elif not listed:
-        click.echo("No job of this project's runs is active.")
-    elif is_ending:
-        click.echo(f"Ended: {len(listed)}.")
-    else:
+    elif is_ending and listed:
+        click.echo(f"Ended: {len(ended)}.")
+    elif listed:
         click.echo("End them with: llm-assets machines --end")
+    elif not faults:
+        click.echo("No job of this project's runs is active.")
+    if faults := [*faults, *refused]:
+        raise UserError("\n".join(faults))
 
 
 def main() -> None:

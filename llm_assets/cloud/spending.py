@@ -6,8 +6,8 @@ kept in the bucket.
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +18,13 @@ from artifacts.store.manifest import COST
 from llm_assets.cloud.jobs import serving_check_machine
 from llm_assets.cloud.settings import (
     ACCELERATORS,
+    TPU_MACHINES,
     EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,
 )
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
+from llm_assets.pipes.failures import DISABLED_API, refusal
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.remote_job import end_job
 from llm_assets.pipes.service import RUN_LABEL, RemoteJob, RemoteService
@@ -374,25 +376,62 @@ class ActiveJob:
             f"{cost}, of run {self.run[:8]}"
         )
 
-    def end(self, report: Report) -> None:
-        """Have it ended, asking again while Google is busy; raises what Google raises for good."""
-        end_job(self.service, self.job, report)
+
+SERVICES: tuple[type[RemoteService], ...] = (
+    BatchJobs,
+    VertexCustomJobs,
+    DataprocBatches,
+    TpuVms,
+)
 
 
-def active_jobs(settings: GoogleCloudSettings) -> Iterator[ActiveJob]:
-    """All jobs of this project's runs that have not ended, or have machines, of every service."""
-    kinds: list[tuple[type[RemoteService], str | None]] = [
-        (BatchJobs, settings.parent),
-        (VertexCustomJobs, settings.parent),
-        (DataprocBatches, settings.parent),
-        (TpuVms, settings.tpu_parent),
-    ]
-    for kind, parent in kinds:
-        if parent is None:
-            continue
-        service = kind(kind.connect(settings.region, settings.api_endpoint), parent)
-        for job in service.find():
-            if not job.phase.ended or job.holds_machines:
-                # Cloud TPU has other names for the machine types of this project's file.
-                known = settings.training.machine_type if kind is TpuVms else job.machine_type
-                yield ActiveJob(service, job, machine_price(settings, known, job.is_cheaper))
+def active_jobs(settings: GoogleCloudSettings) -> tuple[list[ActiveJob], list[str]]:
+    """All jobs of this project's runs that have not ended, or have machines.
+
+    They are those of every service, whatever the settings are now. A service whose API is off has
+    none.
+
+    Returns:
+        the jobs, and in words which services could not be asked.
+    """
+    found: list[ActiveJob] = []
+    faults: list[str] = []
+    for kind in SERVICES:
+        try:
+            client = kind.connect(settings.region, settings.api_endpoint)
+            for parent in kind.parents(client, settings.parent):
+                found += _active_jobs(settings, kind(client, parent))
+        except Exception as error:
+            # Whatever keeps one service from answering, the others' machines cost money.
+            if not DISABLED_API.search(str(error)):
+                place = replace(kind.kind, project=settings.project, region=settings.region)
+                faults.append(" ".join(refusal(error, "listing its jobs", place)).strip())
+    return found, faults
+
+
+def _active_jobs(settings: GoogleCloudSettings, service: RemoteService) -> Iterator[ActiveJob]:
+    # Cloud TPU has other names for machine types.
+    types = {machine.accelerator_type: name for name, machine in TPU_MACHINES.items()}
+    for job in service.find():
+        if not job.phase.ended or job.holds_machines:
+            known = types.get(job.machine_type, job.machine_type)
+            yield ActiveJob(service, job, machine_price(settings, known, job.is_cheaper))
+
+
+def end_jobs(jobs: Iterable[ActiveJob], report: Report) -> tuple[list[ActiveJob], list[str]]:
+    """Have jobs ended, asking again while Google is busy.
+
+    Returns:
+        those that were, and in words why others were not.
+    """
+    ended: list[ActiveJob] = []
+    faults: list[str] = []
+    for job in jobs:
+        try:
+            end_job(job.service, job.job, report)
+            ended.append(job)
+        except Exception as error:
+            # Whatever keeps one job from ending, the others cost money.
+            told = refusal(error, f"ending {job.job.name}", job.service.place)
+            faults.append(" ".join(told).strip())
+    return ended, faults

@@ -216,6 +216,11 @@ class RemoteService(ABC):
     def connect(cls, region: str, endpoint: str | None = None) -> Any:
         """The service's generated client; `endpoint` takes the place of Google's own address."""
 
+    @classmethod
+    def parents(cls, client: Any, parent: str) -> list[str]:
+        """Where the jobs of a project and region are made: the region itself, or zones of it."""
+        return [parent]
+
     @abstractmethod
     def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         """The service's answer to a `parent` and, where there is one, a `filter`."""

@@ -54,6 +54,20 @@ class TpuVms(service.RemoteService):
 
         return TpuClient(client_options={"api_endpoint": endpoint} if endpoint else None)
 
+    @classmethod
+    def parents(cls, client: "TpuClient", parent: str) -> list[str]:
+        """The zones of a region that Cloud TPU has, whether or not they have TPUs now."""
+        project, region = service.parse_parent(parent)
+        request, zones = {"name": f"projects/{project}"}, list[str]()
+        while True:
+            page = client.list_locations(request, timeout=service.CALL_SECONDS)
+            zones += [place.location_id for place in page.locations]
+            if not page.next_page_token:
+                break
+            request["page_token"] = page.next_page_token
+        here = sorted(zone for zone in zones if zone.rpartition("-")[0] == region)
+        return [f"projects/{project}/locations/{zone}" for zone in here]
+
     def list_all(self, request: Mapping[str, str]) -> Iterable["QueuedResource"]:
         return self._client.list_queued_resources(request, timeout=service.CALL_SECONDS)
 

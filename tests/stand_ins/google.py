@@ -30,7 +30,7 @@ from tests.stand_ins.serve_image import serve_image
 from tests.stand_ins.serving_containers import ServingContainers
 from tests.stand_ins.storage import StorageServer
 from tests.stand_ins.tokens import TokenServer
-from tests.stand_ins.tpu import Tpu
+from tests.stand_ins.tpu import LOCATION_METHODS, Tpu
 from tests.stand_ins.vertex import VertexJobs
 
 PROJECT = "local-project"
@@ -159,6 +159,7 @@ class LocalGoogle:
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
         self.server.add_service(BatchServiceGrpcTransport, self.batch)
         self.server.add_service(TpuGrpcTransport, self.tpu)
+        self.server.add_methods(LOCATION_METHODS, self.tpu)
         self.server.add_service(JobServiceGrpcTransport, self.vertex)
         self.server.add_service(ModelServiceGrpcTransport, self.models)
         self.server.add_service(EndpointServiceGrpcTransport, self.endpoints)

@@ -45,6 +45,7 @@ from tests.stand_ins.projects import PROJECT_METHODS
 from tests.stand_ins.rest import MOST_NAMES
 from tests.stand_ins.serving_containers import Replica
 from tests.stand_ins.storage import WRITES_AT_ONCE
+from tests.stand_ins.tpu import LOCATION_METHODS
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -377,6 +378,7 @@ KEPT = {
     ("GetQueuedResource", "who took the machine away is told"): (
         f"{ENDINGS}job_whose_machine_is_lost_goes_on_on_another"
     ),
+    ("ListLocations", "pages"): LISTS,
     ("ListQueuedResources", "pages"): LISTS,
     ("DeleteQueuedResource", "a machine bills until its deletion is done"): (
         f"{ENDINGS}run_waits_until_its_machines_are_gone"
@@ -509,7 +511,7 @@ KEPT = {
 def called() -> set[str]:
     """Methods of Google's services that shipped code of the cloud names."""
     services = [service_methods(transport) for transport in TRANSPORTS]
-    services += [PROJECT_METHODS, OPERATIONS]
+    services += [PROJECT_METHODS, LOCATION_METHODS, OPERATIONS]
     methods = {path.rsplit("/", 1)[1] for service in services for path in service}
     by_name = {snake_case(method): method for method in methods}
     sources = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py")]

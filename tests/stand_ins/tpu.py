@@ -12,12 +12,13 @@ from typing import Any
 
 import grpc
 from google.cloud import tpu_v2
+from google.cloud.location import locations_pb2
 from google.protobuf import empty_pb2
 
 from tests.stand_ins import discovery
 from tests.stand_ins.conformance import check_rights
 from tests.stand_ins.faults import RpcFailed, not_found
-from tests.stand_ins.grpc_server import Operations
+from tests.stand_ins.grpc_server import MethodTypes, Operations
 from tests.stand_ins.http_server import Answer, HttpServer, json_answer, start_http_server
 from tests.stand_ins.job_rules import check_queued_resource
 from tests.stand_ins.machine_service import POLL_SECONDS, MachineService, MadeMachine
@@ -27,6 +28,13 @@ from tests.stand_ins.running_job import now
 
 State = tpu_v2.QueuedResourceState.State
 By = tpu_v2.QueuedResourceState.StateInitiator
+LOCATION_METHODS = {
+    "/google.cloud.location.Locations/ListLocations": MethodTypes(
+        locations_pb2.ListLocationsRequest.FromString,
+        locations_pb2.ListLocationsResponse.SerializeToString,
+    ),
+}
+"""Every service has them; of Cloud TPU alone they are asked for."""
 COMMANDS = Path(__file__).parent / "tpu_commands"
 DELETE_NODE = "tpu.projects.locations.nodes.delete"
 NO_QUOTA = (
@@ -116,6 +124,14 @@ class Tpu(MachineService[TpuRequest]):
             found.job.state.state = State.DELETING
 
         return self._delete(request.name, mark)
+
+    def list_locations(self, request: locations_pb2.ListLocationsRequest) -> Any:
+        zones = ("europe-west4-a", *(f"us-central1-{letter}" for letter in "abcf"))
+        found = [
+            locations_pb2.Location(name=f"{request.name}/locations/{zone}", location_id=zone)
+            for zone in zones
+        ]
+        return locations_pb2.ListLocationsResponse(locations=found)
 
     def get_node(self, request: tpu_v2.GetNodeRequest) -> Any:
         found = self._of_node(request.name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from dagster import (
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
+    Failure,
     SkipReason,
     build_sensor_context,
     job,
@@ -20,6 +22,7 @@ from dagster import (
 )
 from google.cloud.batch_v1 import BatchServiceClient, Job
 
+from artifacts.errors import UserError
 from artifacts.storage import files
 from llm_assets.automation import left_behind
 from llm_assets.automation.launched import PIPELINE_TAG
@@ -28,6 +31,7 @@ from llm_assets.cloud.jobs import batch_job, lease_of, tpu_job
 from llm_assets.cloud.settings import (
     CLOUD_CONFIG_VARIABLE,
     GoogleCloudSettings,
+    MachineSettings,
     cloud_config_path,
 )
 from llm_assets.config import PipelineSettings
@@ -39,6 +43,11 @@ from tests.waiting import wait_until
 
 STAGE = "machines of one's own"
 TPU_STAGE = "TPU machines of one's own"
+CPU: dict[str, Any] = {
+    "machine_type": "n1-standard-4",
+    "accelerator_type": None,
+    "accelerator_count": 0,
+}
 SLEEP = ["--launcher", "command", "--", "sleep", "600"]
 RUN = "12345678-1234-1234-1234-123456789012"
 
@@ -72,7 +81,7 @@ def on_tpu(settings: GoogleCloudSettings) -> GoogleCloudSettings:
     return GoogleCloudSettings.model_validate(content)
 
 
-def start_tpu(google: LocalGoogle, settings: GoogleCloudSettings) -> TpuVms:
+def start_tpu(google: LocalGoogle, settings: GoogleCloudSettings, run: str = RUN) -> TpuVms:
     """A job on a TPU machine as a run submits it; its lease is the run's to renew."""
     output = f"gs://{BUCKET}/left/output"
     files.write(lease_of(output), b"1")
@@ -82,7 +91,7 @@ def start_tpu(google: LocalGoogle, settings: GoogleCloudSettings) -> TpuVms:
     job = tpu_job(settings, settings.training, SLEEP, output)
     assert settings.tpu_parent is not None
     service = TpuVms(client, settings.tpu_parent, job)
-    labels = {"pipeskey": "left", "dagster-run-id": RUN}
+    labels = {"pipeskey": "left", "dagster-run-id": run}
     files.remove(f"gs://{BUCKET}/left/machine.json")
     service.create("left", 1, labels, session)
     wait_until(lambda: service.find()[0].phase is Phase.RUNNING)
@@ -125,15 +134,85 @@ def test_tpu_machine_whose_lease_nobody_renews_deletes_itself(
     sees="what it costs so far",
     then="`llm-assets machines --end` ends it",
 )
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"zones": ["us-central1-f"]},
+        {"machine_type": "n1-standard-4", "zones": []},
+    ],
+    ids=["as it was", "zone", "machine"],
+)
 def test_sweep_lists_a_tpu_machine_and_deletes_it(
-    google: LocalGoogle, on_tpu: GoogleCloudSettings
+    google: LocalGoogle, on_tpu: GoogleCloudSettings, changed: dict[str, Any]
 ) -> None:
     start_tpu(google, long_leased(on_tpu))
+    content = on_tpu.model_dump(mode="json")
+    content["training"] |= changed
+    content["cost"]["prices"] = {"ct5lp-hightpu-4t": 3600.0}
+    cloud_config_path().write_text(yaml.safe_dump(content))
     google.tpu.refused_deletions = 2
     listed = CliRunner().invoke(machines, [])
     assert "left (Cloud TPU): running, 1 v5litepod-4, since" in listed.output, listed.output
+    assert "USD so far" in listed.output, "whatever the training's machine is now"
     ended = CliRunner().invoke(machines, ["--end"])
     assert "Ended: 1." in ended.output and google.tpu.billing() == google.tpu.jobs() == []
+
+
+OFF = "Google Batch API has not been used in project 1 before or it is disabled."
+
+
+@pytest.mark.fault(
+    TPU_STAGE,
+    "another service {why} when machines are ended",
+    sees="{told}",
+    then="the others' jobs are ended all the same",
+)
+@pytest.mark.parametrize(
+    ("why", "message", "told"),
+    [
+        ("refuses its list", "Permission denied.", "which service, and the right"),
+        ("is off", OFF, "nothing"),
+    ],
+)
+def test_sweep_goes_on_past_a_service_that_does_not_answer(
+    google: LocalGoogle, on_tpu: GoogleCloudSettings, why: str, message: str, told: str
+) -> None:
+    start_tpu(google, long_leased(on_tpu))
+    denied = grpc.StatusCode.PERMISSION_DENIED
+    google.server.faults.add("ListJobs", denied, message, times=2)
+    listed = CliRunner().invoke(machines, ["--json"])
+    assert [job["job"].rpartition("/")[2] for job in json.loads(listed.stdout)] == ["left"]
+    ended = CliRunner().invoke(machines, ["--end"])
+    assert "Ended: 1." in ended.output and google.tpu.billing() == [], why
+    if told == "nothing":
+        assert (listed.exit_code, ended.exit_code) == (0, 0)
+        return
+    for result in (listed, ended):
+        assert result.exit_code == 1 and isinstance(result.exception, UserError)
+        assert "Google Batch refused listing its jobs (403)" in str(result.exception)
+        assert "roles/batch.jobsEditor" in str(result.exception)
+
+
+@pytest.mark.fault(
+    STAGE,
+    "a job that may not be ended when machines are",
+    sees="which one, and the right",
+    then="the others are ended all the same",
+)
+def test_sweep_goes_on_past_a_job_that_cannot_be_ended(
+    google: LocalGoogle, on_tpu: GoogleCloudSettings
+) -> None:
+    start(google, long_leased(on_tpu.model_copy(update={"training": MachineSettings(**CPU)})))
+    start_tpu(google, long_leased(on_tpu))
+    google.server.faults.add("DeleteJob", grpc.StatusCode.PERMISSION_DENIED, "Permission denied.")
+    ended = CliRunner().invoke(machines, ["--end"])
+    assert "Ended: 1." in ended.output and google.tpu.billing() == []
+    assert len(google.batch.billing()) == 1 and ended.exit_code == 1
+    assert "refused ending projects/local-project" in str(ended.exception)
+    assert "/jobs/left (403)" in str(ended.exception)
+    again = CliRunner().invoke(machines, ["--end"])
+    assert "Ended: 1." in again.output and again.exit_code == 0
 
 
 def long_leased(settings: GoogleCloudSettings) -> GoogleCloudSettings:
@@ -177,28 +256,41 @@ def test_sweep_lists_what_costs_money_and_ends_it(
 
 
 @pytest.mark.fault(
-    STAGE,
+    "{stage}",
     "its run killed, and no other follows it",
     sees="which were ended, at the sensor's tick",
     then="ended ten minutes later",
 )
+@pytest.mark.parametrize(
+    ("stage", "runner"), [(STAGE, "google_batch"), (TPU_STAGE, "tpu_vm")], ids=["batch", "tpu"]
+)
 def test_sensor_ends_what_a_dead_run_left_behind_and_nothing_else(
-    google: LocalGoogle, settings: GoogleCloudSettings, monkeypatch: pytest.MonkeyPatch
+    google: LocalGoogle,
+    settings: GoogleCloudSettings,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    runner: str,
 ) -> None:
     pipeline = PipelineSettings.model_validate(
         {
             "name": "manual",
             "store": f"gs://{BUCKET}/store",
-            "training": {"runner": "google_batch"},
+            "training": {"runner": runner},
             "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
             "base_model": {"folder": "/models/base"},
         }
     )
     sensor = left_behind.build_left_behind_sensor(pipeline)
+    billing = google.tpu.billing if stage == TPU_STAGE else google.batch.billing
     with DagsterInstance.ephemeral() as instance:
         tags = {PIPELINE_TAG: "manual"}
         run = _run(instance, tags)
-        start(google, long_leased(settings), run.run_id)
+        if stage == TPU_STAGE:
+            on_tpu: GoogleCloudSettings = request.getfixturevalue("on_tpu")
+            start_tpu(google, long_leased(on_tpu), run.run_id)
+        else:
+            start(google, long_leased(settings), run.run_id)
 
         def tick() -> str | None:
             context = build_sensor_context(instance)
@@ -206,12 +298,17 @@ def test_sensor_ends_what_a_dead_run_left_behind_and_nothing_else(
             assert isinstance(reason, SkipReason)
             return reason.skip_message
 
-        assert not tick() and google.batch.billing()
+        assert not tick() and billing()
         instance.report_run_failed(run, "killed")
-        assert not tick() and google.batch.billing(), "another run may follow it"
+        assert not tick() and billing(), "another run may follow it"
         monkeypatch.setattr(left_behind, "ADOPTION_SECONDS", 0.0)
-        assert "Ended: " in (tick() or "")
-        assert google.batch.billing() == []
+        denied = grpc.StatusCode.PERMISSION_DENIED
+        google.server.faults.add("ListCustomJobs", denied, "Permission denied.")
+        with pytest.raises(Failure) as failed:
+            tick()
+        told = failed.value.description or ""
+        assert "Ended: projects/" in told and "aiplatform" in told
+        assert billing() == [] and not tick()
 
 
 @op
