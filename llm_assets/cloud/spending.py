@@ -42,8 +42,15 @@ DOLLARS_AN_HOUR = {
     "a2-ultragpu-1g": 5.80,
     "a2-ultragpu-8g": 46.4,
     "a3-highgpu-8g": 101.0,
+    "ct5lp-hightpu-1t": 1.38,
+    "ct5lp-hightpu-4t": 5.52,
+    "ct5lp-hightpu-8t": 11.04,
 }
 """A machine with its accelerators, Vertex AI's fee included."""
+VERTEX_AI_FEE = 1.15
+"""What Vertex AI asks for a machine, of what Compute Engine and Cloud TPU ask: 0.219 and 0.190 USD
+for n1-standard-4, 4.22 and 3.67 for a2-highgpu-1g, 1.38 and 1.20 for a chip of TPU v5e (2025, pages
+cloud.google.com/vertex-ai/pricing, /compute/all-pricing and /tpu/pricing)."""
 DOLLARS_A_DCU_HOUR = 0.06
 DCU = "dcu"
 """Name of Dataproc's compute unit among your own prices."""
@@ -52,21 +59,32 @@ SPARK_DCUS = 16.0
 
 
 def hourly(
-    settings: GoogleCloudSettings, machines: MachineSettings | EndpointMachineSettings
+    settings: GoogleCloudSettings,
+    machines: MachineSettings | EndpointMachineSettings,
+    service: type[RemoteService] = VertexCustomJobs,
 ) -> float | None:
     """Dollars of one machine in an hour, as it is bought; None where its price is not known."""
     if isinstance(machines, EndpointMachineSettings):
         cheaper = machines.spot
     else:
         cheaper = machines.strategy != "STANDARD"
-    return machine_price(settings, machines.machine_type, cheaper)
+    return machine_price(settings, machines.machine_type, cheaper, service)
 
 
 def machine_price(
-    settings: GoogleCloudSettings, machine_type: str, is_cheaper: bool
+    settings: GoogleCloudSettings,
+    machine_type: str,
+    is_cheaper: bool,
+    service: type[RemoteService] = VertexCustomJobs,
 ) -> float | None:
-    """Dollars of a machine in an hour, spot or flex-start where `is_cheaper`; None if not known."""
-    price = settings.cost.prices.get(machine_type, DOLLARS_AN_HOUR.get(machine_type))
+    """Dollars of a machine in an hour, spot or flex-start where `is_cheaper`; None if not known.
+
+    Your own prices hold for whatever service makes the machine.
+    """
+    listed = DOLLARS_AN_HOUR.get(machine_type)
+    if listed and service is not VertexCustomJobs:
+        listed /= VERTEX_AI_FEE
+    price = settings.cost.prices.get(machine_type, listed)
     return price and price * (settings.cost.spot_factor if is_cheaper else 1.0)
 
 
@@ -117,6 +135,8 @@ class Spending:
     last_saved: Callable[[], float | None] = lambda: None
     """When the newest checkpoint was saved, in seconds since the epoch; None without one."""
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
+    """When jobs had their machines; a service may not know any more once these are gone."""
     _before: tuple[float, float] = (0.0, 0.0)
     """Of this month and of this run, in the ledger by other jobs."""
     _recorded: float = 0.0
@@ -178,11 +198,12 @@ class Spending:
         return found
 
     def _count(self, job: RemoteJob) -> MachineHours:
-        ended = job.ended or time.time()
-        total = job.billed_hours or (ended - job.started) / HOUR * self.number
+        ended, name = job.ended or time.time(), _entry_name(job)
+        began = self._began[name] = min(job.started, self._began.get(name, job.started))
+        total = job.billed_hours or (ended - began) / HOUR * self.number
         lost = 0.0
         if job.phase.ended and job.lost_machines:
-            kept = max(job.started, self.last_saved() or 0.0)
+            kept = max(began, self.last_saved() or 0.0)
             lost = max(0.0, ended - kept) / HOUR * self.number
         return MachineHours(total, total if job.is_cheaper else 0.0, lost)
 
@@ -292,16 +313,22 @@ def estimate_smoke(settings: GoogleCloudSettings, nodes: int = 1) -> list[Estima
     ]
 
 
-def estimate_training(settings: GoogleCloudSettings, tokens: int, parameters: int) -> Estimate:
+def estimate_training(
+    settings: GoogleCloudSettings,
+    tokens: int,
+    parameters: int,
+    service: type[RemoteService] = VertexCustomJobs,
+) -> Estimate:
     """Hours and dollars of `checkpoint`: 6 operations a parameter and token (Kaplan et al. 2020).
 
     Args:
         settings: the cloud project's.
         tokens: of the whole training, repeats counted.
         parameters: of the model.
+        service: that makes the machines.
     """
     hours = _compute_hours(settings.training, 6.0 * parameters * tokens)
-    return Estimate("checkpoint", hours, _dollars(settings, settings.training, hours))
+    return Estimate("checkpoint", hours, _dollars(settings, settings.training, hours, service))
 
 
 def _compute_hours(machines: MachineSettings, operations: float) -> float:
@@ -313,9 +340,12 @@ def _compute_hours(machines: MachineSettings, operations: float) -> float:
 
 
 def _dollars(
-    settings: GoogleCloudSettings, machines: MachineSettings, hours: float
+    settings: GoogleCloudSettings,
+    machines: MachineSettings,
+    hours: float,
+    service: type[RemoteService] = VertexCustomJobs,
 ) -> float | None:
-    price = hourly(settings, machines)
+    price = hourly(settings, machines, service)
     return None if price is None else price * hours * machines.replicas
 
 
@@ -415,7 +445,8 @@ def _active_jobs(settings: GoogleCloudSettings, service: RemoteService) -> Itera
     for job in service.find():
         if not job.phase.ended or job.holds_machines:
             known = types.get(job.machine_type, job.machine_type)
-            yield ActiveJob(service, job, machine_price(settings, known, job.is_cheaper))
+            price = machine_price(settings, known, job.is_cheaper, type(service))
+            yield ActiveJob(service, job, price)
 
 
 def end_jobs(jobs: Iterable[ActiveJob], report: Report) -> tuple[list[ActiveJob], list[str]]:

@@ -30,7 +30,10 @@ PHASES = {
     "CANCELLED": service.Phase.CANCELLED,
 }
 FULL_PRICE = ("STANDARD", "PROVISIONING_MODEL_UNSPECIFIED")
+TO_SCHEDULED = re.compile(r"\bto SCHEDULED\b")
 TO_RUNNING = re.compile(r"\bto RUNNING\b")
+BOOT_SECONDS = 600.0
+"""A machine is there for so long before its task runs, at most: it boots and gets its drivers."""
 
 
 class BatchJobs(service.RemoteService):
@@ -95,7 +98,6 @@ class BatchJobs(service.RemoteService):
         events = job.status.status_events
         told = [event.description for event in events if event.description]
         codes = [int(code) for text in told for code in EXIT_CODE.findall(text)]
-        began = [event.event_time for event in events if TO_RUNNING.search(event.description)]
         lost = bool(LOST_MACHINES & {*codes})
         instances = job.allocation_policy.instances
         policy = instances[0].policy if instances else None
@@ -108,13 +110,33 @@ class BatchJobs(service.RemoteService):
             created=job.create_time.timestamp() if job.create_time else 0.0,
             exit_status=next((code for code in codes if code < RESERVED), None),
             lost_machines=phase is service.Phase.FAILED and lost,
-            started=began[0].timestamp() if began else 0.0,
+            started=_began(job),
             ended=job.update_time.timestamp() if phase.ended else 0.0,
             uid=job.uid,
             machines=sum(group.task_count for group in job.task_groups),
             machine_type=policy.machine_type if policy else "",
             is_cheaper=policy is not None and policy.provisioning_model.name not in FULL_PRICE,
         )
+
+
+def _began(job: "Job") -> float:
+    """When the first machine was made, or a little before; 0 where none has to be there.
+
+    Batch does not say which there are. Of several, some may be waiting for the others, unless they
+    are given all at once (flex-start); a single one is there only shortly before it runs.
+    """
+    first = dict[str, float]()
+    for event in job.status.status_events:
+        for pattern in (TO_SCHEDULED, TO_RUNNING):
+            if pattern.search(event.description):
+                first.setdefault(pattern.pattern, event.event_time.timestamp())
+    running = first.get(TO_RUNNING.pattern, 0.0)
+    scheduled = first.get(TO_SCHEDULED.pattern, running)
+    policies = [instance.policy for instance in job.allocation_policy.instances]
+    at_once = any(policy.provisioning_model.name == "FLEX_START" for policy in policies)
+    if sum(group.task_count for group in job.task_groups) > 1 and not at_once:
+        return scheduled
+    return running and max(scheduled, running - BOOT_SECONDS)
 
 
 class PipesGoogleBatchClient(RemoteJobPipesClient["BatchServiceClient"]):

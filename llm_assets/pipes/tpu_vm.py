@@ -129,7 +129,8 @@ class TpuVms(service.RemoteService):
     def describe(self, job: "QueuedResource") -> service.RemoteJob:
         (spec,), labels, state = job.tpu.node_spec, _labels(job), job.state.state.name
         record = self._read_record(job) if state in (*WITH_MACHINE, "SUSPENDED") else {}
-        phase, detail, lost = self._judge(job, record)
+        made = self._made(job) if state in WITH_MACHINE else 0.0
+        phase, detail, lost = self._judge(job, record, made)
         return service.RemoteJob(
             name=job.name,
             phase=phase,
@@ -138,7 +139,7 @@ class TpuVms(service.RemoteService):
             created=job.create_time.timestamp() if job.create_time else 0.0,
             exit_status=record.get("exit") or None,
             lost_machines=lost,
-            started=record.get("started", 0.0),
+            started=made or record.get("started", 0.0),
             ended=record.get("ended") or (record.get("seen", 0.0) if phase.ended else 0.0),
             machines=1,
             machine_type=spec.node.accelerator_type,
@@ -149,7 +150,7 @@ class TpuVms(service.RemoteService):
         )
 
     def _judge(
-        self, job: "QueuedResource", record: Mapping[str, Any]
+        self, job: "QueuedResource", record: Mapping[str, Any], made: float
     ) -> tuple[service.Phase, str, bool]:
         """Its phase, why, and whether its machine was lost."""
         state, failed = job.state.state.name, service.Phase.FAILED
@@ -159,7 +160,7 @@ class TpuVms(service.RemoteService):
             told = record.get("told") or f"its container ended with exit code {record['exit']}"
             return failed, told, False
         if state == "ACTIVE":
-            if not self._is_silent(job, record):
+            if not _is_silent(record, made):
                 return service.Phase.RUNNING, "", False
             return failed, "nothing was heard of its machine any more", True
         if state in ("SUSPENDING", "SUSPENDED"):
@@ -172,16 +173,15 @@ class TpuVms(service.RemoteService):
         told = job.state.failed_data.error.message or "Google gives no reason"
         return phase, told, bool(NO_MACHINES.search(told))
 
-    def _is_silent(self, job: "QueuedResource", record: Mapping[str, Any]) -> bool:
+    def _made(self, job: "QueuedResource") -> float:
+        """When its machine was made, from which on it costs money; 0 where there is none."""
         from google.api_core.exceptions import NotFound
 
-        if "seen" in record:
-            return bool(time.time() - record["seen"] > SILENT_SECONDS)
         try:
             node = self._client.get_node(name=_node(job.name), timeout=service.CALL_SECONDS)
         except NotFound:
-            return False
-        return bool(time.time() - node.create_time.timestamp() > BOOT_SECONDS)
+            return 0.0
+        return float(node.create_time.timestamp())
 
     def _read_record(self, job: "QueuedResource") -> dict[str, Any]:
         from google.api_core.exceptions import NotFound
@@ -236,6 +236,13 @@ class TpuVms(service.RemoteService):
             tpu_machine.ATTRIBUTE: json.dumps(given),
         }
         return job
+
+
+def _is_silent(record: Mapping[str, Any], made: float) -> bool:
+    now = time.time()
+    if "seen" in record:
+        return bool(now - record["seen"] > SILENT_SECONDS)
+    return made > 0 and now - made > BOOT_SECONDS
 
 
 def _labels(job: "QueuedResource") -> dict[str, str]:

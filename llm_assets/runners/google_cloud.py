@@ -193,7 +193,8 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         return spec.model_copy(update={"training": training})
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
-        return estimate_training(self._settings(), tokens, parameters).line()
+        kind = self.service.client.jobs
+        return estimate_training(self._settings(), tokens, parameters, kind).line()
 
     def _settings(self) -> GoogleCloudSettings:
         return load_cloud_settings(Path(self.cloud_config_path))
@@ -260,7 +261,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         run_folder: str | None = None,
     ) -> dg.PipesClientCompletedInvocation:
         """Follow a job to its end, renewing its lease."""
-        price = hourly(settings, machines)
+        price = hourly(settings, machines, self.service.client.jobs)
         spending = Spending(
             settings,
             machines.machine_type,

@@ -52,6 +52,8 @@ class TpuRequest:
     machine: MadeMachine | None = None
     process: RealProcess | None = None
     metadata: HttpServer | None = None
+    made: Any = None
+    """When its machine was."""
     gone: threading.Event = field(default_factory=threading.Event)
     """Its machine, or the wish for one."""
 
@@ -136,7 +138,8 @@ class Tpu(MachineService[TpuRequest]):
     def get_node(self, request: tpu_v2.GetNodeRequest) -> Any:
         found = self._of_node(request.name)
         node = tpu_v2.Node(found.job.tpu.node_spec[0].node)
-        node.name, node.create_time, node.state = request.name, now(), tpu_v2.Node.State.READY
+        node.name, node.create_time = request.name, found.made
+        node.state = tpu_v2.Node.State.READY
         return node
 
     def delete_node(self, request: tpu_v2.DeleteNodeRequest) -> Any:
@@ -172,6 +175,7 @@ class Tpu(MachineService[TpuRequest]):
             if request.gone.is_set():
                 return
             request.machine = MadeMachine(request.job.name, time.monotonic())
+            request.made = now()
             self.bill.append(request.machine)
             self._mount.pull()
             self._boot(request)

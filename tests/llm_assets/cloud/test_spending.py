@@ -10,9 +10,17 @@ import pytest
 from artifacts.checkpoints import commit
 from artifacts.errors import UserError
 from artifacts.storage import files
-from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.cloud.spending import DCU, Spending
+from llm_assets.cloud.settings import TPU_MACHINES, GoogleCloudSettings
+from llm_assets.cloud.spending import (
+    DCU,
+    DOLLARS_AN_HOUR,
+    VERTEX_AI_FEE,
+    Spending,
+    machine_price,
+)
+from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.service import Phase, RemoteJob
+from llm_assets.pipes.tpu_vm import TpuVms
 from llm_assets.runners.google_cloud import last_saved
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.project import cloud_settings
@@ -67,6 +75,32 @@ def test_hours_lost_are_those_since_the_newest_checkpoint_of_machines_that_were_
     # 4 + 4 + 0.25 + 2 hours on spot machines, and 3.5 on others.
     assert shown["spot_share"] == pytest.approx(10.25 / 13.75, abs=1e-3)
     assert shown["hours_lost"] == pytest.approx(4.0 + 0.5 + 0.25, abs=1e-3)
+
+
+def test_machine_that_is_gone_is_counted_from_its_making(google: LocalGoogle) -> None:
+    """A TPU machine says only while it is there when it was made, later when its script began."""
+    spent = spending(google)
+    spent.objection(job("1", 2.0))
+    spent.objection(job("1", 1.5, Phase.SUCCEEDED))
+    assert spent.hours.total == pytest.approx(4.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("machine_type", DOLLARS_AN_HOUR)
+def test_machines_of_ones_own_cost_no_fee_of_vertex_ai(
+    google: LocalGoogle, machine_type: str
+) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    managed = machine_price(settings, machine_type, False)
+    assert managed == DOLLARS_AN_HOUR[machine_type]
+    own = machine_price(settings, machine_type, True, BatchJobs)
+    assert own == pytest.approx(managed / VERTEX_AI_FEE * settings.cost.spot_factor)
+    prices = settings.cost.model_copy(update={"prices": {machine_type: 7.0}})
+    settings = settings.model_copy(update={"cost": prices})
+    assert machine_price(settings, machine_type, False, TpuVms) == 7.0
+
+
+def test_every_machine_with_tpus_has_a_price() -> None:
+    assert TPU_MACHINES.keys() <= DOLLARS_AN_HOUR.keys()
 
 
 def test_units_of_dataproc_are_no_machines_that_are_lost(google: LocalGoogle) -> None:

@@ -56,6 +56,8 @@ class Runner:
     image: str = CUDA_IMAGE
     fingerprint: str | None = "f1"
     scheduling: dict[str, Any] = field(default_factory=dict)
+    machines: int = 1
+    """Of a job of Google Batch."""
     accept_succeeded: Callable[[], bool] = lambda: True
     output: Path = Path(os.devnull)
     """Where Dagster processes of their own print to."""
@@ -161,7 +163,7 @@ class Runner:
             "commands": [str(PROGRAM), *steps],
         }
         task = {"runnables": [{"container": container}], **self.scheduling}
-        return {"task_groups": [{"task_spec": task, "task_count": 1}]}
+        return {"task_groups": [{"task_spec": task, "task_count": self.machines}]}
 
     def custom_job(self, steps: Sequence[str]) -> dict[str, Any]:
         pool = {

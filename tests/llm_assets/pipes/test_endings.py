@@ -14,6 +14,8 @@ import grpc
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
 
+from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.spending import Spending
 from llm_assets.pipes import Limits, RetryPolicy, tpu_vm
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
@@ -23,6 +25,7 @@ from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 from tests.forked import ForkedProcess
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import PROJECT, REGION, LocalGoogle
+from tests.stand_ins.project import cloud_settings
 from tests.stand_ins.rest import USED
 from tests.waiting import WAIT_SECONDS, wait_until
 
@@ -309,9 +312,12 @@ def test_machine_that_does_not_begin_is_given_up(
 ) -> None:
     monkeypatch.setattr(tpu_vm, "BOOT_SECONDS", -1.0)
     monkeypatch.setattr(tpu_vm, "PYTHON", "#!/bin/true\n")
-    text = failure_text(scene.run())
+    spent = spending(scene, machines=1)
+    limits = dataclasses.replace(QUICK, objection=spent.objection)
+    text = failure_text(scene.run(limits=limits))
     assert "nothing was heard of its machine any more" in text
     assert len(scene.google.tpu.bill) == 1 + QUICK.restarts and not scene.left()
+    assert spent.dollars > 0, "it never ran, but was there"
 
 
 @ending("Dagster gone while its request waits", "the run is gone", "Google gives it up by itself")
@@ -359,6 +365,34 @@ def test_job_that_gets_no_machines_is_ended_with_those_it_had(
     scene.ends(starts=1)
 
 
+@ending(
+    "a zone has none left for some of its machines",
+    "how long, why, and what to do",
+    "its machines that were there are counted, and gone after `pending_hours`",
+)
+@only(BATCH)
+def test_machines_that_waited_for_others_of_their_job_are_paid_for(scene: Scene) -> None:
+    scene.google.batch.out_of_stock = True
+    spent = spending(scene, machines=2)
+    limits = dataclasses.replace(SHORT, objection=spent.objection)
+    assert "never scheduled" in failure_text(scene.run(limits=limits, machines=2))
+    assert len(scene.google.batch.bill) == 1 and not scene.left()
+    (machine,) = scene.google.batch.bill
+    assert spent.dollars > (machine.until or 0) - machine.since > 0
+    over = spending(scene, machines=2, run_limit=0.001)
+    limits = dataclasses.replace(QUICK, objection=over.objection)
+    assert "cost.run_limit" in failure_text(scene.run(limits=limits, machines=2))
+    scene.google.batch.out_of_stock = False
+    scene.ends(starts=1)
+
+
+def spending(scene: Scene, machines: int, **limits: float) -> Spending:
+    """Of jobs whose machines cost a dollar a second."""
+    content = cloud_settings(scene.google) | {"cost": limits}
+    settings = GoogleCloudSettings.model_validate(content)
+    return Spending(settings, "n1-standard-4", 3600.0, machines, "run")
+
+
 @ending("region out of machines", "a line", "submitted again, with pauses")
 @only(VERTEX)
 def test_job_that_met_a_region_without_machines_is_submitted_again(scene: Scene) -> None:
@@ -386,6 +420,18 @@ def test_batch_beyond_the_quota_says_where_to_ask_for_more(scene: Scene) -> None
     scene.google.rest.region_quotas["CPUS"] = USED
     assert "iam-admin/quotas?project=local-project" in failure_text(scene.run())
     scene.google.rest.region_quotas["CPUS"] = before
+    scene.ends(starts=1)
+
+
+@ending("quota of TPUs used up", "which, and where to ask for more", "nothing runs")
+@only(TPU)
+def test_tpu_machine_beyond_the_quota_says_where_to_ask_for_more(scene: Scene) -> None:
+    scene.google.tpu.over_quota = True
+    text = failure_text(scene.run())
+    assert "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI" in text
+    assert "iam-admin/quotas?project=local-project" in text and "tpu.googleapis.com" in text
+    assert scene.google.tpu.bill == [] and len(scene.jobs()) == 1
+    scene.google.tpu.over_quota = False
     scene.ends(starts=1)
 
 
