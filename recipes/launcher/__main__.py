@@ -98,12 +98,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lifetime.use_own_temporary_folder()
     try:
         cluster = read_cluster(os.environ)
-        if options.idle:
-            return _idle(cluster, options.idle_hours)
-        if not options.program:
+        if not options.idle and not options.program:
             raise UserError("Name the program after `--`, for instance: -- -m my.program")
+        if options.ssh and not options.idle and options.launcher != "deepspeed":
+            raise UserError(
+                f"--ssh is for --launcher deepspeed and --idle; --launcher {options.launcher} "
+                "starts the program on each node by itself. Leave --ssh out, or name the other."
+            )
         with tempfile.TemporaryDirectory(prefix="launcher-") as folder:
-            return _launch(options, cluster, Path(folder))
+            start = _idle if options.idle else _launch
+            return start(options, cluster, Path(folder))
     except UserError as error:
         print(error, file=sys.stderr)
         return USAGE_ERROR
@@ -118,7 +122,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--accelerators", type=int, default=0, help="GPUs that this node has to have, else it ends"
     )
-    parser.add_argument("--ssh", action="store_true", help="DeepSpeed starts the nodes by ssh")
+    parser.add_argument(
+        "--ssh",
+        action="store_true",
+        help="DeepSpeed starts the nodes by ssh; idle ones can be logged in to from the first",
+    )
     parser.add_argument(
         "--spec", help="gs:// or path of a JSON spec; the program gets it as --spec, localized"
     )
@@ -181,14 +189,20 @@ def _run_by_ssh(
     program: Sequence[str],
     environment: Mapping[str, str],
 ) -> int:
-    if "CHECKPOINT_FOLDER" not in environment:
-        raise UserError("--ssh shares a key through the job's output: set base_output_directory.")
-    shared, own = Path(environment["CHECKPOINT_FOLDER"]) / "launcher", folder / "ssh"
+    shared, own = _key_folders(folder, environment)
     if not cluster.is_master:
         return _run(cluster, ssh.server_command(cluster, shared, own, environment), environment)
-    command = ssh.deepspeed_command(cluster, processes, folder / "hostfile", program)
+    hostfile = ssh.write_hostfile(cluster, processes, folder)
+    command = ssh.deepspeed_command(cluster, hostfile, program)
     with ssh.joined_nodes(cluster, shared, own, environment) as joined:
         return _run(cluster, command, joined)
+
+
+def _key_folders(folder: Path, environment: Mapping[str, str]) -> tuple[Path, Path]:
+    """Of ssh: what all nodes see, and what this start of this node has alone."""
+    if "CHECKPOINT_FOLDER" not in environment:
+        raise UserError("--ssh shares a key through the job's output: set base_output_directory.")
+    return Path(environment["CHECKPOINT_FOLDER"]) / "launcher", folder / "ssh"
 
 
 def _run(cluster: Cluster, command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -242,16 +256,40 @@ def _check_accelerators(asked: int) -> None:
         )
 
 
-def _idle(cluster: Cluster, hours: float) -> int:
+def _idle(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
+    """Start nothing but, where it is asked for, ssh from the first node to all."""
     print(
-        f"Idle for {hours:g} h on node {cluster.rank} ({cluster.hosts[cluster.rank]}). Open the "
-        "job's web terminal in the console; cancel the job when done, it costs money meanwhile.",
+        f"Idle for {options.idle_hours:g} h on node {cluster.rank} "
+        f"({cluster.hosts[cluster.rank]}). Open the job's web terminal in the console; cancel the "
+        "job when done, it costs money meanwhile.",
         flush=True,
     )
-    deadline = time.monotonic() + hours * 3600
-    while time.monotonic() < deadline:
-        time.sleep(min(IDLE_SECONDS, max(0.0, deadline - time.monotonic())))
+    deadline = time.monotonic() + options.idle_hours * 3600
+    several = options.ssh and not cluster.is_single
+    with _served_by_ssh(options, cluster, folder) if several else nullcontext():
+        while time.monotonic() < deadline:
+            time.sleep(min(IDLE_SECONDS, max(0.0, deadline - time.monotonic())))
     return 0
+
+
+@contextmanager
+def _served_by_ssh(options: argparse.Namespace, cluster: Cluster, folder: Path) -> Iterator[None]:
+    """Let the first node log in to every node while the block runs."""
+    make_folders(os.environ)
+    environment = {**os.environ, **output_folders(os.environ)}
+    shared, own = _key_folders(folder, environment)
+    if cluster.is_master:
+        with ssh.joined_nodes(cluster, shared, own, environment):
+            hostfile = ssh.write_hostfile(cluster, _count_processes(options.processes), folder)
+            print(f"Every node of {hostfile} answers: ssh -F {own / 'config'} NODE", flush=True)
+            yield
+        return
+    command = ssh.server_command(cluster, shared, own, environment)
+    server = lifetime.Child(command, environment=environment, heeds_parent=False)
+    try:
+        yield
+    finally:
+        server.end(ssh.STOP_SECONDS)
 
 
 if __name__ == "__main__":

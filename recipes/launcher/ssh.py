@@ -35,13 +35,15 @@ KEY_NAME = "id_ed25519"
 STOP_SECONDS = 10.0
 
 
-def deepspeed_command(
-    cluster: Cluster, processes: int, hostfile: Path, program: Sequence[str]
-) -> list[str]:
-    """On the master: DeepSpeed's own launcher, which starts the program on all machines.
+def write_hostfile(cluster: Cluster, processes: int, folder: Path) -> Path:
+    """The list of machines, as DeepSpeed and MPI read it."""
+    hostfile = folder / "hostfile"
+    hostfile.write_text("".join(f"{host} slots={processes}\n" for host in cluster.hosts))
+    return hostfile
 
-    Args:
-        hostfile: where to write its list of machines.
+
+def deepspeed_command(cluster: Cluster, hostfile: Path, program: Sequence[str]) -> list[str]:
+    """On the master: DeepSpeed's own launcher, which starts the program on all machines.
 
     Raises:
         UserError: there is no DeepSpeed.
@@ -50,7 +52,6 @@ def deepspeed_command(
     found = str(beside) if beside.exists() else shutil.which("deepspeed")
     if found is None:
         raise UserError(f"--launcher deepspeed: {install_advice('deepspeed')}")
-    hostfile.write_text("".join(f"{host} slots={processes}\n" for host in cluster.hosts))
     options = {
         "master_addr": cluster.master_address,
         "master_port": cluster.master_port,

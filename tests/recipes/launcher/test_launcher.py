@@ -185,6 +185,8 @@ def test_idle_node_waits_and_ends_by_itself() -> None:
         (["--processes", "none", "--", "x"], "--processes"),
         (["--launcher", "command", "--", "/no/such/program"], "no program"),
         (["--spec", "/no/such/spec.json", "--", "x"], "no spec"),
+        (["--ssh", "--", "x"], "--ssh is for --launcher deepspeed and --idle"),
+        (["--launcher", "command", "--ssh", "--", "x"], "Leave --ssh out"),
     ],
 )
 def test_wrong_settings_end_with_one_clear_line(arguments: list[str], message: str) -> None:
