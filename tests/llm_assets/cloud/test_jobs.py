@@ -8,11 +8,11 @@ import pytest
 import yaml
 from dagster import build_asset_context
 from google.api_core.exceptions import PermissionDenied
-from google.cloud import aiplatform_v1, tpu_v2
+from google.cloud import aiplatform_v1, batch_v1, tpu_v2
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from llm_assets.cloud.jobs import custom_job, spark_batch, tpu_job
+from llm_assets.cloud.jobs import DRIVERS, batch_job, custom_job, spark_batch, tpu_job
 from llm_assets.cloud.settings import (
     ACCELERATORS,
     BUILT_IN,
@@ -35,7 +35,7 @@ from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import settings_of
 from tests.stand_ins.google import LocalGoogle
-from tests.stand_ins.job_rules import ATTACHED, check_job
+from tests.stand_ins.job_rules import ATTACHED, check_job, check_machines_job
 from tests.stand_ins.project import cloud_settings
 
 # Quota names as the page "Vertex AI quotas and limits" and its API write them.
@@ -73,6 +73,53 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
     training = next(iter(needs(settings.model_copy(update={"training": machines}))))
     assert training.metric == f"aiplatform.googleapis.com/{QUOTAS[accelerator]}"
     assert training.number == 3 * count
+
+
+ATTACHED_GPUS = ("n1-standard-8", "NVIDIA_TESLA_T4", 2)
+BUILT_IN_GPUS = ("g2-standard-24", "NVIDIA_L4", 2)
+NO_GPUS = ("n1-standard-4", None, 0)
+
+
+@pytest.mark.parametrize("strategy", ["STANDARD", "SPOT", "FLEX_START"])
+@pytest.mark.parametrize(
+    ("machine", "attached"),
+    [
+        (ATTACHED_GPUS, [("nvidia-tesla-t4", 2)]),
+        (BUILT_IN_GPUS, []),
+        (NO_GPUS, []),
+    ],
+    ids=["attached", "built in", "none"],
+)
+@pytest.mark.parametrize("zones", [(), ("us-central1-a", "us-central1-c")], ids=["all", "two"])
+def test_a_machine_of_batch_gets_its_gpus_their_drivers_and_its_zones(
+    settings: GoogleCloudSettings,
+    machine: tuple[str, str | None, int],
+    attached: list[tuple[str, int]],
+    zones: tuple[str, ...],
+    strategy: str,
+) -> None:
+    kind, accelerator, count = machine
+    asked = {"accelerator_type": accelerator, "accelerator_count": count, "strategy": strategy}
+    machines = MachineSettings.model_validate(
+        asked | {"machine_type": kind, "zones": zones, "replicas": 2}
+    )
+    job = batch_v1.Job(batch_job(settings, machines, ["--spec", "s"], "gs://b/output"))
+    parent = settings.parent
+    check_machines_job(batch_v1.CreateJobRequest(parent=parent, job_id="a", job=job))
+    allocation, (group,) = job.allocation_policy, job.task_groups
+    (instance,) = allocation.instances
+    given = instance.policy
+    assert (given.machine_type, given.provisioning_model.name) == (kind, strategy)
+    assert [(added.type_, added.count) for added in given.accelerators] == attached
+    places = [f"zones/{zone}" for zone in zones] or ["regions/us-central1"]
+    assert list(allocation.location.allowed_locations) == places
+    container = group.task_spec.runnables[0].container
+    drivers = [volume for volume in container.volumes if volume in DRIVERS]
+    with_gpus = accelerator is not None
+    assert drivers == (list(DRIVERS) if with_gpus else [])
+    assert ("--privileged" in container.options.split()) == with_gpus
+    assert instance.install_gpu_drivers == with_gpus
+    assert group.task_count == group.parallelism == 2 and group.require_hosts_file
 
 
 def test_every_accelerator_of_vertex_ai_is_known_or_left_out_by_name() -> None:

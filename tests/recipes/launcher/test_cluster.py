@@ -112,7 +112,7 @@ def test_without_deepspeed_its_extra_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     cluster = read_cluster(cluster_spec("workerpool1", 0, workers=1))
     with pytest.raises(UserError, match=r"llm-assets\[deepspeed\]"):
-        deepspeed_command(cluster, 4, tmp_path / "hostfile", ["-m", "my.program"])
+        deepspeed_command(cluster, tmp_path / "hostfile", ["-m", "my.program"])
 
 
 def test_output_folders_are_those_the_job_has() -> None:
