@@ -300,7 +300,7 @@ def tpu_job(
     account = {"email": settings.service_account, "scope": [EVERY_API]}
     node = {
         "accelerator_type": machines.tpu.accelerator_type,
-        "runtime_version": machines.tpu.runtime_version,
+        "runtime_version": machines.tpu.generation.runtime_version,
         # Its packages and images come from the internet.
         "network_config": {"enable_external_ips": True},
         "service_account": account,
@@ -312,6 +312,10 @@ def tpu_job(
     }
     if machines.strategy == "SPOT":
         resource["spot"] = {}
+    elif machines.reservation:
+        resource["guaranteed"] = {}
+        place = f"{settings.tpu_parent}/reservations/{machines.reservation}"
+        resource["reservation_name"] = place
     container = {
         "image": settings.images.tpu,
         "arguments": list(arguments),

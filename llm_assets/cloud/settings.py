@@ -70,6 +70,18 @@ ADDED = {
 
 
 @dataclass(frozen=True)
+class TpuGeneration:
+    """What chips of one kind have in common, by Google's pages "TPU v5e" and "TPU v6e"."""
+
+    name: str
+    """As Google's quotas have it."""
+    runtime_version: str
+    """What Cloud TPU boots its machines with (page "TPU software versions")."""
+    teraflops: float
+    """Peak of one chip in bfloat16."""
+
+
+@dataclass(frozen=True)
 class TpuMachine:
     """One machine with TPU chips, which its type alone describes."""
 
@@ -78,18 +90,22 @@ class TpuMachine:
     """How they are wired, as Vertex AI names it."""
     accelerator_type: str
     """The machine, as Cloud TPU names it."""
-    runtime_version: str = "v2-alpha-tpuv5-lite"
-    """What Cloud TPU boots it with."""
-    teraflops: float = 197
-    """Peak of one chip in bfloat16."""
+    generation: TpuGeneration
+
+
+V5E = TpuGeneration("v5e", "v2-alpha-tpuv5-lite", 197)
+V6E = TpuGeneration("v6e", "v2-alpha-tpuv6e", 918)
 
 
 TPU_MACHINES = {
-    "ct5lp-hightpu-1t": TpuMachine(1, "1x1", "v5litepod-1"),
-    "ct5lp-hightpu-4t": TpuMachine(4, "2x2", "v5litepod-4"),
-    "ct5lp-hightpu-8t": TpuMachine(8, "2x4", "v5litepod-8"),
+    "ct5lp-hightpu-1t": TpuMachine(1, "1x1", "v5litepod-1", V5E),
+    "ct5lp-hightpu-4t": TpuMachine(4, "2x2", "v5litepod-4", V5E),
+    "ct5lp-hightpu-8t": TpuMachine(8, "2x4", "v5litepod-8", V5E),
+    "ct6e-standard-1t": TpuMachine(1, "1x1", "v6e-1", V6E),
+    "ct6e-standard-4t": TpuMachine(4, "2x2", "v6e-4", V6E),
+    "ct6e-standard-8t": TpuMachine(8, "2x4", "v6e-8", V6E),
 }
-"""Machines with TPU v5e, by type."""
+"""Single machines with TPUs, by type."""
 
 
 def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
@@ -241,6 +257,9 @@ class MachineSettings(Settings):
     """Accelerators a machine; also the training processes a machine."""
     replicas: int = Field(default=1, ge=1)
     """Machines; training spreads over all of them."""
+    reservation: str | None = None
+    """Name of a reservation in the zone of the training, of which `runner: tpu_vm` takes its TPU
+    machine; absent takes what is free."""
     zones: tuple[str, ...] = ()
     """Zones of the region in which Google Batch may take the machines, such as `us-central1-a`;
     absent means all. Vertex AI chooses by itself; Cloud TPU needs one."""
@@ -256,6 +275,10 @@ class MachineSettings(Settings):
     @model_validator(mode="after")
     def _accelerators_agree(self) -> "MachineSettings":
         check_accelerator(self.machine_type, self.accelerator_type, self.accelerator_count)
+        if self.reservation and (self.tpu is None or self.strategy != "STANDARD"):
+            raise ValueError(
+                "reservation is for a machine with TPUs and `strategy: STANDARD`; leave it out"
+            )
         if not self.machine_type.startswith(TPU_FAMILIES):
             return self
         if self.tpu is None:

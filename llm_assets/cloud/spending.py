@@ -45,12 +45,15 @@ DOLLARS_AN_HOUR = {
     "ct5lp-hightpu-1t": 1.38,
     "ct5lp-hightpu-4t": 5.52,
     "ct5lp-hightpu-8t": 11.04,
+    "ct6e-standard-1t": 3.10,
+    "ct6e-standard-4t": 12.42,
+    "ct6e-standard-8t": 24.84,
 }
 """A machine with its accelerators, Vertex AI's fee included."""
 VERTEX_AI_FEE = 1.15
 """What Vertex AI asks for a machine, of what Compute Engine and Cloud TPU ask: 0.219 and 0.190 USD
 for n1-standard-4, 4.22 and 3.67 for a2-highgpu-1g, 1.38 and 1.20 for a chip of TPU v5e (2025, pages
-cloud.google.com/vertex-ai/pricing, /compute/all-pricing and /tpu/pricing)."""
+cloud.google.com/vertex-ai/pricing, /compute/all-pricing and /tpu/pricing); 2.70 is one of v6e."""
 DOLLARS_A_DCU_HOUR = 0.06
 DCU = "dcu"
 """Name of Dataproc's compute unit among your own prices."""
@@ -334,7 +337,8 @@ def estimate_training(
 def _compute_hours(machines: MachineSettings, operations: float) -> float:
     chips = machines.tpu.chips if machines.tpu else machines.accelerator_count
     accelerators = max(1, chips) * machines.replicas
-    known = machines.tpu or ACCELERATORS.get(machines.accelerator_type or "")
+    chip = machines.tpu.generation if machines.tpu else None
+    known = chip or ACCELERATORS.get(machines.accelerator_type or "")
     peak = (known.teraflops if known else 1.0) * 1e12
     return START_HOURS + operations / (peak * UTILIZATION * accelerators) / 3600
 

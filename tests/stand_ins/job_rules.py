@@ -50,8 +50,11 @@ ATTACHED = {
 compute resources for training", table of machine types)."""
 
 WITH_ACCELERATORS = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
-TOPOLOGIES = {"ct5lp-hightpu-1t": "1x1", "ct5lp-hightpu-4t": "2x2", "ct5lp-hightpu-8t": "2x4"}
-"""TPU v5e on one machine, whose type says what it has; `MachineSpec.tpu_topology` is GKE's."""
+TOPOLOGIES = {
+    **{"ct5lp-hightpu-1t": "1x1", "ct5lp-hightpu-4t": "2x2", "ct5lp-hightpu-8t": "2x4"},
+    **{"ct6e-standard-1t": "1x1", "ct6e-standard-4t": "2x2", "ct6e-standard-8t": "2x4"},
+}
+"""TPUs on one machine, whose type says what it has; `MachineSpec.tpu_topology` is GKE's."""
 BATCH_ID = re.compile(r"[a-z0-9-]{4,63}")
 """`CreateBatchRequest.batch_id`."""
 RFC_1035 = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -223,8 +226,13 @@ def _check_instance(instance: batch_v1.AllocationPolicy.InstancePolicyOrTemplate
 RESOURCE_ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
 """`CreateQueuedResourceRequest.queued_resource_id`, and a node's."""
 ZONE = re.compile(r"projects/[^/]+/locations/[a-z]+-[a-z]+[0-9]+-[a-z]")
-TPU_MACHINES = {f"v5litepod-{chips}": "v2-alpha-tpuv5-lite" for chips in (1, 4, 8, 16, 32, 64)}
-"""Page "TPU v5e", and what its machines boot with (page "TPU software versions")."""
+TPU_MACHINES = {
+    **{f"v5litepod-{chips}": "v2-alpha-tpuv5-lite" for chips in (1, 4, 8, 16, 32, 64)},
+    **{f"v6e-{chips}": "v2-alpha-tpuv6e" for chips in (1, 4, 8, 16, 32, 64)},
+}
+"""Pages "TPU v5e" and "TPU v6e", and what its machines boot with (page "TPU software versions")."""
+RESERVATION = re.compile(ZONE.pattern + r"/reservations/[^/]+")
+"""`QueuedResource.reservation_name`."""
 LONGEST_METADATA = 256 * 1024
 """Page "Set and query custom metadata": bytes of one value."""
 
@@ -246,5 +254,7 @@ def check_queued_resource(request: tpu_v2.CreateQueuedResourceRequest) -> None:
     for key, value in spec.node.labels.items():
         if not LABEL.fullmatch(key) or not LABEL.fullmatch(value) or key.startswith("goog"):
             _refuse(f"The label {key}={value} is not valid.")
+    if (name := resource.reservation_name) and not RESERVATION.fullmatch(name):
+        _refuse(f"reservation_name {name} is not one of a zone.")
     if any(len(value.encode()) > LONGEST_METADATA for value in spec.node.metadata.values()):
         _refuse("A value of metadata is longer than 256 KB.")

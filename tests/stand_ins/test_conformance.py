@@ -59,6 +59,7 @@ IMPLIED = {"GetOperation"}
 """Methods that Google's clients call by themselves, while they wait for a change."""
 RULES = [(method, rule["rule"]) for method, row in TABLE.items() for rule in row["rules"]]
 PLACE = "projects/local-project/locations/us-central1"
+V5E = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}
 MODEL, ENDPOINT = f"{PLACE}/models/m", f"{PLACE}/endpoints/here"
 Breach = Callable[[LocalGoogle], object]
 
@@ -98,11 +99,18 @@ def machines(job_id: str = "job", groups: int = 1, **changes: Any) -> Breach:
 
 def queued(parent: str = f"{PLACE}-a", name: str = "job", nodes: int = 1, **node: Any) -> Breach:
     """A queued resource; changes are of its node, `of` (the node's zone) aside."""
-    v5e = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}
-    spec = {"parent": node.pop("of", parent), "node_id": "job", "node": v5e | node}
+    spec = {"parent": node.pop("of", parent), "node_id": "job", "node": V5E | node}
     made = {"parent": parent, "queued_resource_id": name}
     made["queued_resource"] = {"tpu": {"node_spec": [spec] * nodes}}
     return lambda google: check_queued_resource(tpu_v2.CreateQueuedResourceRequest(made))
+
+
+def reserved(google: LocalGoogle) -> None:
+    """A queued resource of a reservation without its zone."""
+    spec = {"parent": f"{PLACE}-a", "node_id": "job", "node": V5E}
+    resource = {"tpu": {"node_spec": [spec]}, "reservation_name": "mine"}
+    made = {"queued_resource": resource, "queued_resource_id": "job", "parent": f"{PLACE}-a"}
+    check_queued_resource(tpu_v2.CreateQueuedResourceRequest(made))
 
 
 def delete_without_force(google: LocalGoogle) -> None:
@@ -279,6 +287,7 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ("CreateQueuedResource", "a machine boots with its own runtime version"): queued(
         runtime_version="v2-alpha-tpuv6e"
     ),
+    ("CreateQueuedResource", "form of a reservation's name"): reserved,
     ("CreateQueuedResource", "form of labels"): queued(labels={"goog-own": "a"}),
     ("CreateQueuedResource", "256 KB of metadata in a value"): queued(
         metadata={"a": "a" * 262_145}

@@ -87,8 +87,9 @@ def _need(
 ) -> Iterator[Need]:
     base = f"aiplatform.googleapis.com/custom_model_{use}_"
     if isinstance(machines, MachineSettings) and machines.tpu:
-        chips = machines.tpu.chips
-        yield Need(key, f"{base}tpu_v5e", chips, "are TPU v5e offered there?")
+        chip = machines.tpu.generation.name
+        metric, offered = f"{base}tpu_{chip}", f"are TPU {chip} offered there?"
+        yield Need(key, metric, machines.tpu.chips, offered)
     if machines.accelerator_type is None:
         return
     if isinstance(machines, EndpointMachineSettings):

@@ -24,7 +24,7 @@ from llm_assets.cloud.settings import (
     MachineSettings,
 )
 from llm_assets.cloud.setup.check import needs
-from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training
+from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training, hourly
 from llm_assets.pipes.failures import JobService, failure_of
 from llm_assets.runners.google_cloud import (
     TpuVmTrainingRunner,
@@ -35,7 +35,12 @@ from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from tests.recipes.conftest import settings_of
 from tests.stand_ins.google import LocalGoogle
-from tests.stand_ins.job_rules import ATTACHED, check_job, check_machines_job
+from tests.stand_ins.job_rules import (
+    ATTACHED,
+    check_job,
+    check_machines_job,
+    check_queued_resource,
+)
 from tests.stand_ins.project import cloud_settings
 
 # Quota names as the page "Vertex AI quotas and limits" and its API write them.
@@ -285,7 +290,14 @@ def test_a_machine_with_tpus_gets_its_topology_and_its_image(
     assert pool.container_spec.image_uri == "somewhere/tpu:1"
     chips = int(machine_type.rpartition("-")[2].removesuffix("t"))
     one = estimate_training(settings, 10**12, 10**9).hours - START_HOURS
-    assert one * chips == pytest.approx(6e21 / (197e12 * UTILIZATION) / 3600)
+    peak = 197e12 if machine_type.startswith("ct5lp") else 918e12
+    assert one * chips == pytest.approx(6e21 / (peak * UTILIZATION) / 3600)
+    assert hourly(settings, settings.training) is not None, "so that `cost` limits take it"
+    queued = tpu_job(settings, settings.training, [], "gs://b/output")["queued_resource"]
+    place = f"{settings.parent}-a"
+    queued["tpu"]["node_spec"][0] |= {"parent": place, "node_id": "a"}
+    request = {"parent": place, "queued_resource_id": "a", "queued_resource": queued}
+    check_queued_resource(tpu_v2.CreateQueuedResourceRequest(request))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +305,9 @@ def test_a_machine_with_tpus_gets_its_topology_and_its_image(
     [
         ({"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}, "has its TPU chips"),
         (TPU | {"replicas": 2}, "TPUs train on one machine"),
-        (TPU | {"machine_type": "ct6e-standard-4t"}, "is none of ct5lp-hightpu-1t"),
+        (TPU | {"machine_type": "ct5p-hightpu-4t"}, "is none of ct5lp-hightpu-1t"),
+        (TPU | {"reservation": "mine", "strategy": "SPOT"}, "`strategy: STANDARD`"),
+        (TPU | {"reservation": "mine", "machine_type": "n1-standard-4"}, "with TPUs"),
     ],
 )
 def test_what_does_not_fit_a_machine_with_tpus_is_refused(
@@ -347,6 +361,15 @@ def test_a_queued_resource_asks_for_one_machine_in_one_zone_and_not_for_ever(
     container = job["container"]
     assert (container["image"], container["seconds"]) == ("somewhere/tpu:1", 72 * 3600)
     assert container["environment"]["JOB_LEASE"] == "gs://b/output.lease"
+
+
+def test_a_reserved_machine_is_taken_of_its_reservation(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(tpu_settings(google, reservation="mine"))
+    job = tpu_job(settings, settings.training, [], "gs://b/output")
+    resource = tpu_v2.QueuedResource(job["queued_resource"])
+    assert tpu_v2.QueuedResource.pb(resource).WhichOneof("tier") == "guaranteed"
+    zone = "projects/local-project/locations/us-central1-a"
+    assert resource.reservation_name == f"{zone}/reservations/mine"
 
 
 @pytest.mark.parametrize(
