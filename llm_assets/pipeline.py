@@ -26,6 +26,8 @@ from llm_assets.launchpad import overrides
 
 REBUILD_TAG = "llm_assets/rebuild"
 """Tag of a run: assets, by their names with commas between, that are made again unchanged."""
+JUDGED_TAG = "llm_assets/judged"
+"""Tag of a run that is to end with a verdict: nothing is trained where too little is held out."""
 _ASSET_OUTPUT = "result"
 """Dagster's name of an asset's only output."""
 Comparison = Iterable[tuple[str, object, object]]

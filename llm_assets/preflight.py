@@ -200,23 +200,49 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
             f"about {expected:,.0f} documents will be held out, enough to detect a gain of "
             f"{gain:.3f} bits per byte ({of_more:.3f} with four times as many)"
         ), None
-    told = (
-        f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out, "
-        f"fewer than the {gate.minimum_documents} that the gate needs, so no model could be "
+    told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
+    return "", _obstacle(told, documents, settings)
+
+
+def held_out_obstacle(clusters: int, documents: float, settings: PipelineSettings) -> str | None:
+    """Why the text that was cleaned is too little to judge on; None where it is enough.
+
+    Args:
+        clusters: independent documents that are held out.
+        documents: all of the text's, of which others can still be held out; 0 where a model has
+            read them, after which splits stay.
+    """
+    gate = settings.model_version.gate
+    if gate.metric == "exam" or clusters >= gate.minimum_documents:
+        return None
+    told = f"Only {clusters:,} independent documents are held out, near-copies counted as one"
+    return _obstacle(told, documents, settings)
+
+
+def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
+    """What is too little, and the ways out; `documents` as in `held_out_obstacle`."""
+    gate, share = (
+        settings.model_version.gate,
+        held_out_share(documents, settings.model_version.gate),
+    )
+    told += (
+        f", fewer than the {gate.minimum_documents} that the gate needs, so no model could be "
         "promoted. "
     )
-    enough = held_out_share(documents, gate)
-    if enough:
-        told += f"Set `clean_corpus.split.held_out: {enough:.2f}`, or add text."
+    if not documents:
+        told += "Add documents: some of the new ones are held out, too."
+    elif share and share > settings.clean_corpus.split.held_out:
+        told += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
     else:
         told += (
             f"Add text: it takes {documents_needed(gate)} different documents of "
             f"{settings.clean_corpus.minimum_characters} characters or more; a document is a file, "
             "or a row of a table."
         )
-    return "", (
+    version = "1" if documents else "VERSION"
+    return (
         f"{told} To train anyway and decide yourself: llm-assets run --unjudged, then "
-        'llm-assets approve 1 --reason "..."'
+        f'llm-assets approve {version} --reason "..."'
     )
 
 
@@ -424,30 +450,44 @@ def _tokens_per_second(settings: PipelineSettings) -> float | None:
 
 def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -> list[str]:
     """What is held out and the gain that shows; raises UserError where that is too little."""
-    if split_before := _split_before(settings):
-        return split_before
-    told, obstacle = describe_held_out(settings, text)
+    divided, is_trained = None, False
+    if is_local(settings.store):
+        with suppress(DamagedArtifact):  # Whoever needs it says so.
+            divided = _record(settings).find_current("clean_corpus")
+            is_trained = _record(settings).recorded("checkpoint") is not None
+    share = settings.clean_corpus.split.held_out
+    before = divided.manifest.settings["split"]["held_out"] if divided else share
+    if divided is None or (before != share and not is_trained):
+        told, obstacle = describe_held_out(settings, text)
+    else:
+        counts = divided.stats["splits"]
+        new = _new_documents(settings, text)
+        held_out = counts.get("held_out", 0) + int(share * new)
+        documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
+        obstacle = held_out_obstacle(held_out, documents, settings)
+        told = (
+            f"{counts.get('held_out', 0):,} documents have been held out since they were first "
+            "read."
+        )
+        if before != share:
+            told += (
+                f" Existing splits do not change: `held_out: {share:g}` instead of {before:g} "
+                "applies to new text only. To split all text again, give the pipeline another "
+                "`name`."
+            )
+        if obstacle and text.documents is None:
+            # Text that was not looked at may have grown; before training it will be known.
+            return [told, obstacle]
     if obstacle and is_judged:
         raise UserError(obstacle)
-    return list(filter(None, [obstacle or told]))
+    return list(filter(None, [told, obstacle]))
 
 
-def _split_before(settings: PipelineSettings) -> list[str]:
-    """Of text that was divided before, what a changed share means for it."""
-    if not is_local(settings.store):
-        return []
-    with suppress(DamagedArtifact):  # Whoever needs it says so.
-        made = _record(settings).find_current("clean_corpus")
-        if made is None:
-            return []
-        before, now = made.manifest.settings["split"]["held_out"], settings.clean_corpus.split
-        held_out = made.stats["splits"].get("held_out", 0)
-        told = f"{held_out:,} documents have been held out since they were first read."
-        if before != now.held_out:
-            told += (
-                f" Existing splits do not change: `held_out: {now.held_out:g}` instead of "
-                f"{before:g} applies to new text only. To split all text again, give the pipeline "
-                "another `name`."
-            )
-        return [told]
-    return []
+def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:
+    """About how many documents came since the text was read last."""
+    raw = _record(settings).find_current("raw_corpus")
+    if raw is None or text.documents is None:
+        return 0
+    replayed = settings.clean_corpus.split.replayed
+    read = sum(of["documents"] for name, of in raw.stats["sources"].items() if name not in replayed)
+    return max(0, round(text.documents + text.held_out + text.copies + text.short - read))

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
@@ -14,7 +15,9 @@ from dagster import (
 )
 from pydantic import Field
 
-from artifacts.shards.format import ShardStats
+from artifacts.errors import UserError
+from artifacts.shards.format import SPLITS, ShardStats
+from artifacts.shards.shard_set import ShardSet, list_documents
 from artifacts.storage import files
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
@@ -31,7 +34,8 @@ from llm_assets.assets.stage import (
 from llm_assets.assets.training_plan import continue_from_champion, training_estimate
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more
-from llm_assets.pipeline import Comparison, PipelineResource
+from llm_assets.pipeline import JUDGED_TAG, Comparison, PipelineResource
+from llm_assets.preflight import held_out_obstacle
 from llm_assets.registry.card import CHOSEN, training_cost, verify_model
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.start import START_INPUT, find_seen, find_start
@@ -219,6 +223,8 @@ def checkpoint(
         return f"{store.root}/{layout.run(fingerprint)}"
 
     def build(draft: Draft) -> None:
+        if JUDGED_TAG in context.run.tags:
+            _need_held_out(pipeline, shards)
         # What is being made is another checkpoint than the one that it starts from.
         verify_model(pipeline.record, start.path, made_again=["base_model"])
         serving.check(pipeline.settings, Path(start.path), context.log.info)
@@ -251,6 +257,18 @@ def checkpoint(
         return cost(artifact)
 
     return BuildPlan(identity, build, compare, finish)
+
+
+def _need_held_out(pipeline: PipelineResource, shards: Artifact) -> None:
+    """Raise UserError where the gate could not judge a model of these shards."""
+    held_out = list_documents(
+        ShardSet(shards.url, ShardStats.model_validate(shards.stats), "held_out")
+    )
+    divisible = sum(shards.stats["documents"][split] for split in SPLITS)
+    is_trained = pipeline.record.recorded("checkpoint") is not None
+    clusters = pc.count_distinct(held_out["cluster"]).as_py()
+    if obstacle := held_out_obstacle(clusters, 0 if is_trained else divisible, pipeline.settings):
+        raise UserError(obstacle)
 
 
 def _training_spec(

@@ -14,7 +14,9 @@ from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.preflight import preflight
+from tests.conftest import Project
 from tests.faults import small_disk
+from tests.llm_assets.in_process import ask
 from tests.llm_assets.privilege import run_without_privilege
 from tests.tiny import tiny_texts
 
@@ -218,3 +220,25 @@ def test_a_faulty_file_among_text_to_replay_is_told_before_any_work(tmp_path: Pa
     )
     with pytest.raises(UserError, match=r"'general'.*1 of 1 documents cannot be used"):
         preflight(made)
+
+
+def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
+    with_shards: Project,
+) -> None:
+    """About 60 documents are held out; near-copies may leave fewer than the gate needs."""
+    project = with_shards
+    assert ask(project, "*tokenized_shards") == ""
+    project.configure(model_version={"gate": {"minimum_documents": 90}})
+
+    ended = project.run("llm-assets", "run")
+    assert ended.returncode == 1
+    assert "independent documents are held out, near-copies counted as one" in ended.stdout
+    assert "Set `clean_corpus.split.held_out: 0.50`, or add text." in ended.stdout
+    assert "run --unjudged" in ended.stdout
+    assert project.record.recorded("checkpoint") is None
+    checked = project.run("llm-assets", "check")
+    assert checked.returncode == 1 and "independent documents are held out" in checked.stderr
+
+    for number, text in enumerate(tiny_texts(200, seed=1)):
+        (project.folder / "text" / f"new {number}.txt").write_text(text)
+    assert project.run("llm-assets", "check").returncode == 0

@@ -36,7 +36,7 @@ from llm_assets.experiments.job import (
     rows,
 )
 from llm_assets.maintenance.cleaning import clean
-from llm_assets.pipeline import REBUILD_TAG
+from llm_assets.pipeline import JUDGED_TAG, REBUILD_TAG
 from llm_assets.preflight import preflight, seconds_before_run
 
 QUIET_INTERVAL_SECONDS = 10
@@ -174,6 +174,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             job = defs.resolve_job_def(ASSET_JOB)
             # Named one by one, since the UI shows what is named as the run's target.
             tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
+            tags |= {JUDGED_TAG: "yes"} if is_judged else {}
             result = _execute(job, progress, settings.name, keys, tags=tags)
         if result is None or progress.interrupted:
             console.print(f"\n{INTERRUPTED}")
