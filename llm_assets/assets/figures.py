@@ -33,6 +33,24 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     )
 
 
+MEAN_PARTS = 8
+"""Into so many parts a training is divided for the length of its running mean."""
+
+
+def loss_line(records: Sequence[Mapping[str, Any]]) -> str:
+    """How the training loss went, by a running mean: a single batch's is mostly noise.
+
+    Args:
+        records: a training's metrics, each with its `loss`, which is None where it was no number.
+    """
+    losses = [math.nan if record["loss"] is None else record["loss"] for record in records]
+    length = max(1, len(losses) // MEAN_PARTS)
+    ends = range(length, len(losses) + 1)
+    means = [sum(losses[end - length : end]) / length for end in ends]
+    told = f"{means[0]:.3f} {sparkline(means)} {means[-1]:.3f}"
+    return told if length == 1 else f"{told}, means of {length} steps"
+
+
 def curve(
     title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[tuple[float, float]]]
 ) -> MarkdownMetadataValue:

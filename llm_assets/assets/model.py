@@ -128,14 +128,14 @@ def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of a `checkpoint`."""
     stats = artifact.stats
     run = f"{artifact.store.root}/{layout.run(artifact.fingerprint)}"
-    losses = [(record["step"], record["loss"]) for record in read_metrics(artifact.url)]
-    finite = [math.nan if loss is None else loss for _, loss in losses]
+    records = read_metrics(artifact.url)
+    losses = [(record["step"], record["loss"]) for record in records]
     unit = stats["validation_unit"]
     before, after = (stats["validation"][end] for end in ("start", "end"))
     return {
         "summary": f"{stats['steps']} steps, {before:.4f} -> {after:.4f} {unit} on validation "
         f"text; {stats['coverage']:.1%} of the training text read so far",
-        "loss": f"{finite[0]:.3f} {figures.sparkline(finite)} {finite[-1]:.3f}",
+        "loss": figures.loss_line(records),
         "coverage": stats["coverage"],
         "tokens_seen_before": stats["tokens_seen_before"],
         "steps": stats["steps"],

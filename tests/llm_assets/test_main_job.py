@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 
-from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines
+from llm_assets.assets.figures import loss_line
+from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines, training_lines
 from llm_assets.registry.base import LocalRegistry
 from recipes.spec import read_metrics
 from tests.conftest import Project
@@ -41,6 +42,23 @@ def test_one_screen_says_what_came_out(made: Project) -> None:
     assert "promoted." in text and "serves version 1" in text
     assert re.search(r"raw_corpus \d+ s, .*checkpoint \d+ s.* Done in", text)
     assert "base model says" in text and "new model says" in text
+
+
+def test_the_loss_on_the_screen_is_of_validation_text_and_no_single_batchs(made: Project) -> None:
+    checkpoint, shards = (
+        made.record.current(kind, needed_by="test") for kind in ("checkpoint", "tokenized_shards")
+    )
+    told, validation = dict(training_lines(checkpoint, shards)), checkpoint.stats["validation"]
+    figures = f"{validation['start']:.4f} -> {validation['end']:.4f} bits per byte"
+    assert told["training"].startswith("12 steps, ") and told["training"].endswith(figures)
+    assert f"validation text {figures}" in " ".join(screen(made).split())
+
+
+def test_the_curve_of_a_loss_is_a_running_mean() -> None:
+    losses = [4.0, 2.0, 5.0, 1.0, *[3.0] * 10, 1.0, 2.0]
+    told = loss_line([{"loss": loss} for loss in losses])
+    assert told.startswith("3.000 ") and told.endswith(" 1.500, means of 2 steps")
+    assert loss_line([{"loss": 2.0}, {"loss": None}]) == "2.000 ▁  nan"
 
 
 def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:

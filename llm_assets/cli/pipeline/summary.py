@@ -16,7 +16,7 @@ from artifacts.shards.format import SPLITS
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
-from llm_assets.assets.figures import sparkline
+from llm_assets.assets.figures import loss_line
 from llm_assets.assets.stage import number
 from llm_assets.config import PipelineSettings
 from llm_assets.exam.questions import exam_shares
@@ -127,18 +127,22 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
 
 
 def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, str]]:
-    """Its loss, and how often the text that is not replayed was read."""
-    losses = [record["loss"] for record in read_metrics(checkpoint.url)]
+    """What it did to text that it did not read, its loss, and how often its own text was read.
+
+    Text that is replayed does not count as its own.
+    """
     stats = checkpoint.stats
+    before, after = (number(stats["validation"][end]) for end in ("start", "end"))
     # Of another text are those that were replayed.
     own = 1 - stats["samples_replayed"] / max(1, stats["samples_seen"])
     share = own * stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
     return [
         (
-            "training loss",
-            f"{losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f}   "
-            f"{stats['steps']} steps, {stats['tokens_per_second']:.0f} tokens/s",
+            "training",
+            f"{stats['steps']} steps, {stats['tokens_per_second']:.0f} tokens/s; validation text "
+            f"{before} -> {after} {stats['validation_unit']}",
         ),
+        ("training loss", loss_line(read_metrics(checkpoint.url))),
         ("coverage", f"{share:.1%} of the training text was read (`checkpoint.budget.steps`)"),
     ]
 
