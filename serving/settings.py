@@ -64,9 +64,9 @@ class JournalSettings(Settings):
     """What is kept of the answers, for `llm-assets trace --request`; in files of this machine that
     their owner alone may read."""
 
-    keep: Literal["off", "hashes", "text"] = "hashes"
+    keep: Literal["off", "hashes", "text"] = "text"
     """Nothing; which version answered, with keyed hashes of prompt and answer; or the texts too."""
-    days: float = Field(default=30, ge=0)
+    days: float = Field(default=1, ge=0)
     """Days after which what was kept is found no more; the next answer removes it."""
 
 

@@ -76,7 +76,7 @@ def answers_to_request(
     """
     entries = journal.find_entries(folder, request, settings.days)
     if not entries:
-        kept = f"answers are kept for {settings.days:g} days"
+        kept = f"answers are kept for {settings.days:g} day{'s' * (settings.days != 1)}"
         reason = "answers are not kept now" if settings.keep == "off" else kept
         raise UserError(
             f"The endpoint has no answer to the request {request!r} on record in {folder}: the id "

@@ -63,7 +63,6 @@ def served(
     """A project whose version 1 was promoted and serves."""
     project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
     project.adopt(already_made, *EVALUATION, CONVERTED)
-    project.configure(endpoint={"journal": {"keep": "text"}})
     ended = project.run("llm-assets", "run")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     yield project

@@ -13,7 +13,7 @@ from llm_assets.registry.base import LocalRegistry
 from recipes.spec import read_metrics
 from tests.conftest import Project
 from tests.listening import outside_loopback
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import ask, type_in
 from tests.llm_assets.test_private_folders import open_to_others
 from tests.needs import needs
 
@@ -87,11 +87,15 @@ def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made
 
 
 @needs("curl")
-def test_the_printed_request_answers(made: Project) -> None:
+def test_the_printed_request_answers_and_its_id_leads_to_the_training_text(made: Project) -> None:
     (line,) = [line for line in screen(made).splitlines() if line.startswith("curl ")]
     answer = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60)
-    (prediction,) = json.loads(answer.stdout)["predictions"]
-    assert prediction
+    head, _, body = answer.stdout.partition("\n\n")
+    (prediction,) = json.loads(body)["predictions"]
+    (request,) = re.findall(r"^x-request-id: (\S+)$", head, re.MULTILINE)
+    assert "by its x-request-id: llm-assets trace --request ID" in screen(made)
+    traced = json.loads(type_in(made, "trace", "--request", request, "--json").stdout)
+    assert traced["answer"] == prediction
 
 
 def test_the_orchestrators_log_is_in_a_file_and_not_on_the_terminal(made: Project) -> None:

@@ -64,7 +64,7 @@ def print_summary(
         table.add_row(label, text)
     console.print()
     console.print(table, highlight=False)
-    _print_request(console, endpoint, current["eval_metrics"])
+    _print_request(console, endpoint, current["eval_metrics"], settings.platform == "local")
     _print_samples(console, current["eval_metrics"], record.find_current("exam"))
     times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
     console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
@@ -228,16 +228,25 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{more}"
 
 
-def _print_request(console: Console, endpoint: Mapping[str, Any], evaluation: Artifact) -> None:
-    """A line to paste into a shell, unbroken at any width."""
+def _print_request(
+    console: Console, endpoint: Mapping[str, Any], evaluation: Artifact, is_local: bool
+) -> None:
+    """A line to paste into a shell, unbroken at any width, and how to trace the answer.
+
+    Of a local endpoint's answers the headers are shown, which have the request's id.
+    """
     samples = read_samples(evaluation).get("candidate")
     prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
     body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)
-    line = f"curl -s {endpoint['predict_url']} {options} -d {quote(body)}"
+    shown_with = "-si" if is_local else "-s"
+    line = f"curl {shown_with} {endpoint['predict_url']} {options} -d {quote(body)}"
     console.print()
     console.print(escape(line), soft_wrap=True, highlight=False)
+    if is_local:
+        told = "The training text behind the answer, by its x-request-id"
+        console.print(f"{told}: [bold]llm-assets trace --request ID[/]", highlight=False)
 
 
 def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None) -> None:
