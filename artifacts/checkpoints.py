@@ -197,11 +197,19 @@ def find_damaged(run_url: str) -> list[tuple[int, str]]:
 
 
 def rotate(run_url: str, keep: int) -> list[int]:
-    """Remove all but the newest `keep` checkpoints and the permanent ones; returns their steps.
+    """Remove what `find_superfluous` finds; returns its steps."""
+    removed = find_superfluous(run_url, keep)
+    for step in removed:
+        _remove(step_url(run_url, step))
+    return removed
 
-    Folders without a manifest that are older than the newest checkpoint go too.
+
+def find_superfluous(run_url: str, keep: int) -> list[int]:
+    """Steps of all but the newest `keep` checkpoints and the permanent ones.
+
+    Folders without a manifest that are older than the newest checkpoint count too.
     """
-    removed: list[int] = []
+    found: list[int] = []
     kept = 0
     for step, url in reversed(_step_folders(run_url)):
         try:
@@ -211,9 +219,8 @@ def rotate(run_url: str, keep: int) -> list[int]:
         if checkpoint and (kept < keep or checkpoint.manifest.permanent):
             kept += not checkpoint.manifest.permanent
         elif kept:
-            _remove(url)
-            removed.append(step)
-    return removed
+            found.append(step)
+    return found
 
 
 def _step_folders(run_url: str) -> list[tuple[int, str]]:

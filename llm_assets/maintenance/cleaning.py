@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
+from artifacts.checkpoints import find_superfluous
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.layout import CACHE_FOLDER, RUNS_FOLDER
@@ -157,6 +158,8 @@ class Contents:
     """Of every pipeline that uses the store, by name."""
     running: dict[Name, Mapping[str, str]] = field(default_factory=dict)
     """What is being made just now, with its inputs."""
+    superfluous: dict[Name, list[int]] = field(default_factory=dict)
+    """Of each training that was broken off, the steps whose state it would not go on from."""
 
 
 def read_contents(store: Store) -> Contents:
@@ -167,11 +170,18 @@ def read_contents(store: Store) -> Contents:
     """
     inventory = take_inventory(store)
     found = {name: store.find_named(*name) for name in inventory.artifacts()}
+    manifests = {name: artifact.manifest for name, artifact in found.items() if artifact}
+    running = {(i.kind, i.fingerprint): i.inputs for i in store.in_the_making()}
+    runs = {("checkpoint", name) for kind, name in inventory.folders if kind == RUNS_FOLDER}
     return Contents(
         inventory=inventory,
-        manifests={name: artifact.manifest for name, artifact in found.items() if artifact},
+        manifests=manifests,
         histories=read_histories(store),
-        running={(i.kind, i.fingerprint): i.inputs for i in store.in_the_making()},
+        running=running,
+        superfluous={
+            name: find_superfluous(f"{store.root}/{layout.run(name[1])}", keep=1)
+            for name in runs - manifests.keys() - running.keys()
+        },
     )
 
 
@@ -288,7 +298,8 @@ def _artifacts(
 def _runs(
     contents: Contents, needed: Container[Name], settings: RetentionSettings, oldest: float
 ) -> Iterator[Removal]:
-    """Trainings: a finished one keeps what people look at, and its state only if asked for."""
+    """Trainings: a finished one keeps what people look at, and its state only if asked for; one
+    that was broken off keeps the state that it goes on from."""
     folders = contents.inventory.folders
     for run in sorted(name for kind, name in folders if kind == layout.RUNS_FOLDER):
         name = ("checkpoint", run)
@@ -307,6 +318,11 @@ def _runs(
             finished = name in contents.manifests
             reason = "its checkpoint goes" if finished else "an unfinished training, left alone"
             yield Removal(place, reason, sum(part.bytes for part in whole))
+        else:
+            for step in contents.superfluous.get(name, []):
+                folder = parts[(place, f"step-{step}")]
+                reason = "an unfinished training goes on from a later step"
+                yield Removal(f"{place}/step-{step}", reason, folder.bytes)
 
 
 def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:

@@ -13,6 +13,7 @@ from dagster import DagsterInstance, DefaultScheduleStatus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from artifacts.checkpoints import commit, newest_step
 from artifacts.errors import DamagedArtifact
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
@@ -93,19 +94,44 @@ def test_thirty_weeks_level_off_and_every_version_explains_itself(weeks: Weeks) 
             assert f"of: {kind}" in told
 
 
+def test_a_training_that_was_broken_off_keeps_the_state_that_it_goes_on_from(weeks: Weeks) -> None:
+    """As much as three models, beside the three that any pipeline keeps."""
+    for week in range(5):
+        weeks.retrain(week, promoted=True)
+    run, usual = break_off(weeks, permanent=[]), RetentionSettings()
+    weeks.clean(days=usual.days, versions=usual.versions)
+    assert [path.name for path in run.glob("step-*")] == ["step-24"]
+    assert newest_step(str(run)) == 24 and (run / "metrics.jsonl").exists()
+    assert bytes_of_models(weeks) < 6.5 * 50 * KB
+    run = break_off(weeks, permanent=[8])
+    weeks.clean(days=usual.days, versions=usual.versions)
+    assert {path.name for path in run.glob("step-*")} == {"step-8", "step-24"}
+
+
+def break_off(weeks: Weeks, permanent: list[int]) -> Path:
+    """A training's folder with the states of three steps and a begun fourth, its model not made."""
+    run = Path(weeks.store.root) / "runs" / f"{len(permanent):020x}"
+    for step in (8, 16, 24):
+        weeks.write(f"runs/{run.name}/step-{step}/state", 150 * KB)
+        commit(str(run), step, {}, {}, permanent=step in permanent)
+    weeks.write(f"runs/{run.name}/step-20/state", 150 * KB)
+    weeks.write(f"runs/{run.name}/metrics.jsonl", KB)
+    return run
+
+
+def bytes_of_models(weeks: Weeks) -> int:
+    folders = (Path(weeks.store.root) / kind for kind in ("base_model", "checkpoint", "runs"))
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files)
+
+
 def test_five_trainings_leave_less_than_four_models_by_the_usual_rules(weeks: Weeks) -> None:
     for week in range(5):
         weeks.retrain(week, promoted=True)
         usual = RetentionSettings()
         weeks.clean(days=usual.days, versions=usual.versions)
-    of_models = [
-        path.stat().st_size
-        for kind in ("base_model", "checkpoint", "runs")
-        for path in (Path(weeks.store.root) / kind).rglob("*")
-        if path.is_file()
-    ]
     # Weights of 50 KB and states of 150 KB: the base, what serves and what served before.
-    assert sum(of_models) < 4 * 50 * KB
+    assert bytes_of_models(weeks) < 4 * 50 * KB
     for name in weeks.record.known("clean_corpus"):
         weeks.store.load("clean_corpus", name).verify()
 
