@@ -42,7 +42,8 @@ REPORT_SECONDS = 5.0
 
 _USED = (
     *("datatrove", "fasttext-numpy2-wheel", "ftfy", "gigatoken"),
-    *("lxml", "pyarrow", "pypdf", "python-docx", "spacy", "tokenizers", "trafilatura"),
+    *("lxml", "openpyxl", "pyarrow", "pypdf", "python-docx", "spacy", "striprtf", "tokenizers"),
+    "trafilatura",
 )
 _USER_ERROR = re.compile(
     r"^artifacts\.errors\.\w+: (.*?)\s*(?=\n\s+at org\.|\Z)", re.DOTALL | re.MULTILINE
