@@ -141,7 +141,7 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
             ),
         ],
         asset_checks=cast(list[AssetChecksDefinition], checks),
-        jobs=build_jobs(settings),
+        jobs=build_jobs(settings, [asset_key(settings, stage.name) for stage in stages]),
         schedules=build_schedules(settings),
         sensors=[*build_sensors(settings), *build_notifications(settings)],
         resources=build_resources(settings, path),

@@ -1,9 +1,10 @@
 """What people, or the clock, do with the graph: jobs and schedules, as the pipeline file says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dagster import (
+    AssetKey,
     AssetSelection,
     Config,
     DefaultScheduleStatus,
@@ -24,7 +25,6 @@ from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidd
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
-from llm_assets.experiments.job import ASSET as EXPERIMENTS
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
@@ -37,15 +37,19 @@ NOTHING_TO_SET: dict[str, Any] = {}
 resources are configured by."""
 
 
-def build_jobs(settings: PipelineSettings) -> list[Any]:
-    """All jobs of a pipeline, filled in as its file says."""
+def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[Any]:
+    """All jobs of a pipeline, filled in as its file says.
+
+    Args:
+        stages: what `retraining` makes; other assets of the code location are left alone.
+    """
     keys = {name: asset_key(settings, name) for name in ("eval_metrics", "model_version")}
     served = asset_key(settings, "endpoint")
     tags = {PIPELINE_TAG: settings.name}
     return [
         define_asset_job(
             RETRAINING,
-            AssetSelection.all() - AssetSelection.assets(asset_key(settings, EXPERIMENTS)),
+            AssetSelection.assets(*stages),
             config=training_config(_as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
             "it. What has not changed is not rebuilt. The settings below apply to this run; "

@@ -10,10 +10,13 @@ import pytest
 import yaml
 from dagster import (
     DagsterInstance,
+    DailyPartitionsDefinition,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
     SkipReason,
+    StaticPartitionsDefinition,
+    asset,
     build_schedule_context,
 )
 
@@ -175,6 +178,26 @@ def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -
     assert {spec.group_name for spec in specs.values()} == {"manual"}
     columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns
     assert [column.name for column in columns][:2] == ["id", "text"]
+
+
+def test_retraining_makes_the_pipelines_own_assets_alone(project: Project) -> None:
+    @asset
+    def reports() -> None: ...
+
+    @asset(partitions_def=StaticPartitionsDefinition(["a", "b"]))
+    def by_letter() -> None: ...
+
+    @asset(partitions_def=DailyPartitionsDefinition("2026-01-01"))
+    def by_day() -> None: ...
+
+    alone = define(project)
+    merged = Definitions.merge(alone, Definitions([reports, by_letter, by_day]))
+    Definitions.validate_loadable(merged)
+    retraining = merged.resolve_job_def("retraining")
+    graph = alone.resolve_asset_graph()
+    own = graph.materializable_asset_keys & graph.unpartitioned_asset_keys
+    assert retraining.asset_layer.selected_asset_keys == own
+    assert retraining.partitions_def is None
 
 
 @pytest.mark.soak
