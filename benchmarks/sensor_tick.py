@@ -83,7 +83,8 @@ def _tick_here(config: Path) -> None:
     defs = build_definitions(load_settings(config), str(config))
     definitions = time.perf_counter() - began
     sensor = defs.resolve_sensor_def("source_text_changed")
-    resources = {name: defs.resources[name] for name in ("pipeline", "registry")}
+    keys = ("llm_assets__pipeline", "llm_assets__registry")
+    resources = {key: defs.resources[key] for key in keys}
     with DagsterInstance.ephemeral() as instance:
         context = build_sensor_context(instance=instance, definitions=defs, resources=resources)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,15 +1,13 @@
 """A pipeline as a component of the Dagster project that a team has: `llm_assets.LanguageModel`."""
 
-import os
-from importlib import import_module
 from pathlib import Path
 from typing import Self
 
 import dagster as dg
 from pydantic import BaseModel
 
-from artifacts.errors import UserError
-from llm_assets.config import COMPONENT_FILE, CONFIG_VARIABLE, PipelineSettings
+from llm_assets.config import COMPONENT_FILE, PipelineSettings, load_settings
+from llm_assets.definitions import build_definitions
 
 
 class LanguageModelScaffolder(dg.Scaffolder):
@@ -30,7 +28,7 @@ class LanguageModel(dg.Component):
     """Keeps a language model current on text of your own, from the text to the endpoint.
 
     Its attributes are what a pipeline file says (docs/settings.md); paths in them are relative to
-    where Dagster runs. One code location holds one.
+    where Dagster runs. Where a code location holds several, all but one have a `key_prefix`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,12 +43,4 @@ class LanguageModel(dg.Component):
         return cls(context.path / COMPONENT_FILE if context.path.is_dir() else context.path)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        # Also for the processes that are started from here.
-        os.environ[CONFIG_VARIABLE] = str(self.path)
-        loaded = import_module("llm_assets.definitions")
-        if Path(loaded.path) != self.path:
-            raise UserError(
-                f"{loaded.path} and {self.path} are two pipelines in one code location. Give one "
-                "of them a project of its own in the workspace, with a `key_prefix`."
-            )
-        return loaded.defs
+        return build_definitions(load_settings(self.path), str(self.path))

@@ -117,8 +117,9 @@ class PipelineSettings(Settings):
     """Where the work is done: this machine, or Google Cloud."""
     store: str = ".llm_assets/store"
     """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
-    key_prefix: str | None = None
-    """Prefix of the asset keys, for a second pipeline beside the first."""
+    key_prefix: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_]*$")
+    """Prefix of the asset keys, and with `__` of the names of jobs, steps, sensors, schedules and
+    resources, for a second pipeline beside the first."""
     owners: tuple[str, ...] = ()
     """Who answers for the assets: e-mail addresses, or `team:name`."""
     retrain_cron: str = "0 3 * * 1"
@@ -154,6 +155,14 @@ class PipelineSettings(Settings):
             return getattr(self, name)
         values = self.stages.get(name, {})
         return check_settings(values, model, f"`stages.{name}` of the pipeline {self.name}")
+
+    def dagster_name(self, name: str) -> str:
+        """What a step, job, sensor or schedule of the pipeline is called in Dagster."""
+        return f"{self.key_prefix}__{name}" if self.key_prefix else name
+
+    def resource_key(self, name: str) -> str:
+        """The key of a resource, which shares a code location with resources of others."""
+        return f"{self.key_prefix or 'llm_assets'}__{name}"
 
     @property
     def uses_cloud(self) -> bool:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 from dagster import (
     AssetChecksDefinition,
-    AssetKey,
-    AssetsDefinition,
     AssetSpec,
     BetaWarning,
     Definitions,
@@ -20,6 +18,7 @@ from dagster import (
     FreshnessPolicy,
     TableColumn,
     TableSchema,
+    definitions,
     multi_or_in_process_executor,
 )
 
@@ -87,7 +86,7 @@ def reason_alone() -> Iterator[None]:
 with reason_alone():
     from llm_assets.assets.sources import GROUP as SOURCES
     from llm_assets.assets.sources import observable_sources
-    from llm_assets.assets.stage import Stage, asset_key
+    from llm_assets.assets.stage import IO_MANAGER, Stage, asset_key
     from llm_assets.automation.jobs import build_jobs, build_schedules
     from llm_assets.automation.notifications import build_notifications
     from llm_assets.automation.sensors import build_sensors
@@ -95,11 +94,12 @@ with reason_alone():
     from llm_assets.experiments.job import ASSET as EXPERIMENTS
     from llm_assets.experiments.job import build_experiments
     from llm_assets.history import make_history_private
+    from llm_assets.io_manager import ArtifactIOManager
     from llm_assets.platform import build_resources
 
 
 def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
-    """The graph of one pipeline file.
+    """The graph of one pipeline file, which goes with any other definitions.
 
     Raises:
         UserError: a section of `stages` is wrong, or of no stage.
@@ -118,34 +118,28 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
             f"{'are ' + ', '.join(sorted(own)) if own else 'is none'}. They come from the modules "
             "that llm_assets/definitions.py names (docs/new_stage.md)."
         )
-    # Afterwards, so that steps are called by the stages' names alone.
-    names = [*(stage.name for stage in stages), EXPERIMENTS]
-    keys = {AssetKey(name): asset_key(settings, name) for name in names}
-
-    def prefixed(definition: AssetsDefinition) -> AssetsDefinition:
-        return definition.with_attributes(asset_key_replacements=keys)
-
     assets = [
-        prefixed(stage.asset(settings)).map_asset_specs(
+        stage.asset(settings).map_asset_specs(
             partial(present, settings=settings, columns=stage.columns)
         )
         for stage in stages
     ]
-    checks = [prefixed(check) for stage in stages for check in stage.asset_checks()]
+    checks = [check for stage in stages for check in stage.asset_checks(settings)]
+    resources = {
+        **build_resources(settings, path),
+        IO_MANAGER: ArtifactIOManager(config_path=path),
+    }
     return Definitions(
         assets=[
             *assets,
             observable_sources(settings).map_asset_specs(partial(present, settings=settings)),
-            prefixed(build_experiments(settings)).map_asset_specs(
-                partial(present, settings=settings)
-            ),
+            build_experiments(settings).map_asset_specs(partial(present, settings=settings)),
         ],
         asset_checks=cast(list[AssetChecksDefinition], checks),
         jobs=build_jobs(settings, [asset_key(settings, stage.name) for stage in stages]),
         schedules=build_schedules(settings),
         sensors=[*build_sensors(settings), *build_notifications(settings)],
-        resources=build_resources(settings, path),
-        executor=EXECUTOR,
+        resources={settings.resource_key(name): one for name, one in resources.items()},
     )
 
 
@@ -174,7 +168,13 @@ def present(
 
 # Observable assets; every command would print it.
 warnings.filterwarnings("ignore", ".*(observable_source_asset|execution_type)", BetaWarning)
-with reason_alone():
-    make_history_private()
-    path = config_path()
-    defs = build_definitions(load_settings(path), str(path))
+
+
+@definitions
+def defs() -> Definitions:
+    """The graph of the pipeline file in force."""
+    with reason_alone():
+        make_history_private()
+        path = config_path()
+        own = build_definitions(load_settings(path), str(path))
+    return Definitions.merge(own, Definitions(executor=EXECUTOR))

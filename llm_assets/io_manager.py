@@ -44,6 +44,7 @@ class ArtifactIOManager(ConfigurableIOManager):
             return _loaded(artifact, context.dagster_type.typing_type)
 
     def handle_output(self, context: OutputContext, obj: Any) -> None:
+        # Not called for a stage, which returns no value.
         raise UserError(
             f"{context.asset_key.to_user_string()}: the store's artifacts are made by the pipeline "
             "alone. Give an asset of your own an IO manager of yours, by its `io_manager_key`."

@@ -61,8 +61,12 @@ class PipelineResource(ConfigurableResource):
         """The same with what this run's config has otherwise; raises UserError naming the key."""
         settings = self.settings_of_file
         changed: dict[str, Any] = {}
-        for name, given in self._config_of_assets.items():
-            values = given.get("config") or {}
+        beginning = settings.dagster_name("")
+        for step, given in self._config_of_assets.items():
+            values, name = given.get("config"), step.removeprefix(beginning)
+            # Other assets of the code location take settings of their own.
+            if not step.startswith(beginning) or not isinstance(values, Mapping):
+                continue
             if name in type(settings).model_fields:
                 changed |= overrides(getattr(settings, name), values, name)
             else:

@@ -26,7 +26,8 @@ from dagster import (
 )
 
 from artifacts.store.identity import hash_json
-from llm_assets.assets.stage import asset_key, user_faults
+from artifacts.store.store import Store
+from llm_assets.assets.stage import asset_key, own_resources, user_faults
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
 from spark_jobs.read.files.reading import Digests
@@ -90,8 +91,11 @@ def observable_sources(settings: PipelineSettings) -> AssetsDefinition:
     """The assets of all sources, which a person may have observed as well."""
 
     @multi_observable_source_asset(
-        name="observe_sources", specs=source_specs(settings), can_subset=True
+        name=settings.dagster_name("observe_sources"),
+        specs=source_specs(settings),
+        can_subset=True,
     )
+    @own_resources(settings)
     def observe_sources(
         context: AssetExecutionContext, pipeline: PipelineResource
     ) -> Iterator[ObserveResult]:

@@ -6,6 +6,7 @@ stage of that name, `identity` holds all of these, and the rest is Dagster's (`c
 resources). What it returns is a `BuildPlan`.
 """
 
+import functools
 import inspect
 import os
 import re
@@ -22,6 +23,7 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     Config,
+    ConfigurableResource,
     DataVersion,
     Failure,
     MarkdownMetadataValue,
@@ -44,6 +46,8 @@ INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 BUCKETS = "https://console.cloud.google.com/storage/browser"
 INPUT_TAG = "dagster/input_data_version"
 CHANGED = "changed_for_this_run"
+IO_MANAGER = "io_manager"
+"""Name of the resource that gives an artifact to an asset of somebody else's as its input."""
 ATTEMPTS = 3
 """Times that a stage is planned whose inputs change while it is built."""
 _MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
@@ -119,21 +123,32 @@ class Stage:
 
         section, options = self.section(settings), _run_options(self.plan)
         return asset(
-            key=self.name,
+            key=asset_key(settings, self.name),
             config_schema={
                 **(config_fields(section, self.name) if section else {}),
                 **(options.to_fields_dict() if options else {}),
             },
             deps=[
-                *(name for name in _inputs(self.plan) if not settings.leaves_out(name)),
+                *(
+                    asset_key(settings, name)
+                    for name in _inputs(self.plan)
+                    if not settings.leaves_out(name)
+                ),
                 *self.outside(settings),
             ],
             code_version=self.code_version,
+            io_manager_key=settings.resource_key(IO_MANAGER),
             description=inspect.getdoc(self.plan),
             group_name=self.group,
             kinds=self.kinds,
             pool=self.pool,
-        )(_for_dagster(run, self.plan, context=AssetExecutionContext, pipeline=PipelineResource))
+        )(
+            own_resources(settings)(
+                _for_dagster(
+                    run, self.plan, context=AssetExecutionContext, pipeline=PipelineResource
+                )
+            )
+        )
 
     def materialize(
         self, given: Mapping[str, Any], options: Mapping[str, Any]
@@ -205,7 +220,7 @@ class Stage:
         written = {self.name: by_file.model_dump(mode="json")}
         return [(key, str(value), str(value_at(written, key))) for key, value in changed.items()]
 
-    def asset_checks(self) -> Iterator[AssetsDefinition]:
+    def asset_checks(self, settings: PipelineSettings) -> Iterator[AssetsDefinition]:
         """Its checks, each of what is current."""
         for check in (*self.blocking_checks, *self.checks):
 
@@ -213,11 +228,11 @@ class Stage:
                 return _call(check, given | _current(check, given["pipeline"], self.name))
 
             yield asset_check(
-                asset=self.name,
+                asset=asset_key(settings, self.name),
                 name=check.__name__,
                 description=inspect.getdoc(check),
                 blocking=check in self.blocking_checks,
-            )(_for_dagster(run, check, pipeline=PipelineResource))
+            )(own_resources(settings)(_for_dagster(run, check, pipeline=PipelineResource)))
 
 
 def stage(**fields: Any) -> Callable[[Callable[..., BuildPlan | MaterializeResult]], Stage]:
@@ -263,10 +278,45 @@ def _for_dagster(
         inspect.Parameter(name, kind, annotation=annotation) for name, annotation in taken.items()
     ]
     run.__name__ = function.__name__
-    # Dagster reads the one or the other, by its version.
-    run.__signature__ = inspect.Signature([*first, *theirs])  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in (*first, *theirs)}
+    _describe(run, inspect.Signature([*first, *theirs]))
     return run
+
+
+def own_resources(
+    settings: PipelineSettings,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have Dagster give a function its resources by the keys that they have in this pipeline."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+        names = {
+            settings.resource_key(name): name
+            for name, one in signature.parameters.items()
+            if inspect.isclass(one.annotation) and issubclass(one.annotation, ConfigurableResource)
+        }
+        keys = {name: key for key, name in names.items()}
+
+        @functools.wraps(function)
+        def called(*given: Any, **named: Any) -> Any:
+            return function(*given, **{names.get(key, key): one for key, one in named.items()})
+
+        parameters = [
+            one.replace(name=keys.get(name, name)) for name, one in signature.parameters.items()
+        ]
+        # Dagster stores what is returned, unless that is None; of what yields it knows the results.
+        returned = None if signature.return_annotation is None else inspect.Signature.empty
+        _describe(called, inspect.Signature(parameters, return_annotation=returned))
+        return called
+
+    return decorate
+
+
+def _describe(function: Callable[..., Any], signature: inspect.Signature) -> None:
+    """Give a function a signature; Dagster reads the one or the other form, by its version."""
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    if signature.return_annotation is None:
+        function.__annotations__["return"] = None
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dagster import (
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.identity import hash_json
-from llm_assets.assets.stage import user_faults
+from llm_assets.assets.stage import own_resources, user_faults
 from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING
 from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs, read_cursor
@@ -44,14 +44,15 @@ def build_base_model_sensor(
     """The sensor `base_model_changed`."""
 
     @sensor(
-        name=BASE_MODEL_SENSOR,
-        job_name=RETRAINING,
+        name=settings.dagster_name(BASE_MODEL_SENSOR),
+        job_name=settings.dagster_name(RETRAINING),
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=status,
         description="Checks whether the base model's folder or package has weights other than "
         "those trained on, or the Hub a revision other than the pinned one. "
         "`automation.new_base_model` says what happens then.",
     )
+    @own_resources(settings)
     def base_model_changed(
         context: SensorEvaluationContext, pipeline: PipelineResource
     ) -> SensorResult:

@@ -8,6 +8,7 @@ from dagster import (
     AssetSelection,
     Config,
     DefaultScheduleStatus,
+    JobDefinition,
     OpExecutionContext,
     RunRequest,
     ScheduleDefinition,
@@ -20,7 +21,7 @@ from dagster import (
 )
 from pydantic import Field
 
-from llm_assets.assets.stage import asset_key, user_faults
+from llm_assets.assets.stage import asset_key, own_resources, user_faults
 from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidden
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
@@ -32,6 +33,7 @@ from recipes.settings import BUDGETS
 
 RETRAINING = "retraining"
 REDEPLOYMENT = "redeployment"
+CLEANING = "cleaning"
 NOTHING_TO_SET: dict[str, Any] = {}
 """Run config of a job without settings for one run; for none at all the launchpad fills in what the
 resources are configured by."""
@@ -48,36 +50,36 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[A
     tags = {PIPELINE_TAG: settings.name}
     return [
         define_asset_job(
-            RETRAINING,
+            settings.dagster_name(RETRAINING),
             AssetSelection.assets(*stages),
-            config=training_config(_as_in_the_file(settings)),
+            config=training_config(settings, _as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
             "it. What has not changed is not rebuilt. The settings below apply to this run; "
             "you can add any other setting of an asset.",
             tags=tags,
         ),
         define_asset_job(
-            "evaluation",
+            settings.dagster_name("evaluation"),
             AssetSelection.assets(*keys.values()),
             config=NOTHING_TO_SET,
             description="Evaluates the current checkpoint again and asks the gate.",
             tags=tags,
         ),
         define_asset_job(
-            REDEPLOYMENT,
+            settings.dagster_name(REDEPLOYMENT),
             AssetSelection.assets(served),
             config=NOTHING_TO_SET,
             description="Serves the wanted version if it does not serve yet.",
             tags=tags,
         ),
-        rollback,
-        cleaning,
+        _rollback(settings),
+        _cleaning(settings),
     ]
 
 
-def training_config(given: dict[str, Any]) -> dict[str, Any]:
+def training_config(settings: PipelineSettings, given: dict[str, Any]) -> dict[str, Any]:
     """Run config of `checkpoint`: settings, and how the run goes on from those before it."""
-    return {"ops": {"checkpoint": {"config": given}}}
+    return {"ops": {settings.dagster_name("checkpoint"): {"config": given}}}
 
 
 def _as_in_the_file(settings: PipelineSettings) -> dict[str, Any]:
@@ -97,53 +99,67 @@ class RollbackConfig(Config):
     reason: str = Field(description="Reason, recorded with the decision.")
 
 
-@op(pool="registry")
-def roll_back_version(
-    context: OpExecutionContext,
-    config: RollbackConfig,
-    pipeline: PipelineResource,
-    registry: RegistryResource,
-    serving: ServingPlatform,
-) -> None:
-    """Have the version before the one that serves answer again."""
-    with user_faults():
-        models = registry.open(pipeline)
-        models.roll_back(config.name, config.reason)
-        version, served = serve_wanted(
-            models, serving, pipeline.settings, pipeline.record, context.log.info, by_person=True
-        )
-        context.log.info(f"Version {version.version} serves at {served.url}.")
+def _rollback(settings: PipelineSettings) -> JobDefinition:
+    step = settings.dagster_name("roll_back_version")
+
+    @op(name=step, pool="registry")
+    @own_resources(settings)
+    def roll_back_version(
+        context: OpExecutionContext,
+        config: RollbackConfig,
+        pipeline: PipelineResource,
+        registry: RegistryResource,
+        serving: ServingPlatform,
+    ) -> None:
+        """Have the version before the one that serves answer again."""
+        with user_faults():
+            models = registry.open(pipeline)
+            models.roll_back(config.name, config.reason)
+            version, served = serve_wanted(
+                models,
+                serving,
+                pipeline.settings,
+                pipeline.record,
+                context.log.info,
+                by_person=True,
+            )
+            context.log.info(f"Version {version.version} serves at {served.url}.")
+
+    @job(
+        name=settings.dagster_name("rollback"),
+        config={"ops": {step: {"config": {"name": "", "reason": ""}}}},
+        description="Returns to the version before the one that serves, as `llm-assets rollback` "
+        "does: it gets all traffic as soon as it generates. Say below who decides, and why.",
+    )
+    def rollback() -> None:
+        roll_back_version()
+
+    return rollback
 
 
-@job(
-    config={"ops": {"roll_back_version": {"config": {"name": "", "reason": ""}}}},
-    description="Returns to the version before the one that serves, as `llm-assets rollback` does: "
-    "it gets all traffic as soon as it generates. Say below who decides, and why.",
-)
-def rollback() -> None:
-    roll_back_version()
+def _cleaning(settings: PipelineSettings) -> JobDefinition:
+    @op(name=settings.dagster_name("clean_store"), pool="registry")
+    @own_resources(settings)
+    def clean_store(
+        context: OpExecutionContext, pipeline: PipelineResource, registry: RegistryResource
+    ) -> None:
+        """Remove what the `retention` settings no longer keep; the log lists it first."""
+        with user_faults():
+            clean(
+                pipeline.record,
+                registry.open(pipeline),
+                pipeline.settings.retention,
+                pipeline.settings.forgetting,
+                delete=True,
+                report=context.log.info,
+            )
 
+    @job(name=settings.dagster_name(CLEANING), config=NOTHING_TO_SET)
+    def cleaning() -> None:
+        """Removes what `retention` no longer keeps, as `llm-assets clean --yes` does."""
+        clean_store()
 
-@op(pool="registry")
-def clean_store(
-    context: OpExecutionContext, pipeline: PipelineResource, registry: RegistryResource
-) -> None:
-    """Remove what the `retention` settings no longer keep; the log lists it first."""
-    with user_faults():
-        clean(
-            pipeline.record,
-            registry.open(pipeline),
-            pipeline.settings.retention,
-            pipeline.settings.forgetting,
-            delete=True,
-            report=context.log.info,
-        )
-
-
-@job(config=NOTHING_TO_SET)
-def cleaning() -> None:
-    """Removes what the `retention` settings no longer keep, as `llm-assets clean --yes` does."""
-    clean_store()
+    return cleaning
 
 
 def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
@@ -152,8 +168,8 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
     return [
         _retraining(settings),
         ScheduleDefinition(
-            name="weekly_cleaning",
-            job=cleaning,
+            name=settings.dagster_name("weekly_cleaning"),
+            job_name=settings.dagster_name(CLEANING),
             cron_schedule=settings.retention.cron,
             execution_timezone=zone,
             description="Removes what the `retention` settings no longer keep.",
@@ -163,9 +179,9 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
 
 def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
     @schedule(
-        name=SCHEDULE,
+        name=settings.dagster_name(SCHEDULE),
         cron_schedule=settings.retrain_cron,
-        job_name=RETRAINING,
+        job_name=settings.dagster_name(RETRAINING),
         execution_timezone=settings.automation.time_zone,
         default_status=DefaultScheduleStatus.STOPPED,
         description="Materializes the graph at `retrain_cron`, except what has not changed. "
@@ -179,7 +195,7 @@ def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
             return
         yield RunRequest(
             run_config=training_config(
-                {"continue_from_champion": settings.automation.continue_from_champion}
+                settings, {"continue_from_champion": settings.automation.continue_from_champion}
             ),
             tags=runs.tags(SCHEDULE),
         )

@@ -27,7 +27,7 @@ def build_left_behind_sensor(settings: PipelineSettings) -> SensorDefinition:
     """The sensor `jobs_left_behind`, for a pipeline with work on Google Cloud."""
 
     @sensor(
-        name=LEFT_BEHIND_SENSOR,
+        name=settings.dagster_name(LEFT_BEHIND_SENSOR),
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
         description="Ends jobs on Google Cloud, with their machines, if their run failed, was "

@@ -27,7 +27,7 @@ from dagster import (
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
-from llm_assets.assets.stage import failure_reason, user_faults
+from llm_assets.assets.stage import failure_reason, own_resources, user_faults
 from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING, training_config
 from llm_assets.automation.launched import QUALITY_SENSOR, Runs, read_cursor
@@ -46,14 +46,15 @@ def build_quality_sensor(
     """The sensor `serving_quality`."""
 
     @sensor(
-        name=QUALITY_SENSOR,
-        job_name=RETRAINING,
+        name=settings.dagster_name(QUALITY_SENSOR),
+        job_name=settings.dagster_name(RETRAINING),
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=status,
         description="Asks the endpoint, as a client does, for its bits on the held-out text that "
         "its version was judged by, and counts the requests that failed. "
         "`automation.quality` sets the thresholds, and what happens beyond them.",
     )
+    @own_resources(settings)
     def serving_quality(
         context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
     ) -> SensorResult:
@@ -105,7 +106,7 @@ def _retrain(
     context: SensorEvaluationContext, settings: PipelineSettings, version: int
 ) -> RunRequest | Wait:
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
-    config = training_config({"continue_from_champion": True})
+    config = training_config(settings, {"continue_from_champion": True})
     return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)
 
 
@@ -139,7 +140,7 @@ def _status_sensor(
 ) -> SensorDefinition:
     @run_status_sensor(
         run_status=status,
-        name=name,
+        name=settings.dagster_name(name),
         default_status=DefaultSensorStatus.RUNNING,
         description="Notifies those named in `notifications`.",
     )

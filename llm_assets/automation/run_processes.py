@@ -33,7 +33,7 @@ def build_processes_sensor(settings: PipelineSettings) -> SensorDefinition:
     """The sensor `run_processes`, which looks where the code server launches its runs."""
 
     @sensor(
-        name=PROCESSES_SENSOR,
+        name=settings.dagster_name(PROCESSES_SENSOR),
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
         description="Fails runs whose process on this machine has died, so that others need not "

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 from llm_assets.assets.sources import look, observe
-from llm_assets.assets.stage import user_faults
+from llm_assets.assets.stage import own_resources, user_faults
 from llm_assets.automation.base_model import build_base_model_sensor
 from llm_assets.automation.decision import (
     Surveys,
@@ -70,14 +70,15 @@ def build_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
 
 def _source_text_changed(settings: PipelineSettings) -> SensorDefinition:
     @sensor(
-        name=TEXT_SENSOR,
-        job_name=RETRAINING,
+        name=settings.dagster_name(TEXT_SENSOR),
+        job_name=settings.dagster_name(RETRAINING),
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
         description="Materializes the graph when the sources have text that the wanted model has "
         "not read, again until a model has, or the gate or a person says no. A source that cannot "
         "be read fails the tick.",
     )
+    @own_resources(settings)
     def source_text_changed(
         context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
     ) -> SensorResult:
@@ -135,7 +136,7 @@ def _decide(
     if reason := _too_early(pipeline, text, before, cursor, now):
         return Wait(reason)
     overrides = {"continue_from_champion": automation.continue_from_champion}
-    config = training_config(overrides | {"longer": question.longer})
+    config = training_config(settings, overrides | {"longer": question.longer})
     return request_run(question, Runs(context.instance, settings), now, TEXT_SENSOR, config)
 
 
@@ -173,13 +174,14 @@ def _text_of(pipeline: PipelineResource, version: ModelVersion) -> str | None:
 
 def _endpoint_follows(settings: PipelineSettings) -> SensorDefinition:
     @sensor(
-        name=ENDPOINT_SENSOR,
-        job_name=REDEPLOYMENT,
+        name=settings.dagster_name(ENDPOINT_SENSOR),
+        job_name=settings.dagster_name(REDEPLOYMENT),
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
         description="Serves the wanted version if it does not serve: after a failed rollout, or "
         "when the endpoint has ended. It tries as often as `automation.retries` says.",
     )
+    @own_resources(settings)
     def endpoint_follows(
         context: SensorEvaluationContext,
         pipeline: PipelineResource,

@@ -34,7 +34,15 @@ from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import evaluation_spec
 from llm_assets.assets.model import base_model, checkpoint
-from llm_assets.assets.stage import BuildPlan, asset_key, readable, stage, table, user_faults
+from llm_assets.assets.stage import (
+    BuildPlan,
+    asset_key,
+    own_resources,
+    readable,
+    stage,
+    table,
+    user_faults,
+)
 from llm_assets.config import PipelineSettings, changed_settings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.gate.judge import compare
@@ -387,7 +395,7 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
     """The asset of all trials; whoever materializes a partition runs that trial."""
 
     @asset(
-        name=ASSET,
+        key=asset_key(settings, ASSET),
         deps=[asset_key(settings, name) for name in ("raw_corpus", "base_model")],
         description="Models trained with other settings, measured on validation text against the "
         "wanted version. None is promoted or served. A partition is a trial and is named by what "
@@ -398,6 +406,7 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
         pool="training",
         partitions_def=partitions(settings),
     )
+    @own_resources(settings)
     def experiments(
         context: AssetExecutionContext,
         pipeline: PipelineResource,

@@ -44,12 +44,16 @@ def ask(
     **resources: Any,
 ) -> str:
     """Materialize in this process: what the step or check that failed says, or nothing."""
-    defs = build_definitions(load_settings(project.config), str(project.config))
+    settings = load_settings(project.config)
+    defs = build_definitions(settings, str(project.config))
+    here = {"training": TrainingHere(), **resources}
     defs = Definitions(
         assets=defs.assets,
         asset_checks=defs.asset_checks,
-        resources={**(defs.resources or {}), "training": TrainingHere(), **resources},
-        executor=defs.executor,
+        resources={
+            **(defs.resources or {}),
+            **{settings.resource_key(name): one for name, one in here.items()},
+        },
     )
     keys = AssetSelection.from_string(select).resolve(defs.resolve_asset_graph())
     with nullcontext(instance) if instance else DagsterInstance.ephemeral() as history:

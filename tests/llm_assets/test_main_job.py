@@ -176,7 +176,7 @@ def test_loading_the_definitions_imports_no_torch(project: Project) -> None:
     program = (
         "import sys, llm_assets.definitions as d; "
         "print(sorted({'torch', 'transformers', 'google.cloud.bigquery'} & set(sys.modules)), "
-        "len(d.defs.resolve_asset_graph().materializable_asset_keys))"
+        "len(d.defs().resolve_asset_graph().materializable_asset_keys))"
     )
     command = [sys.executable, "-c", program]
     ended = subprocess.run(

@@ -48,9 +48,10 @@ class Progress:
     On a terminal the current line is alive; elsewhere a line is printed every ten seconds.
     """
 
-    def __init__(self, console: Console, assets: list[str]) -> None:
+    def __init__(self, console: Console, assets: Sequence[str], settings: PipelineSettings) -> None:
         self._console = console
         self._assets = assets
+        self._beginning = settings.dagster_name("")
         self._started: dict[str, float] = {}
         self._results: dict[str, tuple[str, bool]] = {}
         self._last_printed = 0.0
@@ -69,7 +70,7 @@ class Progress:
 
     def handle(self, entry: dg.EventLogEntry) -> None:
         """Dagster's event listener."""
-        step = entry.step_key or ""
+        step = (entry.step_key or "").removeprefix(self._beginning)
         asset = step if step in self._assets else None
         event = entry.dagster_event
         if event is None:
@@ -157,7 +158,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
         from llm_assets.definitions import defs
 
-        keys = _assets_in_order(defs)
+        graph = defs()
+        keys = _assets_in_order(graph)
         assets = [key.path[-1] for key in keys]
         # The endpoint is made each time; all others are kept in the store.
         kept = [name for name in assets if name != "endpoint"]
@@ -169,9 +171,9 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         seconds = seconds_before_run(settings)
         for note in preflight(settings, seconds, is_judged=is_judged).notes:
             console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
-        progress = Progress(console, assets)
+        progress = Progress(console, assets, settings)
         with progress:
-            job = defs.resolve_job_def(ASSET_JOB)
+            job = graph.resolve_job_def(ASSET_JOB)
             # Named one by one, since the UI shows what is named as the run's target.
             tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
             tags |= {JUDGED_TAG: "yes"} if is_judged else {}
@@ -182,7 +184,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         if not result.success:
             console.print(f"\n[red]The run failed.[/] The whole log: {log_path}", highlight=False)
             return 1
-        endpoint = result.asset_materializations_for_node("endpoint")[0].metadata
+        made = result.asset_materializations_for_node(settings.dagster_name("endpoint"))
+        endpoint = made[0].metadata
         told = {name: entry.value for name, entry in endpoint.items()}
         print_summary(console, settings, told, progress.seconds, time.monotonic() - started)
         if is_local(settings.store):
@@ -250,10 +253,11 @@ def _run_in_this_process(
     with _terminal(log_path, verbose=False) as terminal:
         from llm_assets.definitions import defs
 
-        job = defs.resolve_job_def(ASSET_JOB)
+        graph = defs()
+        job = graph.resolve_job_def(ASSET_JOB)
         keys = [asset_key(settings, name) for name in assets]
-        steps = assets if partition else [key.path[-1] for key in _assets_in_order(defs)]
-        progress = Progress(Console(file=terminal, quiet=quiet), list(steps))
+        steps = assets if partition else [key.path[-1] for key in _assets_in_order(graph)]
+        progress = Progress(Console(file=terminal, quiet=quiet), steps, settings)
         with progress:
             result = _execute(job, progress, settings.name, keys, run_config, partition=partition)
     if result is None or progress.interrupted:
@@ -344,14 +348,17 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     use_this_folders_history()
     with dg.DagsterInstance.get() as instance:
         instance.add_dynamic_partitions(str(partitions(settings).name), trials)
-    return ranked(_result(trial, run_partition(settings, ASSET, trial, quiet)) for trial in trials)
+    asset = settings.dagster_name(ASSET)
+    return ranked(
+        _result(trial, asset, run_partition(settings, ASSET, trial, quiet)) for trial in trials
+    )
 
 
-def _result(trial: str, ended: dg.ExecuteInProcessResult) -> TrialResult:
+def _result(trial: str, asset: str, ended: dg.ExecuteInProcessResult) -> TrialResult:
     for event in ended.filter_events(lambda event: event.is_step_failure):
         reason = failure_reason(event.step_failure_data)
         return TrialResult(trial=trial, verdict="failed", reason=reason)
-    (made,) = ended.asset_materializations_for_node(ASSET)
+    (made,) = ended.asset_materializations_for_node(asset)
     return TrialResult.model_validate(made.metadata[RESULT].value)
 
 

@@ -410,7 +410,7 @@ def _retrain(
     replayed = wanted is not None and wanted.version in affected
     if wanted and replayed:
         report(f"Version {wanted.version} is made once more without them.")
-        config = training_config({"without_forgotten": wanted.version})
+        config = training_config(session.settings, {"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)
     _withdraw(session, affected, decision, report)
     if replayed or _is_unfinished(session):

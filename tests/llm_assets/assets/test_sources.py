@@ -47,7 +47,8 @@ class Watched:
         return {k.removeprefix(beginning): v for k, v in tags.items() if k.startswith(beginning)}
 
     def tick(self) -> None:
-        resources = {key: self.defs.resources[key] for key in ("pipeline", "registry")}
+        keys = ("llm_assets__pipeline", "llm_assets__registry")
+        resources = {key: self.defs.resources[key] for key in keys}
         context = build_sensor_context(
             instance=self.instance, definitions=self.defs, resources=resources
         )

@@ -57,7 +57,8 @@ class Automated:
     def tick(self, name: str = "source_text_changed") -> RunRequest | str:
         """One tick of a sensor: the run it asks for, or why it asks for none."""
         defs = self._definitions()
-        resources = {key: defs.resources[key] for key in ("pipeline", "registry")}
+        keys = ("llm_assets__pipeline", "llm_assets__registry")
+        resources = {key: defs.resources[key] for key in keys}
         context = build_sensor_context(
             instance=self.instance, cursor=self.cursor, definitions=defs, resources=resources
         )

@@ -10,13 +10,10 @@ import pytest
 import yaml
 from dagster import (
     DagsterInstance,
-    DailyPartitionsDefinition,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
     SkipReason,
-    StaticPartitionsDefinition,
-    asset,
     build_schedule_context,
 )
 
@@ -158,8 +155,8 @@ def test_a_second_pipeline_lives_under_its_prefix(
     assert "manual/checkpoint" in keys and "checkpoint" not in keys
     message = ask(project, "manual/checkpoint")
     assert message.endswith('with: dagster asset materialize --select "*manual/checkpoint"')
-    retraining = defs.resolve_job_def("retraining")
-    assert "checkpoint" in retraining.run_config["ops"]
+    retraining = defs.resolve_job_def("manual__retraining")
+    assert "manual__checkpoint" in retraining.run_config["ops"]
 
 
 def test_a_training_that_diverged_goes_on_to_the_gate(project: Project) -> None:
@@ -178,26 +175,6 @@ def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -
     assert {spec.group_name for spec in specs.values()} == {"manual"}
     columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns
     assert [column.name for column in columns][:2] == ["id", "text"]
-
-
-def test_retraining_makes_the_pipelines_own_assets_alone(project: Project) -> None:
-    @asset
-    def reports() -> None: ...
-
-    @asset(partitions_def=StaticPartitionsDefinition(["a", "b"]))
-    def by_letter() -> None: ...
-
-    @asset(partitions_def=DailyPartitionsDefinition("2026-01-01"))
-    def by_day() -> None: ...
-
-    alone = define(project)
-    merged = Definitions.merge(alone, Definitions([reports, by_letter, by_day]))
-    Definitions.validate_loadable(merged)
-    retraining = merged.resolve_job_def("retraining")
-    graph = alone.resolve_asset_graph()
-    own = graph.materializable_asset_keys & graph.unpartitioned_asset_keys
-    assert retraining.asset_layer.selected_asset_keys == own
-    assert retraining.partitions_def is None
 
 
 @pytest.mark.soak
