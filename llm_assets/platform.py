@@ -21,11 +21,14 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     """Every resource of the graph; an axis' own `runner` beats the platform."""
     cloud, platform = str(cloud_config_path()), settings.platform
     conf = local_conf(settings.spark.driver_memory, settings.spark.partitions, settings.spark.ui)
+    # Given at launch, with these as its defaults, so that the launchpad shows them for one run.
+    pyspark = LazyPySparkResource.configure_at_launch(spark_config=conf)
     # Each is a few settings; what they talk to is opened when it is asked for.
     spark = {
-        "local": LocalSparkRunner(pyspark=LazyPySparkResource(spark_config=conf)),
+        "local": LocalSparkRunner(pyspark=pyspark),
         "google_cloud": google_cloud.DataprocSparkRunner(cloud_config_path=cloud),
     }
+    spark_runs = settings.spark.runner or platform
     training = {
         "local": LocalTrainingRunner(restarts=settings.training.restarts),
         "google_cloud": google_cloud.VertexTrainingRunner(cloud_config_path=cloud),
@@ -42,7 +45,8 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     }
     return {
         "pipeline": PipelineResource(config_path=config_path),
-        "spark": spark[settings.spark.runner or platform],
+        "spark": spark[spark_runs],
+        **({"pyspark": pyspark} if spark_runs == "local" else {}),
         "training": training[settings.training.runner or platform],
         "registry": registry[platform],
         "serving": serving[platform],

@@ -460,6 +460,12 @@ def _results(
     """
     settings = pipeline.settings
     names = instance.get_dynamic_partitions(str(partitions(settings).name))
+    if newest not in names:
+        raise UserError(
+            f"The partition {newest!r} was deleted while it was tried, so Dagster takes no result "
+            "of it. What was made is kept: add it again and materialize it, to have the result at "
+            "once."
+        )
     found, references = {}, {}
     for name in names:
         record = trial_record(pipeline, name)

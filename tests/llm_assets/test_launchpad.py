@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from dagster import AssetKey, DagsterInstance, Field, Shape, validate_run_config
+from pyspark.sql import SparkSession
 
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.launchpad import config_fields, overrides
 from tests.conftest import Project, make_project
+from tests.llm_assets.in_process import ask
 
 SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
 SECTIONS += ("eval_metrics", "model_version", "endpoint")
+PYSPARK = "llm_assets__pyspark"
 
 
 @pytest.fixture
@@ -53,6 +56,25 @@ def test_each_setting_has_its_meaning_and_the_files_value(project: Project) -> N
         assert overrides(section, as_shown, name) == {}
         # What the launchpad is filled in with can be launched.
         assert validate_run_config(job, {"ops": {name: {"config": as_shown}}})
+
+
+def test_sparks_own_settings_are_shown_and_may_be_others_for_one_run(project: Project) -> None:
+    settings = load_settings(project.config)
+    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
+    resources = job.run_config_schema.config_type.fields["resources"].config_type.fields
+    shown = resources[PYSPARK].config_type.fields["config"].config_type.fields["spark_config"]
+    by_file = shown.default_value
+    assert by_file["spark.sql.shuffle.partitions"] == "2" and not shown.is_required
+
+    given = {"spark_config": by_file | {"spark.sql.shuffle.partitions": "3"}}
+    with DagsterInstance.ephemeral() as instance:
+        config = {"resources": {PYSPARK: {"config": given}}}
+        assert ask(project, "*clean_corpus", config, instance=instance) == ""
+        (made,) = instance.fetch_materializations(AssetKey("clean_corpus"), limit=1).records
+    session = SparkSession.getActiveSession()
+    assert session and session.conf.get("spark.sql.shuffle.partitions") == "3"
+    pages = made.asset_materialization.metadata.get("spark_ui")
+    assert (pages and pages.value) == session.sparkContext.uiWebUrl
 
 
 def test_only_what_differs_from_the_file_counts(project: Project) -> None:

@@ -14,7 +14,9 @@ from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
 from llm_assets.experiments.job import TrialResult, finding, parse_changes, plan_trials, ranked
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, Verdict
-from llm_assets.registry.base import LocalRegistry
+from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.base import LocalRegistry, Registry
+from llm_assets.registry.resource import LocalRegistryResource
 from recipes.settings import TrainingSettings
 from tests.conftest import Project
 from tests.llm_assets.in_process import ask
@@ -60,6 +62,16 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
         assert usual.gain_low and usual.gain_high
         assert usual.gain_low < usual.gain < usual.gain_high
 
+        assert experiment(with_shards, instance, SMALL) == [""]
+        assert told(instance)[SMALL]["made"] == "nothing; all was there"
+
+        class Deleting(LocalRegistryResource):
+            def open(self, pipeline: PipelineResource) -> Registry:
+                instance.delete_dynamic_partition("manual_trials", SMALL)
+                return super().open(pipeline)
+
+        tried = {"partition": SMALL, "instance": instance, "registry": Deleting()}
+        assert "was deleted while it was tried" in ask(with_shards, "experiments", **tried)
         assert experiment(with_shards, instance, SMALL) == [""]
         assert told(instance)[SMALL]["made"] == "nothing; all was there"
 
