@@ -26,7 +26,6 @@ from dagster import (
 )
 
 from artifacts.store.identity import hash_json
-from artifacts.store.store import Store
 from llm_assets.assets.stage import asset_key, own_resources, user_faults
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
