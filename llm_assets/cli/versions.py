@@ -113,20 +113,23 @@ def _machines(settings: PipelineSettings) -> tuple[list[str], list[Alarm]]:
     if not settings.uses_cloud:
         return [], []
     try:
-        return _listed_machines(int(monotonic() / MACHINES_SECONDS)), []
+        machines, faults = _listed_machines(int(monotonic() / MACHINES_SECONDS))
     except Exception as error:  # Whatever keeps Google from answering: the rest is told.
-        reason = reason_of(error) or repr(error)
-        text = f"The machines on Google Cloud cannot be listed: {reason}"
-        return [], [Alarm("StateUnreadable", text, "`llm-assets check`")]
+        machines, faults = [], [reason_of(error) or repr(error)]
+    text = "The machines on Google Cloud cannot be listed: "
+    return machines, [
+        Alarm("StateUnreadable", text + fault, "`llm-assets check`") for fault in faults
+    ]
 
 
 @lru_cache(maxsize=1)
-def _listed_machines(_minute: int) -> list[str]:
+def _listed_machines(_minute: int) -> tuple[list[str], list[str]]:
     # The board asks for each reader of its first page, and every service is asked over the network.
     from llm_assets.cloud.settings import load_cloud_settings
     from llm_assets.cloud.spending import active_jobs
 
-    return [job.line() for job in active_jobs(load_cloud_settings())]
+    jobs, faults = active_jobs(load_cloud_settings())
+    return [job.line() for job in jobs], faults
 
 
 def _list(services: dict[str, str] | None) -> str:
