@@ -38,6 +38,10 @@ GROUP = "sources"
 LAST_CHANGE = "dagster/last_updated_timestamp"
 """Dagster's name of when an asset that it did not make has changed."""
 VERSION_TAG = "dagster/data_version"
+PIPELINE = "pipeline"
+"""Name of the metadata that says for which pipeline a source was looked at."""
+LAST = 20
+"""Observations in which the pipeline's own last one is looked for."""
 _LETTERS = {*string.ascii_letters, *string.digits, "_"}
 
 
@@ -134,12 +138,14 @@ def _seen(
     read: Mapping[str, Mapping[str, int]],
 ) -> Iterator[tuple[ObserveResult, bool]]:
     """What there is to say of each source, and whether Dagster knows this version of it."""
-    versions = source_versions(settings, opened)
+    versions, own = source_versions(settings, opened), MetadataValue.text(settings.name)
     for (name, source), (key, version) in zip(opened.items(), versions.items(), strict=True):
-        records = instance.fetch_observations(key, limit=1).records
-        last = records[0].asset_observation if records else None
+        seen = (one.asset_observation for one in instance.fetch_observations(key, LAST).records)
+        ours = (one for one in seen if one and one.metadata.get(PIPELINE, own) == own)
+        last = next(ours, None)
         is_known = last is not None and last.tags.get(VERSION_TAG) == version
         metadata: dict[str, Any] = dict(last.metadata) if last and is_known else {}
+        metadata[PIPELINE] = own
         metadata.setdefault(LAST_CHANGE, MetadataValue.timestamp(time.time()))
         if source.sizes:
             metadata |= {"files": len(source.sizes), "file_bytes": sum(source.sizes.values())}

@@ -96,6 +96,19 @@ def test_new_text_shows_at_its_source_and_makes_the_raw_corpus_older(
     assert len(changes) == 1, "what Dagster takes its freshness from"
 
 
+def test_pipelines_that_share_a_key_do_not_take_each_others_text_for_a_change(
+    watched: Watched, project: Project, tmp_path: Any
+) -> None:
+    other = make_project(tmp_path / "other", base_model=tmp_path, documents=3)
+    text = {"type": "files", "name": "text", "path": str(other.folder / "text")}
+    other.configure(raw_corpus={"sources": [text]})
+    other.config.write_text(other.config.read_text().replace("name: manual\n", "name: other\n"))
+    second = Watched(other, watched.instance)
+    for one in (watched, second, watched, second):
+        one.tick()
+    assert [told["pipeline"] for _, told in watched.seen(TEXT)] == ["other", "manual"]
+
+
 def test_a_person_has_sources_observed_by_dagsters_command(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
