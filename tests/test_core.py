@@ -145,8 +145,25 @@ def test_definitions_say_which_extra_the_graph_needs(project: Path) -> None:
 def test_the_graph_loads_with_the_extra_of_the_corpus_alone(project: Path) -> None:
     others = {name for name in outside_the_core() if extra_of(name) != "spark"}
     assert {"torch", "transformers", "google.cloud", "openvino"} <= others
-    done = without(others, project, "import llm_assets.definitions")
+    done = without(others, project, "from llm_assets.definitions import defs; defs()")
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_pipes_clients_need_the_extra_of_google_alone(tmp_path: Path) -> None:
+    others = {name for name in outside_the_core() if extra_of(name) != "google"}
+    assert {"pyspark", "torch"} <= others
+    program = (
+        "import llm_assets.pipes as pipes; [getattr(pipes, name) for name in pipes.__all__]; "
+        "from google.cloud import aiplatform_v1, batch_v1, dataproc_v1, storage, tpu_v2; "
+        "own = 'artifacts', 'llm_assets', 'recipes', 'serving', 'spark_jobs'; "
+        "print(*(one for one in sys.modules if one.split('.')[0] in own))"
+    )
+    done = without(others, tmp_path, program)
+    assert done.returncode == 0, done.stderr[-2000:]
+    needed = {name for name in done.stdout.split() if "." in name} - {"llm_assets.pipes"}
+    assert {name for name in needed if not name.startswith("llm_assets.pipes.")} == {
+        "artifacts.errors"
+    }
 
 
 def test_an_engine_that_is_absent_is_named_with_its_extra(

@@ -66,6 +66,7 @@ def test_the_graph_works_on_the_minor_version_of_dagster_before(tmp_path: Path) 
         ["bash", "-c", f'{UV} pip install "$@"', "_", *options, *older], cwd=ROOT, check=True
     )
     places = ("test_component", "test_launchpad", "test_io_manager", "test_main_job")
+    places += ("test_merged", "test_queue")
     tests = [f"tests/llm_assets/{name}.py" for name in (*places, "automation/test_definitions")]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     told = [sys.executable, "-c", "import dagster; print(dagster.__version__)"]

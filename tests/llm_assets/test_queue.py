@@ -1,11 +1,13 @@
 """Runs queue where they need the same thing, and what has died is no longer in the way."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import dagster
 import pytest
 from dagster import (
     DagsterEventType,
@@ -23,6 +25,13 @@ from tests.conftest import ROOT, Project, make_project
 from tests.dagster_services import daemon
 from tests.forked import run_command
 from tests.waiting import wait_until
+
+
+def started(process: int) -> str:
+    """What Dagster says of a run that its launcher begins, as its code has it."""
+    code = Path(dagster.__file__).parent / "_grpc" / "impl.py"
+    (told,) = re.findall(r'f"(Started process for run [^"]*)"', code.read_text())
+    return told.format(pid=process)
 
 
 def create_run(
@@ -88,7 +97,7 @@ def test_a_run_is_failed_once_its_process_has_died(
         for process in processes:
             run = create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
             instance.add_run_tags(run.run_id, {PIPELINE_TAG: "manual"})
-            instance.report_engine_event(f"Started process for run (pid: {process.pid}).", run)
+            instance.report_engine_event(started(process.pid), run)
             runs.append(run.run_id)
 
         def look() -> str | None:

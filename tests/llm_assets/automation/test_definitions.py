@@ -18,7 +18,7 @@ from dagster import (
 )
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
-from llm_assets.automation.launched import is_within
+from llm_assets.automation.launched import ASSET_JOB, is_within
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from tests.conftest import Project, make_project
@@ -132,6 +132,10 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
             }
         }
     }
+
+
+def test_a_run_of_chosen_assets_is_called_as_dagster_calls_it(project: Project) -> None:
+    assert define(project).resolve_implicit_global_asset_job_def().name == ASSET_JOB
 
 
 def test_an_unknown_override_is_refused_before_anything_is_made(project: Project) -> None:
