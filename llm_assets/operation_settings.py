@@ -49,9 +49,13 @@ class AutomationSettings(Settings):
     """How often a failed run is launched again."""
     retry_minutes: float = Field(default=10, ge=0)
     """Pause before the first retry; each further one waits twice as long."""
-    fresh_days: float | None = Field(default=None, gt=0)
+    fresh_days: float | None = Field(default=30, gt=0)
     """Days after which a source that has not changed, text that was not read again, or an endpoint
-    that was not looked after, counts as stale in the UI."""
+    that was not looked after, counts as stale in the UI; null for never."""
+    observe_cron: str = "0 * * * *"
+    """When a schedule looks at the sources for the UI, as a cron line in `time_zone`; nothing is
+    trained by it. It is on from the start, also where `enabled` is not, unless looking is billed: a
+    BigQuery source with a `watermark_column` runs a query."""
     new_base_model: Literal["tell", "retrain", "ignore"] = "tell"
     """What happens when the folder or package of `base_model` holds other weights than the ones
     trained on: `retrain` makes the graph from them, as `checkpoint` says. Of a new revision on the

@@ -21,6 +21,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from llm_assets.assets.sources import source_specs
 from llm_assets.assets.stage import asset_key, own_resources, user_faults
 from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidden
 from llm_assets.config import PipelineSettings
@@ -34,6 +35,7 @@ from recipes.settings import BUDGETS
 RETRAINING = "retraining"
 REDEPLOYMENT = "redeployment"
 CLEANING = "cleaning"
+OBSERVATION = "observation"
 NOTHING_TO_SET: dict[str, Any] = {}
 """Run config of a job without settings for one run; for none at all the launchpad fills in what the
 resources are configured by."""
@@ -71,6 +73,12 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[A
             config=NOTHING_TO_SET,
             description="Serves the wanted version if it does not serve yet.",
             tags=tags,
+        ),
+        define_asset_job(
+            settings.dagster_name(OBSERVATION),
+            AssetSelection.assets(*(spec.key for spec in source_specs(settings))),
+            config=NOTHING_TO_SET,
+            description="Looks whether the sources have changed, and makes nothing.",
         ),
         _rollback(settings),
         _cleaning(settings),
@@ -163,8 +171,10 @@ def _cleaning(settings: PipelineSettings) -> JobDefinition:
 
 
 def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
-    """Retraining at `retrain_cron`, and cleaning at `retention.cron`, in the time zone set."""
-    zone = settings.automation.time_zone
+    """Retraining at `retrain_cron`, cleaning at `retention.cron`, and looks at the sources."""
+    automation, zone = settings.automation, settings.automation.time_zone
+    is_billed = any(getattr(one, "watermark_column", None) for one in settings.raw_corpus.sources)
+    is_on = automation.enabled or not is_billed
     return [
         _retraining(settings),
         ScheduleDefinition(
@@ -173,6 +183,16 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             cron_schedule=settings.retention.cron,
             execution_timezone=zone,
             description="Removes what the `retention` settings no longer keep.",
+        ),
+        ScheduleDefinition(
+            name=settings.dagster_name("source_observation"),
+            job_name=settings.dagster_name(OBSERVATION),
+            cron_schedule=automation.observe_cron,
+            execution_timezone=zone,
+            default_status=DefaultScheduleStatus.RUNNING
+            if is_on
+            else DefaultScheduleStatus.STOPPED,
+            description="Shows at each source whether it has changed. It launches nothing else.",
         ),
     ]
 

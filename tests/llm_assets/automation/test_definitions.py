@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from dagster import (
+    AssetKey,
     DagsterInstance,
+    DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
@@ -112,6 +114,38 @@ def test_sensors_are_on_where_the_pipeline_file_says_so(project: Project) -> Non
     assert statuses[False].pop("run_processes") is DefaultSensorStatus.RUNNING
     assert set(statuses[False].values()) == {DefaultSensorStatus.STOPPED}
     assert set(statuses[True].values()) == {DefaultSensorStatus.RUNNING}
+
+
+def test_sources_are_observed_by_a_schedule_that_is_on_where_looking_is_free(
+    project: Project,
+) -> None:
+    defs = define(project, time_zone="Europe/Berlin", observe_cron="30 * * * *")
+    schedule = defs.resolve_schedule_def("source_observation")
+    assert (schedule.cron_schedule, schedule.execution_timezone) == ("30 * * * *", "Europe/Berlin")
+    assert schedule.default_status is DefaultScheduleStatus.RUNNING
+    observed = defs.resolve_job_def("observation")
+    with DagsterInstance.ephemeral() as instance:
+        assert observed.execute_in_process(instance=instance).success
+        key = AssetKey(["sources", "manual"])
+        assert len(instance.fetch_observations(key, 9).records) == 1
+        assert {run.job_name for run in instance.get_runs()} == {"observation"}
+    assert observed.asset_layer.selected_asset_keys == {key}
+
+    table = {"type": "bigquery", "name": "tickets", "table": "a.b.c", "project": "a"}
+    table |= {"export": "gs://bucket/export", "id_column": "id", "text_column": "text"}
+    table |= {"watermark_column": "changed", "maximum_gigabytes_billed": 1}
+    project.configure(raw_corpus={"sources": [table]})
+    statuses = [
+        define(project, enabled=on).resolve_schedule_def("source_observation").default_status
+        for on in (False, True)
+    ]
+    assert statuses == [DefaultScheduleStatus.STOPPED, DefaultScheduleStatus.RUNNING]
+
+
+def test_each_source_has_a_freshness_policy_by_default(project: Project) -> None:
+    specs = define(project).resolve_all_asset_specs()
+    followed = {one.key.to_user_string() for one in specs if one.freshness_policy}
+    assert followed == {"sources/manual", "raw_corpus", "endpoint"}
 
 
 def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
