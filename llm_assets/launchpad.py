@@ -1,10 +1,24 @@
 """The settings of the pipeline file as run config of the assets, so that one run may try others."""
 
+import inspect
 import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from dagster import Array, Bool, Enum, EnumValue, Field, Float, Int, Noneable, Shape, String
+from dagster import (
+    Array,
+    Bool,
+    Enum,
+    EnumValue,
+    Field,
+    Float,
+    Int,
+    Map,
+    Noneable,
+    Permissive,
+    Shape,
+    String,
+)
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -35,10 +49,12 @@ def _field(value: Any, written: Any, field: FieldInfo, path: str) -> Field:
 
 
 def _config_type(annotation: Any, path: str) -> Any:
-    """Dagster's type for an annotation; `Any` where it has none, as for a list of models."""
+    """Dagster's type for an annotation; `Any` where it has none, as for one of several models."""
     arguments = get_args(annotation)
     match get_origin(annotation):
         case None:
+            if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+                return _model_type(annotation, path)
             return SCALARS.get(annotation, Any)
         case origin if origin is Annotated:
             return _config_type(arguments[0], path)
@@ -48,10 +64,29 @@ def _config_type(annotation: Any, path: str) -> Any:
             if len(arguments) == 2 and arguments[1] is types.NoneType:
                 inner = _config_type(arguments[0], path)
                 return Any if inner is Any else Noneable(inner)
-        case origin if origin is list or (origin is tuple and arguments[1:] == (...,)):
+        case origin if origin is dict:
+            inner = _config_type(arguments[1], path)
+            return Any if inner is Any else Map(str, inner)
+        case origin if origin is list or (
+            origin is tuple and {*arguments[1:]} <= {..., arguments[0]}
+        ):
             inner = _config_type(arguments[0], path)
             return Any if inner is Any else Array(inner)
     return Any
+
+
+def _model_type(model: type[BaseModel], path: str) -> Permissive:
+    """What is known of a model's settings; one that it refines may have more."""
+    return Permissive(
+        {
+            name: Field(
+                _config_type(field.annotation, f"{path}.{name}"),
+                is_required=field.is_required(),
+                description=field.description,
+            )
+            for name, field in model.model_fields.items()
+        }
+    )
 
 
 def overrides(section: Any, given: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from dagster import AssetKey, DagsterInstance, Field, Shape, validate_run_config
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterInvalidConfigError,
+    Field,
+    Shape,
+    validate_run_config,
+)
 from pyspark.sql import SparkSession
 
 from llm_assets.config import load_settings
@@ -56,6 +63,27 @@ def test_each_setting_has_its_meaning_and_the_files_value(project: Project) -> N
         assert overrides(section, as_shown, name) == {}
         # What the launchpad is filled in with can be launched.
         assert validate_run_config(job, {"ops": {name: {"config": as_shown}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("tokenized_shards", {"mixing": {"manual": {"share": 0.5}}}, {"mixing": {"manual": 0.5}}),
+        ("checkpoint", {"optimizer": {"betas": [0.9, 0.95]}}, {"optimizer": {"betas": ["a", 1]}}),
+        ("checkpoint", {"lora": {"rank": 8}}, {"lora": {"rank": "eight"}}),
+        ("checkpoint", {"lora": None}, {"lora": 8}),
+        ("eval_metrics", {"tasks": [{"name": "piqa"}]}, {"tasks": [{"shots": 3}]}),
+        ("model_version", {"gate": {"floors": {"exam": 0.5}}}, {"gate": {"floors": {"exam": "a"}}}),
+    ],
+)
+def test_mappings_and_lists_of_settings_have_types(
+    project: Project, name: str, right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    settings = load_settings(project.config)
+    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
+    assert validate_run_config(job, {"ops": {name: {"config": right}}})
+    with pytest.raises(DagsterInvalidConfigError):
+        validate_run_config(job, {"ops": {name: {"config": wrong}}})
 
 
 def test_sparks_own_settings_are_shown_and_may_be_others_for_one_run(project: Project) -> None:
