@@ -89,7 +89,8 @@ def test_mappings_and_lists_of_settings_have_types(
 def test_sparks_own_settings_are_shown_and_may_be_others_for_one_run(project: Project) -> None:
     settings = load_settings(project.config)
     job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
-    resources = job.run_config_schema.config_type.fields["resources"].config_type.fields
+    schema: Any = job.run_config_schema.config_type
+    resources = schema.fields["resources"].config_type.fields
     shown = resources[PYSPARK].config_type.fields["config"].config_type.fields["spark_config"]
     by_file = shown.default_value
     assert by_file["spark.sql.shuffle.partitions"] == "2" and not shown.is_required

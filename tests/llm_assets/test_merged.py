@@ -18,8 +18,8 @@ from dagster import (
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact
-from llm_assets import LanguageModel
 from llm_assets.assets.stage import failure_reason
+from llm_assets.component import LanguageModel
 from tests.conftest import Project, make_project
 
 

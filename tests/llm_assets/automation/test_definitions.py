@@ -170,7 +170,8 @@ def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
 
 def test_no_asset_has_a_retry_policy_beside_the_sensors(project: Project) -> None:
     job = define(project).resolve_implicit_global_asset_job_def()
-    assert not any(node.retry_policy or node.definition.retry_policy for node in job.nodes)
+    ops: list[Any] = [node.definition for node in job.nodes]
+    assert ops and not any(op.retry_policy for op in ops)
 
 
 def test_a_run_of_chosen_assets_is_called_as_dagster_calls_it(project: Project) -> None:
