@@ -83,10 +83,23 @@ def group_of(processes: int, degree: int = 1) -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize(
-    ("processes", "degree", "recompute"), [(1, 1, False), (8, 1, True), (8, 2, False), (8, 2, True)]
+    ("processes", "degree", "replicas", "recompute"),
+    [
+        (1, 1, 1, False),
+        (8, 1, 1, True),
+        (8, 2, 1, False),
+        (8, 2, 1, True),
+        (8, 1, 2, False),
+        (64, 1, 1, True),
+        pytest.param(64, 2, 1, False, marks=pytest.mark.soak),
+    ],
 )
 def test_all_layers_are_one_graph_to_train_and_one_to_measure(
-    processes: int, degree: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
+    processes: int,
+    degree: int,
+    replicas: int,
+    recompute: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the attention of a GPU, which torch refuses to differentiate on a processor."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
@@ -100,7 +113,7 @@ def test_all_layers_are_one_graph_to_train_and_one_to_measure(
         model.enable_activation_checkpointing()
     compile_layers(model, is_packed=True, fullgraph=True, backend=counter)
     with group_of(processes, degree) as workers, torch.autocast("cpu", torch.bfloat16):
-        shard(model, workers, 1, "float32")
+        shard(model, workers, replicas, "float32")
         for seed in range(BATCHES):
             model(batch(seed)).backward()
         # Of matrices that are split, the first layer's input comes from another kind of module.
