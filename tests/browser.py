@@ -65,6 +65,30 @@ class Browser:
         while json.loads(self._connection.recv(SECONDS)).get("method") != event:
             pass
 
+    def press(self, key: str) -> None:
+        """Press and let go of a key: Tab or Enter."""
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13}[key]}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **named, **text)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    def type(self, text: str) -> None:
+        """Write where the focus is."""
+        self._call("Input.insertText", text=text)
+
+    def set_scheme(self, scheme: str) -> None:
+        """Prefer light or dark."""
+        media = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", features=media)
+
+    def evaluate_promise(self, script: str) -> Any:
+        """The value that a script's promise comes to."""
+        found = self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
     def screenshot(self, path: Path, width: int, height: int) -> None:
         """Write what a window of this size shows as PNG."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import axe_core_python
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,6 +44,9 @@ from tests.browser import Browser
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 
 HOSTILE = '<script>window.ran=1</script><img src=x onerror="window.ran=1">"\'{{7*7}}\u202e'
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+AUDIT = """axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})
+    .then((found) => JSON.stringify(found.violations.map((one) => [one.id, one.nodes[0].html])))"""
 BEARER = {"authorization": "Bearer the key"}
 NOTHING: dict[str, Any] = {
     "served": None,
@@ -272,3 +276,21 @@ def confirm_and_wait(page: Browser) -> str:
     click(page, "main form button")
     page.wait_for("/: (not )?done/.test(document.querySelector('h1')?.textContent)")
     return str(page.evaluate("document.querySelector('main').innerText"))
+
+
+def audit(page: Browser, *schemes: str) -> None:
+    """Assert that what is shown passes axe; in both schemes, where none is named."""
+    page.evaluate(f"{AXE}; 0")
+    for scheme in schemes or ("light", "dark"):
+        page.set_scheme(scheme)
+        found = json.loads(page.evaluate_promise(AUDIT))
+        assert found == [], (scheme, page.evaluate("location.href"))
+
+
+def tab_to(page: Browser, selector: str) -> None:
+    """Press Tab until the focus is there."""
+    for _ in range(60):
+        page.press("Tab")
+        if page.evaluate(f"document.activeElement.matches({json.dumps(selector)})"):
+            return
+    raise AssertionError(f"the keyboard does not reach {selector}")

@@ -4,22 +4,20 @@ import re
 import threading
 from pathlib import Path
 
-import pytest
-
 from llm_assets.board.ask import colors_of, pieces_of
 from llm_assets.board.pages import fragment
 from llm_assets.board.server import build_app
 from llm_assets.tracing.trace import QuotedSpan, Trace
 from llm_assets.tracing.training_text import Source
-from scripts.screenshots import click
 from tests.browser import browser
-from tests.llm_assets.board.conftest import SmallStore, board_of, endpoint, served
+from tests.llm_assets.board.conftest import SmallStore, board_of, endpoint, served, tab_to
 from tests.needs import needs
 
 
 @needs("Chromium")
-@pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_an_answer_is_shown_as_it_comes(small: SmallStore, tmp_path: Path, kind: str) -> None:
+def test_a_chat_is_asked_for_by_keyboard_and_its_answer_shown_as_it_comes(
+    small: SmallStore, tmp_path: Path
+) -> None:
     small.train(small.clean("1", {"one": "x"}), ["x"])
     board, may_go_on = board_of(small), threading.Event()
     answer = "document.querySelector('.card[data-version=\"1\"] .answer').textContent"
@@ -29,24 +27,24 @@ def test_an_answer_is_shown_as_it_comes(small: SmallStore, tmp_path: Path, kind:
         browser(tmp_path) as page,
     ):
         page.open(f"{address}/ask")
-        page.evaluate(f"document.getElementById('kind').value = '{kind}'")
-        page.evaluate("document.getElementById('prompt').value = 'What opens?'")
-        click(page, "#go")
+        page.evaluate("document.getElementById('kind').value = 'chat'")
+        tab_to(page, "#prompt")
+        page.evaluate("document.activeElement.value = ''")
+        page.type("What opens?")
+        tab_to(page, "#go")
+        page.press("Enter")
         page.wait_for(f"{answer} === 'The valve '")
         assert page.evaluate("document.getElementById('stop').disabled") is False
         may_go_on.set()
         page.wait_for(f"{answer} === 'The valve opens.'")
         page.wait_for("document.querySelector('.time').textContent.includes('request')")
+        assert page.evaluate("document.getElementById('prompt').value") == "What opens?"
 
 
 def trace_of(*sources: str) -> Trace:
     """An answer of a word from each source."""
-    spans = [
-        QuotedSpan(
-            2 * place, 2 * place + 1, 1, 1, [Source("one", name, *[""] * 2, 0, *[""] * 3, [])]
-        )
-        for place, name in enumerate(sources)
-    ]
+    found = [Source("one", name, "", "", 0, "", "", "", []) for name in sources]
+    spans = [QuotedSpan(2 * n, 2 * n + 1, 1, 1, [one]) for n, one in enumerate(found)]
     return Trace(1, " ".join("x" * len(sources)), 1, spans, [], [], len(sources), [])
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote, urlsplit
 
-import axe_core_python
 import psutil
 import pytest
 
@@ -39,6 +38,7 @@ from tests.conftest import ROOT
 from tests.llm_assets.board.conftest import (
     HOSTILE,
     NOTHING,
+    audit,
     board_of,
     client_of,
     endpoint,
@@ -55,12 +55,9 @@ PLANTED = "Seven jars of quince jelly stand behind the boiler for whoever mends 
 ADDED = [
     f"Bulletin {n}. The Marlow crane lifts {n} barrels. Its hook is of Riga." for n in range(20)
 ]
-AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
-AUDIT = """axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})
-    .then((found) => JSON.stringify(found.violations.map((one) => [one.id, one.nodes[0].html])))"""
 PAGES = (
     *BOARD.values(),
-    *("/versions/2", "/text?search=jelly", "/text/document?id=manual%2F0"),
+    *("/versions/2", "/text?search=jelly", "/text/read?times=1", "/text/document?id=manual%2F0"),
     *(
         "/decide/work/1",
         "/sign-in",
@@ -111,8 +108,6 @@ def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
     with served(build_app(board_of(shop))) as address, browser(tmp_path) as page:
         for path in PAGES:
             for width, scheme in ((320, "light"), (1920, "dark")):
-                theme = [{"name": "prefers-color-scheme", "value": scheme}]
-                page._call("Emulation.setEmulatedMedia", features=theme)
                 page.screenshot(tmp_path / "page.png", width, 900)
                 page.open(address + path)
                 page.wait_for("document.readyState === 'complete'")
@@ -121,9 +116,7 @@ def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, path
                 assert page.evaluate("window.ran") is None, path
                 assert page.evaluate("document.querySelectorAll('main img').length") == 0, path
-                page.evaluate(f"{AXE}; 0")
-                found = page._call("Runtime.evaluate", expression=AUDIT, awaitPromise=True)
-                assert json.loads(found["result"]["value"]) == [], (path, width)
+                audit(page, scheme)
 
 
 def test_a_training_says_how_far_it_is_and_two_that_ended_show_their_losses(shop: Shop) -> None:
@@ -220,6 +213,7 @@ def test_an_answer_is_streamed_and_a_click_on_a_span_names_document_and_step(
         span = page.evaluate("document.querySelector('.traced button.span').textContent")
         link = page.evaluate("document.querySelector('.stretch:not([hidden]) a').textContent")
         assert page.evaluate("window.ran") is None
+        audit(page)
         page.evaluate("document.getElementById('line').click()")
         click(page, "#go")
         answer = f"{card}.querySelector('.answer').textContent.trim()"

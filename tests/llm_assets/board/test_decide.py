@@ -29,12 +29,14 @@ from tests.llm_assets.board.conftest import (
     BEARER,
     HOSTILE,
     SmallStore,
+    audit,
     board_of,
     client_of,
     confirm_and_wait,
     fill_in,
     served,
     sign_in_to_decide,
+    tab_to,
 )
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 from tests.needs import needs
@@ -101,6 +103,43 @@ def test_of_two_people_who_forget_each_confirms_what_was_shown_to_them(
         again = client.post("/decide/do", data={**sent, "work": "3"}, headers=BEARER)
         assert again.status_code == 400, "what was done is no preview"
     last = calls.read_text().splitlines()[-1]
+    assert last == "forget --name=Ada --reason=asked to --plan=abc1 --yes -- one"
+
+
+@needs("Chromium")
+def test_documents_are_forgotten_by_keyboard_once_their_preview_was_confirmed(
+    small: SmallStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every page on the way passes an audit."""
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("PLAN", str(tmp_path / "plan"))
+    (tmp_path / "plan").write_text("abc1")
+    board = board_of(small, command=["sh", "-c", STUB, "-"])
+    with served(build_app(board)) as address, browser(tmp_path) as page:
+        sign_in_to_decide(page, address)
+        audit(page)
+        for field, text in {"documents": "one", "forgetter": "Ada", "why": "asked to"}.items():
+            tab_to(page, f"#{field}")
+            page.type(text)
+        tab_to(page, "button")
+        page.press("Enter")
+        page.wait_for("document.querySelector('main form button')?.textContent.includes('Forget')")
+        assert "Nothing was done" in page.evaluate("document.querySelector('main').innerText")
+        audit(page)
+        tab_to(page, "main form button")
+        page.press("Enter")
+        page.wait_for("/: done/.test(document.querySelector('h1')?.textContent)")
+        audit(page)
+        page.open(f"{address}/decide")
+        fill_in(page, {"action": "reject", "version": "1", "name": "Ada", "reason": "worse"})
+        click(page, "fieldset button")
+        page.wait_for("document.querySelector('dl.facts')")
+        audit(page)
+        page.open(f"{address}/versions/99")
+        assert "no version 99" in page.evaluate("document.querySelector('[role=alert]').innerText")
+        audit(page)
+    last = (tmp_path / "calls").read_text().splitlines()[-1]
     assert last == "forget --name=Ada --reason=asked to --plan=abc1 --yes -- one"
 
 

@@ -4,10 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+from dagster import MetadataValue
 
+from llm_assets.assets.page import render_page
+from llm_assets.board.server import build_app
 from llm_assets.operation_settings import AutomationSettings
-from llm_assets.registry.card import page_path
-from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+from llm_assets.registry.card import page_path, render_card
+from tests.browser import browser
+from tests.llm_assets.board.conftest import SmallStore, audit, board_of, client_of, served
+from tests.needs import needs
 
 
 @pytest.mark.parametrize(
@@ -56,3 +61,18 @@ def test_the_page_that_stays_is_shown_as_it_is_and_may_run_nothing(small: SmallS
         assert "/versions/1/page" not in client.get("/versions/1").text
     card = Path(small.store.root, page_path("manual", 1)).with_name("card.md").read_text()
     assert "[page.html](page.html), as of its verdict" in card
+
+
+@needs("Chromium")
+def test_the_page_that_stays_passes_an_audit(small: SmallStore, tmp_path: Path) -> None:
+    version = small.train(small.clean("1", {"one": "x"}), ["x"])
+    card = render_card(small.registry.state(), version)
+    sections = {"Training": {"loss": 2.0, "samples": MetadataValue.md("| a | b |\n|---|---|\n")}}
+    content = render_page("Version 1", card, sections, "checkpoint " * 400).encode()
+    small.store.write_bytes(page_path("manual", 1), content)
+    with served(build_app(board_of(small))) as address, browser(tmp_path) as page:
+        page.open(f"{address}/versions/1/page")
+        assert page.evaluate("document.querySelector('h1').textContent") == "Version 1"
+        # In the sandbox of that route no script of an audit ends either.
+        page.open(Path(small.store.root, page_path("manual", 1)).as_uri())
+        audit(page)
