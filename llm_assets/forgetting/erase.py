@@ -357,7 +357,7 @@ def _without_texts(
     for exam in made_by(record, state, "exam"):
         yield exam, _without_questions(exam, everywhere), exam.stats
     for evaluation in made_by(record, state, "eval_metrics"):
-        yield evaluation, _without_samples(evaluation, ids), evaluation.stats
+        yield evaluation, _without_samples(evaluation, everywhere), evaluation.stats
 
 
 def made_by(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artifact]:

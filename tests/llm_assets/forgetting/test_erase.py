@@ -99,7 +99,9 @@ class Corpora:
 
     def _write_evaluation(self, draft: Draft) -> None:
         """As earlier versions of the program left it, with questions made of held-out text."""
-        samples = [{"document": one, "completion": "It is"} for one in ("text-2", "text-3")]
+        samples = [
+            {"document": one, "completion": "It is"} for one in ("text-2", "text-3", COPY, PAST)
+        ]
         (draft.path / "samples.json").write_text(json.dumps({"base": samples}))
         (draft.path / "multiple_choice").mkdir()
         (draft.path / "multiple_choice" / "set.jsonl").write_text(self.texts[3])
