@@ -89,9 +89,15 @@ def forgotten(pipeline: str) -> str:
     return f"{FORGOTTEN_FOLDER}/{pipeline}.json"
 
 
+def forgotten_copies(pipeline: str) -> str:
+    """The folder of that list and of signatures a second time, beside the registry: it is not
+    restored together with the artifacts."""
+    return f"{registry(pipeline)}/forgotten"
+
+
 def forgotten_copy(pipeline: str) -> str:
-    """The same list a second time; it is not restored together with the artifacts."""
-    return f"{registry(pipeline)}/forgotten.json"
+    """The second copy of the list."""
+    return f"{forgotten_copies(pipeline)}/list.json"
 
 
 def certificates(pipeline: str) -> str:

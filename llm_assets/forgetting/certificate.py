@@ -42,6 +42,7 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.erase import (
     ForgottenDocument,
     WithdrawnVersion,
+    copy_signatures,
     find_copy,
     forgotten_folder,
     keep_copy,
@@ -323,6 +324,8 @@ def restore_list(store: Store, pipeline: str) -> None:
     # At no moment is there no list, which would say that nothing was forgotten.
     store.write_bytes(layout.damaged(place), store.read_bytes(place) or b"")
     store.write_bytes(place, listed.model_dump_json(indent=2).encode())
+    kept, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
+    copy_signatures(store, listed, copies, kept)
     keep_copy(store, pipeline)
 
 

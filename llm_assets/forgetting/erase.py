@@ -39,7 +39,7 @@ from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
 from spark_jobs.read.document import DERIVED, document_of
-from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts
 
 FORGOTTEN_INPUT = "forgotten"
 """Name of the list's digest among a clean corpus's inputs; absent while the list is empty."""
@@ -70,8 +70,7 @@ class ForgottenDocument(ForgetDecision):
     id: str
     source: str
     text_hash: str | None
-    """None where its text was in no corpus: of a copy that was dropped in its cluster, or one of
-    many texts of a template."""
+    """None of a copy that was dropped in its cluster, and of a document without text."""
     survivor: str | None = None
     """Of such a copy, the document that was kept in its place; of a document that was forgotten
     since it holds another's text, that one: with other text it may come back."""
@@ -270,8 +269,10 @@ def _change(store: Store, pipeline: str, enter: Callable[[ForgottenList], None])
 
 
 def keep_copy(store: Store, pipeline: str) -> None:
-    """Write the list a second time, unless that copy is newer."""
+    """Write the list a second time, unless that copy is newer, and the signatures."""
     listed = read_list(store, pipeline)
+    kept, copies = layout.certificates(pipeline), layout.forgotten_copies(pipeline)
+    copy_signatures(store, listed, kept, copies)
 
     def change(content: bytes | None) -> bytes | None:
         with contextlib.suppress(DamagedArtifact):
@@ -281,6 +282,15 @@ def keep_copy(store: Store, pipeline: str) -> None:
 
     place = layout.forgotten_copy(pipeline)
     store.update(place, change)
+
+
+def copy_signatures(store: Store, listed: ForgottenList, source: str, target: str) -> None:
+    """Copy the files of a list that one folder of the store has and another has not."""
+    names = {one.signature for one in listed.active if one.signature}
+    for name in sorted(names - set(store.list_folder(target))):
+        content = store.read_bytes(f"{source}/{name}")
+        if content is not None:
+            store.write_bytes(f"{target}/{name}", content)
 
 
 REASON = "texts were forgotten"
@@ -372,12 +382,12 @@ def made_by(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artif
 def find_derived(
     record: Pipeline, state: RegistryState, documents: Collection[str]
 ) -> dict[str, list[dict[str, str]]]:
-    """Document to the `id`, `source` and `text_hash` of the texts that were made from it."""
+    """Document to `id`, `source`, `text_hash` and `text` of each text that was made from it."""
     found: dict[str, dict[str, dict[str, str]]] = {document: {} for document in documents}
-    wanted = pa.array(sorted(documents), pa.string())
+    wanted, columns = pa.array(sorted(documents), pa.string()), [*RAW_COLUMNS, "text_hash"]
     for study in made_by(record, state, "study"):
-        for part in find_parts(study.url, ["id", "source", "text_hash"], "study"):
-            rows = part.read(["id", "source", "text_hash"])
+        for part in find_parts(study.url, columns, "study"):
+            rows = part.read(columns)
             for row in rows.filter(_are_of(rows["id"], wanted)).to_pylist():
                 found[document_of(row["id"])][row["text_hash"]] = row
     return {document: list(rows.values()) for document, rows in found.items()}

@@ -53,7 +53,8 @@ def examine(
         search, similar = search_again(record, state, documents, stated.erased, report)
         held = set(similar["text_hash"].to_pylist())
         decided = {one.text_hash for one in listed.active if one.similar == "keep"}
-        own = {one.text_hash for one in documents if one.text_hash and one.survivor is None}
+        # What holds a text is found by that text.
+        own = {one.text_hash for one in documents if one.text_hash and one.similarity is None}
         left = own - set(search.texts)
         for texts_left, why in (
             (left & decided, "as a person decided"),

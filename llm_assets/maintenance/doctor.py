@@ -241,9 +241,9 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
         if certificates or find_copy(store, pipeline).documents:
             remedy = (
                 f"written again from its second copy and {len(certificates)} certificates; kept "
-                "under damaged/. What of them it holds is found next: llm-assets doctor --repair"
+                "under damaged/. What a backup brought back of it is erased"
             )
-            repair = partial(restore_list, store, pipeline)
+            repair = partial(_restore_list, record, registry)
         yield StoreFault(
             place, "what was forgotten cannot be read, or is an older list", remedy, repair
         )
@@ -272,6 +272,12 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
                 "it is taken out of them",
                 partial(erase, record, state, listed, lambda line: None),
             )
+
+
+def _restore_list(record: Pipeline, registry: Registry) -> None:
+    restore_list(record.store, record.name)
+    listed = read_list(record.store, record.name)
+    erase(record, registry.state(), listed, lambda line: None)
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:

@@ -52,6 +52,8 @@ class History(ProjectHere):
         self.chosen = random.Random(seed)
         self.steps: list[str] = []
         self.forgotten: set[str] = set()
+        self.decided: dict[str, bool] = {}
+        """Weights of models to whether people want them."""
         self.contents: dict[str, dict[str, str | None]] = {}
         self.oracle = Oracle(self.store)
 
@@ -62,6 +64,7 @@ class History(ProjectHere):
             print(len(self.steps), step, flush=True)
             getattr(self, step)()
             self.settle()
+            self.no_rejected_model_is_wanted()
             self.no_forgotten_text_is_trained_on()
             self.no_fingerprint_has_two_contents()
             self.every_explanation_is_true()
@@ -88,7 +91,6 @@ class History(ProjectHere):
         ended = self.project.run("llm-assets", "forget", chosen, *WORD, "--yes")
         assert ended.returncode == 0, ended
         self.forgotten.add(Path(chosen).stem)
-        self.back_up()  # Old copies go, as the page on backups says.
 
     def return_changed(self) -> None:
         """A forgotten text with a word changed, with a sentence more, or inside another."""
@@ -185,6 +187,12 @@ class History(ProjectHere):
 
     # What has to hold.
 
+    def no_rejected_model_is_wanted(self) -> None:
+        """Whatever was restored since a person said so."""
+        state = self.state
+        self.decided |= {said.weights: said.approved for said in state.decisions}
+        assert self.decided.get(state.get(self.wanted).weights, True)
+
     def no_forgotten_text_is_trained_on(self) -> None:
         """By no run since, and nothing that may serve was, or went on from what was."""
         assert not {n for row in self.documents() for n in names_in(row["text"])} & self.forgotten
@@ -247,7 +255,7 @@ STEPS = (
 
 
 def test_a_short_history_keeps_what_was_promised(project_here: Project) -> None:
-    short = ("forget", "return_changed", "restore_names")
+    short = ("forget", "restore_artifacts", "return_changed", "reject", "restore_names")
     History(few_documents(project_here), seed=0).live(short)
 
 

@@ -57,8 +57,14 @@ from spark_jobs.clean.forgotten import (
     write_signatures,
 )
 from spark_jobs.clean.history import PAST_FOLDER
+from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
+from spark_jobs.read.document import document_of
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
+from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text import fold, text_hash
 
+DROPPED = "dropped"
+"""In place of the split of a text that is in no corpus."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
@@ -152,9 +158,7 @@ def forget(
         # Before the list, which names the file.
         file = write_signatures(forgotten_folder(record.store, pipeline), plan.signatures)
     entries = [
-        one.model_copy(update={"signature": file})
-        if one.survivor is None and one.text_hash in plan.signatures
-        else one
+        one.model_copy(update={"signature": file}) if one.text_hash in plan.signatures else one
         for one in plan.entries
     ]
     # Before all else: killed from here on, nothing is made with the texts any more.
@@ -282,22 +286,26 @@ def _plan(
         return plan
     clean = session.record.current("clean_corpus")
     raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-    documents, copies = _look_up(clean, raw, new)
+    documents, copies = _look_up(clean, raw, new, session.settings.clean_corpus)
     rows = [row for texts in documents.values() for row in texts]
     plan.splits = {row["text_hash"]: row["split"] for row in rows}
-    signatures = sign({row["text_hash"]: row["text"] for row in rows})
+    signatures = _sign(rows, 0)
     enough = 0 if similar == "drop" else FEWEST_NGRAMS
     plan.signatures = {text: one for text, one in signatures.items() if len(one) >= enough}
+    state = session.registry.state()
+    derived = find_derived(session.record, state, documents)
+    made = [row for texts in derived.values() for row in texts]
+    plan.signatures |= _sign(made, FEWEST_NGRAMS)
     searched = [
         ForgottenText(id=row["id"], text_hash=row["text_hash"])
-        for row in rows
+        for row in [*rows, *made]
         if row["text_hash"] in plan.signatures
     ]
     found = search_corpora(session.record.store, [clean], searched, plan.signatures, report)
     holders: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in found.to_pylist():
         if row["text_hash"] not in plan.splits:
-            holders[row.pop("forgotten")].append(row)
+            holders[document_of(row.pop("forgotten"))].append(row)
 
     def enter(rows: Sequence[dict[str, Any]], **same: Any) -> None:
         same |= decision.model_dump() | {"similar": similar}
@@ -308,8 +316,8 @@ def _plan(
         ]
 
     holding = [row["id"] for rows in holders.values() for row in rows]
-    state = session.registry.state()
-    derived = find_derived(session.record, state, [*documents, *holding])
+    derived |= find_derived(session.record, state, holding)
+    plan.signatures |= _sign([row for one in holding for row in derived[one]], FEWEST_NGRAMS)
     for identifier, texts in documents.items():
         enter(texts)
         enter(derived[identifier], survivor=identifier)
@@ -324,22 +332,34 @@ def _plan(
                 enter(derived[row["id"]], survivor=identifier)
         if similar is None and texts:
             longest = max(len(signatures[row["text_hash"]]) for row in texts)
+            # Of a short one that was dropped nobody is asked, or it could not be forgotten.
+            longest = FEWEST_NGRAMS if texts[0]["split"] == DROPPED else longest
             plan.undecided += _why_undecided(identifier, longest, len(holders[identifier]))
     return plan
 
 
+def _sign(rows: Sequence[dict[str, Any]], fewest: int) -> Signatures:
+    """The signatures of the rows' texts that have so many n-grams."""
+    signatures = sign({row["text_hash"]: row["text"] for row in rows})
+    return {text: one for text, one in signatures.items() if len(one) >= fewest}
+
+
 def _look_up(
-    clean: Artifact, raw: Artifact | None, identifiers: Sequence[str]
+    clean: Artifact,
+    raw: Artifact | None,
+    identifiers: Sequence[str],
+    settings: CleanCorpusSettings,
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
     """Documents with their text and earlier ones, as a corpus and its record have them.
 
     Args:
         raw: that the corpus was made of, where it is still there.
+        settings: of cleaning.
 
     Returns:
         Id to `id`, `source`, `split`, `text_hash` and `text` of each text, the id being that of the
-        survivor for a copy; none of a document that cleaning dropped for itself. And id to rows of
-        `decider.DUPLICATE_SCHEMA`, its copies.
+        survivor for a copy, the split `DROPPED` for a document that cleaning dropped for itself.
+        And id to rows of `decider.DUPLICATE_SCHEMA`, its copies.
     """
     dropped = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string())).to_pylist()
     kept = pa.array(sorted({*identifiers, *(row["survivor"] for row in dropped)}), pa.string())
@@ -354,8 +374,17 @@ def _look_up(
         found[row["id"]].append(row)
     missing = {one for one, texts in found.items() if not texts}
     raw_parts = find_parts(raw.url, RAW_COLUMNS, "raw_corpus") if raw and missing else []
+    apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
+    as_kept = settings.model_copy(update=apart)
     for part in raw_parts:
-        missing -= set(part.read(["id"])["id"].to_pylist())
+        if not missing.isdisjoint(part.read(["id"])["id"].to_pylist()):
+            rows = part.read([*RAW_COLUMNS, EXAMPLE_COLUMN])
+            rows = rows.filter(pc.is_in(rows["id"], pa.array(sorted(missing), pa.string())))
+            for row in prepare_rows(rows, as_kept, None).select(RAW_COLUMNS).to_pylist():
+                missing.discard(row["id"])
+                if row["text"]:
+                    row |= {"split": DROPPED, "text_hash": text_hash(fold(row["text"]))}
+                    found[row["id"]].append(row)
     for identifier in identifiers:
         if survivors.get(identifier, identifier) in missing:
             raise UserError(
@@ -391,6 +420,8 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
             report(f"  with it, since it was made from it: {next(exposed)}")
         elif one.survivor:
             report(f"  with it, since it holds its text ({one.similarity:.0%}): {next(exposed)}")
+        elif plan.splits.get(one.text_hash) == DROPPED:
+            report(f"{shown_in_line(next(exposed).document)}: dropped, its text was in no corpus")
         else:
             report(str(next(exposed)))
             if plan.splits.get(one.text_hash) == "held_out":

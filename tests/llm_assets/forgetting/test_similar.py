@@ -159,6 +159,26 @@ def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
     assert pipeline.documents() == TEXTS.keys()
 
 
+def test_of_what_cleaning_dropped_the_text_is_known_under_another_name(
+    pipeline: Pipeline,
+) -> None:
+    settings, brief = {"split": {"validation": 1e-9, "held_out": 1e-9}}, story("brief", 20)
+    pipeline.project.configure(clean_corpus=settings | {"minimum_characters": 300})
+    pipeline.write(TEXTS | {"brief.txt": brief})
+    pipeline.clean()
+    assert "brief.txt" not in pipeline.documents()
+
+    pipeline.forget("brief.txt", "--yes")
+    said = pipeline.say("verify", pipeline.certificate)
+    assert "1 of 1 texts are kept out" in said and "no document holds 50%" in said
+
+    pipeline.project.configure(clean_corpus=settings | {"minimum_characters": 40})
+    back = {"renamed.txt": brief, "changed.txt": with_a_word_changed(brief)}
+    pipeline.write(TEXTS | back)
+    pipeline.clean()
+    assert pipeline.documents() == TEXTS.keys()
+
+
 @pytest.mark.soak
 def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_of_it(
     pipeline: Pipeline,
@@ -255,13 +275,17 @@ def test_a_backup_from_before_a_forgetting_brings_nothing_back(
     assert "is an older one" in pipeline.forget("short.txt", code=1)
     pipeline.say("doctor", "--repair")
     assert pipeline.listed.documents == listed.documents
+    assert "everything is in order" in pipeline.say("doctor")
 
+    for kind in ("raw_corpus", "clean_corpus"):  # Without the list, which is newer.
+        shutil.rmtree(store / kind)
+        shutil.copytree(backup / kind, store / kind)
     said = pipeline.say("doctor", code=1)
     assert "clean_corpus/" in said and "hold text that was forgotten" in said
     pipeline.say("doctor", "--repair")
     assert "everything is in order" in pipeline.say("doctor")
     assert not {"lever.txt", "harbor.txt"} & pipeline.documents()
-    pipeline.write(TEXTS)
+    pipeline.write(TEXTS | {"changed.txt": with_a_word_changed(LEVER)})
     pipeline.clean()
     assert pipeline.documents() == TEXTS.keys() - {"lever.txt", "harbor.txt"}
     # A snapshot that was made since may hold it, as long as the source does.

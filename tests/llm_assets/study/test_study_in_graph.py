@@ -70,6 +70,11 @@ def test_derived_text_is_trained_on_traced_to_its_document_and_forgotten_with_it
     assert f"with it, since it was made from it: {name}" in " ".join(said.split())
     here.say(*asked, "--yes")
     assert row["text_hash"] in read_list(studied.record.store, "manual").texts
+    listed = read_list(studied.record.store, "manual")
+    assert all(one.signature for one in listed.active if one.survivor == document)
+    (certificate,) = (studied.folder / "store" / "forgotten" / "manual").glob("*.json")
+    said = " ".join(here.say("verify", str(certificate)).split())
+    assert f"{len(listed.texts)} texts were looked for" in said and "UNKNOWN" not in said
     left = texts_of(studied, "study")
     assert left and not any(one.startswith(f"{document}#study/") for one in left)
     state = LocalRegistry.of(studied.record).state()
