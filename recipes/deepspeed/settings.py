@@ -67,6 +67,7 @@ class DeepSpeedSettings(StrategySettings):
 
     asked_by = "placement.deepspeed"
     builds = "recipes.deepspeed.strategy:build"
+    libraries = frozenset({"torch", "deepspeed"})
     name: Literal["deepspeed"]
     stage: Literal[1, 2, 3] = 3
     """What is divided over the workers: the optimizer's state (1), gradients too (2), weights

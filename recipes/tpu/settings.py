@@ -20,7 +20,7 @@ class TpuSettings(StrategySettings):
     builds = "recipes.tpu.strategy:build"
     joins = "recipes.tpu.device:join"
     precision = "bfloat16"
-    # torch is that of the other environment.
+    # Those of the other environment, which are not looked up: docs/architecture.md says so.
     libraries = frozenset()
     name: Literal["tpu"]
 

@@ -352,3 +352,21 @@ def test_hardware_is_read_and_curves_are_drawn_every_few_steps_and_at_the_last(
     assert [line["step"] for line in lines if "peak_memory_gb" in line] == shown
     events = EventAccumulator(str(Path(spec.run_folder) / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({}, {"torch"}),
+        ({"deepspeed": {"stage": 2}}, {"torch", "deepspeed"}),
+        ({"device": "tpu"}, set()),
+        ({"precision": "float8"}, {"torch", "torchao"}),
+        ({"recipe": "classification"}, {"torch"}),
+        ({"recipe": "masked_language_modeling"}, {"torch"}),
+        ({"recipe": "sequence_to_sequence"}, {"torch"}),
+    ],
+)
+def test_the_libraries_that_decide_the_weights_are_those_of_what_trains(
+    settings: dict[str, Any], used: set[str]
+) -> None:
+    assert settings_of(**settings).libraries == {"safetensors", "transformers", *used}

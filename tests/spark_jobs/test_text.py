@@ -30,6 +30,12 @@ def test_other_line_ends_forms_and_blanks_are_no_loss(text: str) -> None:
     assert not normalize(text, "NFC")[1]
 
 
+@pytest.mark.fault(
+    "clean_corpus",
+    "next-line characters (U+0085), as old mainframe text has them",
+    sees="nothing",
+    then="each is a line end, and no character of the text is lost",
+)
 @pytest.mark.parametrize("text", ["one\x85two", "caf\u00e9\x85two", "\u65e5\u672c\x85two \u2014"])
 def test_next_line_is_a_line_end(text: str) -> None:
     assert normalize(repair_encoding(text), "NFC") == (text.replace("\x85", "\n"), False)

@@ -217,6 +217,12 @@ def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_o
     sees="the file, and the command that repairs it",
     then="no corpus is built; that command rewrites the list from its certificates",
 )
+@pytest.mark.fault(
+    "clean_corpus",
+    "a forgotten document that is wanted again, and a list that is lost afterwards",
+    sees="who wanted it back and why; `verify` says UNKNOWN",
+    then="it returns with the next corpus, and stays wanted when the list is rewritten",
+)
 def test_a_damaged_list_is_written_again_and_a_document_wanted_again_comes_back(
     pipeline: Pipeline,
 ) -> None:

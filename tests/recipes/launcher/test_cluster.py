@@ -79,12 +79,24 @@ def test_replica_of_another_pool_is_refused() -> None:
         read_cluster(cluster_spec("workerpool2", 0))
 
 
+@pytest.mark.fault(
+    "jobs of Vertex AI",
+    "CLUSTER_SPEC gives an index that is no whole number",
+    sees="CLUSTER_SPEC, and that a whole number is expected",
+    then="nothing is trained",
+)
 @pytest.mark.parametrize("index", [True, "1", 1.5, None])
 def test_an_index_that_is_no_whole_number_is_refused(index: object) -> None:
     with pytest.raises(UserError, match=r"CLUSTER_SPEC cannot be read .*whole number, not"):
         read_cluster(cluster_spec("workerpool1", index))  # type: ignore[arg-type]
 
 
+@pytest.mark.fault(
+    "jobs of Vertex AI",
+    "CLUSTER_SPEC gives an index that its pool does not list",
+    sees="CLUSTER_SPEC and its text",
+    then="nothing is trained",
+)
 @pytest.mark.parametrize("index", [-1, 2])
 def test_a_replica_that_its_pool_does_not_list_is_refused(index: int) -> None:
     with pytest.raises(UserError, match=rf"number {index} of `workerpool1`, where it lists 2"):

@@ -1,6 +1,8 @@
 """Real training by torch_xla, on XLA's CPU backend: four of its devices stand for a TPU's chips.
 
-`make setup-tpu` makes the environment that these processes run in.
+`make setup-tpu` makes the environment that these processes run in. None of it is in `make test`:
+torch_xla is in no other environment, and without it there is nothing here to run. What needs no
+torch_xla is in `test_settings.py` and `test_padding.py`.
 """
 
 import signal
