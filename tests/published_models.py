@@ -30,7 +30,8 @@ HEAD = """# Models
 family below was tested with random weights at a small size, in the layout in which its models are
 published. *Exact* means that the loss of texts, packed as they are trained on, equals that of
 transformers' own forward pass within 1 part in 100,000. A model that cannot be exact is refused
-when `base_model` is built, and so is a family that the recipe does not train.
+when `base_model` is built, and so is a family that the recipe does not train. The recipes of causal
+models load the same network and differ in which tokens count, so one comparison stands for them.
 `python -m tests.published_models` writes this page; `make soak` checks all rows, `make test` some.
 
 A tokenizer that was published without `tokenizer.json` is converted once, by transformers'

@@ -79,6 +79,17 @@ def labeled(count: int = 240) -> list[dict[str, Any]]:
     return made
 
 
+def answered(count: int = 200) -> list[dict[str, Any]]:
+    """Questions with an answer each, in the columns of Dahoas/synthetic-instruct-gptj-pairwise."""
+    turns = [[turn["content"] for turn in one["messages"]] for one in conversations(count)]
+    return [{"prompt": prompt, "chosen": answer} for prompt, answer in turns]
+
+
+def told_apart(count: int = 240) -> list[dict[str, Any]]:
+    """The reports in columns named as most have them."""
+    return [{"text": row["report"], "label": row["team"]} for row in labeled(count)]
+
+
 def texts(count: int = 240) -> list[dict[str, Any]]:
     """Sections of a manual."""
     return [{"text": text} for text in tiny_texts(count)]

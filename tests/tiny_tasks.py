@@ -10,6 +10,7 @@ import yaml
 
 from tests.tiny import tiny_base_model
 from tests.tiny_examples import (
+    answered,
     conversations,
     instructions,
     labeled,
@@ -17,6 +18,7 @@ from tests.tiny_examples import (
     preferences,
     sums,
     texts,
+    told_apart,
 )
 from tests.tiny_models import (
     chat_model,
@@ -117,20 +119,39 @@ TOY: dict[str, dict[str, Any]] = {
 
 
 def shipped(
-    name: str, examples: Callable[[], list[dict[str, Any]]], model: Callable[[Path], None]
+    name: str,
+    examples: Callable[[], list[dict[str, Any]]],
+    model: Callable[[Path], None],
+    row_tokens: int = 64,
+    **others: Any,
 ) -> Task:
-    """A task by a pipeline file that is shipped, of which only sizes and places are changed."""
+    """A task by a pipeline file that is shipped, of which only sizes and places are changed.
+
+    Args:
+        others: of the task.
+    """
     settings = yaml.safe_load((CONFIG / f"{name}.yaml").read_text())
     source = settings["raw_corpus"]["sources"][0]
     checkpoint = settings["checkpoint"]
     recipe = checkpoint.pop("recipe", "continued_pretraining")
-    for section, sizes in TOY.items():
-        checkpoint[section] = checkpoint.get(section, {}) | sizes
-    checkpoint["budget"] = TOY["budget"]
+    if recipe == "torchtune":
+        checkpoint["overrides"] |= SMALL | {"compile": False}
+        # Its own configuration has no schedule.
+        del checkpoint["overrides"]["lr_scheduler.num_warmup_steps"]
+        checkpoint["budget"] = {"steps": 60}
+        checkpoint["placement"] = {"workers": 2}
+    else:
+        for section, sizes in TOY.items():
+            checkpoint[section] = checkpoint.get(section, {}) | sizes
+        checkpoint["budget"] = TOY["budget"]
+        if "deepspeed" in checkpoint["placement"]:
+            checkpoint["placement"] |= ZERO
     shards = settings["tokenized_shards"]
+    # A corpus this small needs all of its documents.
+    shards.pop("fraction", None)
     if "sequence_length" in shards:
-        shards["sequence_length"] = 64
-    return Task(recipe, examples, source.get("examples", {}), model, checkpoint, shards)
+        shards["sequence_length"] = row_tokens
+    return Task(recipe, examples, source.get("examples", {}), model, checkpoint, shards, **others)
 
 
 TASKS: dict[str, Task] = {
@@ -240,6 +261,15 @@ TASKS: dict[str, Task] = {
     "gpt2_from_scratch": shipped("gpt2_124m_from_scratch", texts, gpt2),
     "llama_continued": shipped("llama_3_2_1b_continued", texts, tiny_base_model),
     "t5_summaries": shipped("t5_small_one_machine", pairs, encoder_decoder),
+    "opt_supervised": shipped("opt_125m_supervised", answered, opt),
+    "llama_supervised": shipped("llama_2_7b_supervised", answered, tiny_base_model),
+    "roberta_masked": shipped("roberta_masked", texts, masked_encoder),
+    "roberta_classified": shipped("roberta_classified", told_apart, encoder),
+    "llama_gsm8k": shipped(
+        "llama_2_7b_gsm8k_lora", sums, tiny_base_model, learns=ADAPTERS_LEARN, steps=30
+    ),
+    "llama_alpaca": shipped("llama_2_7b_alpaca", instructions, tiny_base_model, 256),
+    "llama_wikipedia": shipped("llama_3_2_1b_wikipedia", texts, tiny_base_model),
 }
 TASKS["dora"] = TASKS["lora"].changed(lora={"rank": 8, "dora": True})
 for _name in ("fine_tuning", "sequence_to_sequence"):

@@ -380,7 +380,7 @@ def _describe(folder: Path) -> dict[str, Any]:
 
 WANTED = {
     "causal": "causal models (Llama, Qwen, GPT-2 and such)",
-    "sequence_to_sequence": "encoder-decoder models (T5, mT5, BART, Marian)",
+    "sequence_to_sequence": "encoder-decoder models (T5, mT5, BART and such)",
     "encoder": "encoders (RoBERTa, BERT and such)",
 }
 

@@ -23,7 +23,7 @@ class TextGenerationSettings(Settings):
 
 
 class SequenceToSequenceSettings(WarmStartSettings):
-    """Teaches an encoder-decoder model (T5, mT5, BART, Marian) to write a target for an input."""
+    """Teaches an encoder-decoder model (T5, mT5, BART) to write a target for an input."""
 
     teaches = "recipes.sequence_to_sequence.objective:targets"
     recipe: Literal["sequence_to_sequence"]

@@ -33,6 +33,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "torchtune": TEXT,
     "gpt2_from_scratch": TEXT,
     "llama_continued": TEXT,
+    **dict.fromkeys(("opt_supervised", "llama_supervised", "llama_gsm8k"), TEXT),
+    **dict.fromkeys(("llama_alpaca", "llama_wikipedia"), TEXT),
+    "roberta_classified": {"instances": ["motor is broken, report 9."]},
+    "roberta_masked": {"instances": ["The valve<mask> every week."]},
     "classification": {"instances": ["motor is broken, report 9."]},
     "masked_language_modeling": {"instances": ["The valve<mask> every week."]},
 }

@@ -75,6 +75,8 @@ class ImportedSettings(Settings):
     enable_caching: bool = True
 
 
+MEGATRON = {"tensor_parallel", "nlayers", "hidden"}
+"""Keys of what trains GPT by Megatron."""
 FLAT = {
     "cluster_prefix": ("cluster_config", "name_prefix"),
     **{f"deploy_{name}": ("deploy_config", name) for name in DeployConfig.model_fields},
@@ -153,6 +155,14 @@ def _read(path: Path) -> ImportedSettings:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} has to be a JSON object; it is a {type(content).__name__}.")
+    if content.keys() >= MEGATRON:
+        raise UserError(
+            f"{path} is a configuration of Megatron's pretraining of GPT, not of summaries. Begin "
+            "with config/gpt2_124m_from_scratch.yaml, whose base model gives the sizes: "
+            "tensor_parallel is `checkpoint.placement.tensor_parallel`, micro_batch is "
+            "`device_batch_size` there, seq_len is `tokenized_shards.sequence_length`; there is no "
+            "pipeline parallelism."
+        )
     nested = {key: value for key, value in content.items() if key not in FLAT}
     for key, (section, name) in FLAT.items():
         if key in content:

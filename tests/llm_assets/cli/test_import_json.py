@@ -42,6 +42,31 @@ SHIPPED = dict(
     )
 )
 """The pipeline file of each."""
+A100, A100_80 = "nvidia-tesla-a100", "nvidia-a100-80gb"
+XXL = "google/t5-v1_1-xxl"
+FOUR_V100 = ("n1-standard-32", "NVIDIA_TESLA_V100", 4)
+TWO_A100 = ("a2-highgpu-2g", "NVIDIA_TESLA_A100", 2)
+CLUSTER = ("zone", "node_count", "machine_type", "gpu_type", "gpu_count")
+ORIGINALS = {
+    "bart2vm16gpu": (
+        ("us-central1-f", 2, "a2-megagpu-16g", A100, 16),
+        ("facebook/bart-base", 128, 6),
+        ("n1-standard-32", "NVIDIA_TESLA_V100", 2),
+    ),
+    "small2vm16gpu": (
+        ("us-central1-c", 1, "a2-megagpu-16g", A100, 16),
+        ("t5-small", 128, 6),
+        FOUR_V100,
+    ),
+    "xxl16vm8a2plus": (("us-central1-c", 16, "a2-ultragpu-8g", A100_80, 8), (XXL, 19, 7), TWO_A100),
+    "xxl16vma3": (
+        ("us-east4-a", 16, "a3-highgpu-8g", "nvidia-h100-80gb", 8),
+        (XXL, 16, 7),
+        TWO_A100,
+    ),
+    "xxlnightly": (("us-east4-c", 8, "a2-ultragpu-8g", A100_80, 8), (XXL, 19, 2), TWO_A100),
+}
+"""What the presets say that are not shipped: cluster, training and endpoint."""
 
 
 def nested(preset: str = "one machine, T5 small", **changes: Any) -> dict[str, Any]:
@@ -121,6 +146,41 @@ def test_a_preset_is_shipped_as_what_it_is_imported_as(preset: str, tmp_path: Pa
     }
     said = [line[1:] for line in shipped.read_text().splitlines() if line.startswith("#   ")]
     assert yaml.safe_load("\n".join(said)) == imported.cloud
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_every_other_preset_is_taken_as_it_is(name: str, tmp_path: Path) -> None:
+    cluster, training, deploy = ORIGINALS[name]
+    content = {key: value for key, value in nested().items() if not key.startswith("deploy_")}
+    content["cluster_config"] = {"name_prefix": "t5node"} | dict(zip(CLUSTER, cluster, strict=True))
+    content["train_config"] = dict(
+        zip(("model_checkpoint", "batch_size", "epochs"), training, strict=True)
+    )
+    content["deploy_config"] = dict(
+        zip(("machine_type", "gpu_type", "gpu_count"), deploy, strict=True)
+    )
+    imported = import_file(write(tmp_path, content), REVISION)
+    zone, nodes, machine, kind, gpus = cluster
+    assert imported.cloud["training"] == {
+        "machine_type": machine,
+        "accelerator_type": kind.upper().replace("-", "_"),
+        "accelerator_count": gpus,
+        "replicas": nodes,
+        "zones": [zone],
+    }
+    asked = EndpointMachineSettings.model_validate(imported.cloud["endpoint"])
+    assert (asked.machine_type, asked.accelerator_type, asked.accelerator_count) == deploy
+    model, batch, epochs = training
+    budget = imported.pipeline["checkpoint"]["budget"]
+    assert budget == {"epochs": epochs, "global_batch_size": batch * nodes * gpus}
+    assert imported.pipeline["base_model"]["hub"] == model
+
+
+def test_a_configuration_of_megatrons_pretraining_is_told_what_to_use(tmp_path: Path) -> None:
+    content = {"data_file_name": "wiki", "tensor_parallel": 4, "pipeline_parallel": 12}
+    sizes = {"nlayers": 70, "hidden": 14_336, "heads": 112, "seq_len": 2048}
+    with pytest.raises(UserError, match=r"Megatron.*gpt2_124m_from_scratch.*no pipeline par"):
+        import_file(write(tmp_path, content | sizes), REVISION)
 
 
 def test_flat_and_nested_say_the_same(tmp_path: Path) -> None:

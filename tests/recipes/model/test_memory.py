@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import GPT2LMHeadModel, LlamaConfig
+from transformers import GPT2LMHeadModel, LlamaConfig, OPTConfig, RobertaConfig, T5Config
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError, reason_of
 from artifacts.program.lifetime import Interruption
-from llm_assets.cloud.settings import ACCELERATORS
+from llm_assets.cloud.settings import ACCELERATORS, MachineSettings, load_cloud_settings
+from llm_assets.cloud.spending import machine_price
+from llm_assets.config import load_settings
 from recipes.data.batch import Batch
 from recipes.device import Device
 from recipes.distributed.workers import Workers
@@ -26,6 +29,7 @@ from recipes.model.decoder import network
 from recipes.model.decoder.network import Decoder, DecoderShape, SegmentMask, allowed_positions
 from recipes.optimization import build_optimizers
 from recipes.spec import METRICS_NAME
+from recipes.torchtune.settings import TorchtuneSettings
 from recipes.training.setup import (
     USABLE,
     TrainingMemory,
@@ -338,3 +342,52 @@ def _cell(config: LlamaConfig, workers: int, memory: float) -> str:
         while reckoned(config, most[place] + 1, workers).total(keeps) < USABLE * memory:
             most[place] += 1
     return f"{most[0]}, {most[1]}" if most[1] else "no"
+
+
+T5_XXL = T5Config(d_model=4096, d_ff=10_240, d_kv=64, num_layers=24, num_heads=64)
+LLAMA_2 = LlamaConfig()
+BASES: dict[str, tuple[Any, float]] = {
+    "t5-small": (T5Config(), 61e6),
+    "google/t5-v1_1-xxl": (T5_XXL, 11.1e9),
+    "google/flan-t5-xxl": (T5_XXL, 11.1e9),
+    "meta-llama/Llama-3.2-1B": (LLAMA_1B, 1.24e9),
+    "meta-llama/Llama-2-7b-hf": (LLAMA_2, 6.74e9),
+    "models/opt-125m": (OPTConfig(), 125e6),
+    "FacebookAI/roberta-base": (RobertaConfig(vocab_size=50_265), 125e6),
+    "models/roberta-masked": (RobertaConfig(vocab_size=50_265), 125e6),
+}
+"""Sizes and parameters of the models that pipeline files name; defaults are those of the
+smallest T5, of Llama-2-7B, OPT-125m and BERT's size."""
+
+
+def asked_machines(path: Path) -> MachineSettings | None:
+    """What a shipped pipeline file's head says that it asks for."""
+    said = [line[1:] for line in path.read_text().splitlines() if line.startswith("#   ")]
+    cloud = yaml.safe_load("\n".join(said)) or {}
+    return MachineSettings.model_validate(cloud["training"]) if "training" in cloud else None
+
+
+SHIPPED = [path for path in sorted((REPOSITORY / "config").glob("*.yaml")) if asked_machines(path)]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_pipeline_fits_the_machines_that_it_asks_for_at_a_known_price(
+    path: Path,
+) -> None:
+    machines, settings = asked_machines(path), load_settings(path)
+    assert machines is not None and machines.accelerator_type is not None
+    assert machine_price(load_cloud_settings(), machines.machine_type, is_cheaper=False)
+    training, base = settings.checkpoint, settings.base_model
+    config, parameters = BASES[str(base.hub or base.folder)]
+    if isinstance(training, TorchtuneSettings):
+        # Its own setting of the same name; its weights in 16 bits take less.
+        rows = training.overrides["batch_size"]
+        training = settings_of(precision="bfloat16", device_batch_size=rows)
+    if training.precision == "auto":
+        training = training.model_copy(update={"precision": "bfloat16"})
+    row_tokens = settings.tokenized_shards.row_tokens(training.form)
+    trained = parameters / 100 if getattr(training, "lora", None) else parameters
+    reckon = partial(training_memory, config, training, int(parameters), int(trained))
+    memory = ACCELERATORS[machines.accelerator_type].gigabytes * 2**30
+    assert machines.processes >= 1
+    check_memory(reckon, training.placement, row_tokens, machines.processes, memory)
