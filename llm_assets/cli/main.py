@@ -199,21 +199,25 @@ def stop() -> None:
 
 @commands.command()
 @json_option
-def versions(as_json: bool) -> None:
+@click.option("--table", is_flag=True, help="Print what was measured of each, as Markdown.")
+def versions(as_json: bool, table: bool) -> None:
     """List all versions and the decisions about them.
 
     \b
     Examples:
       llm-assets versions
+      llm-assets versions --table > figures.md
       llm-assets versions --json | jq '.[-1].verdicts'
     """
     from llm_assets.cli.versions import list_versions, versions_as_json
+    from llm_assets.registry.card import compare_figures
 
     session = open_session()
     if as_json:
         click.echo(json.dumps(versions_as_json(session), indent=2))
         return
-    for line in list_versions(session):
+    compared = compare_figures(session.registry.state().versions)
+    for line in (compared if table else list_versions(session)) or ["Nothing was measured yet."]:
         click.echo(shown(line))
 
 

@@ -10,6 +10,7 @@ from artifacts.store.manifest import COST, verify_folder
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.state import ModelVersion, RegistryState
+from recipes.evaluation.results import FINGERPRINT_KEY
 
 CHOSEN = "chosen"
 """Of a checkpoint's `stats`: its settings before a budget was worked out from the text."""
@@ -107,6 +108,25 @@ def figures_table(version: ModelVersion) -> list[str]:
             interval = f"{_number(figure.get('low'))} to {_number(figure.get('high'))}"
             lines.append(f"| {name} | {role} | {_number(figure.get('value'))} | {interval} |")
     return [*lines, ""] if metrics else []
+
+
+def compare_figures(versions: Sequence[ModelVersion]) -> list[str]:
+    """What was measured of versions, as one Markdown table; nothing where nothing was.
+
+    Figures of one evaluation, which the last column names, were measured on the same data by the
+    same code.
+    """
+    measured = {one.version: one.evaluation.get("metrics", {}) for one in versions}
+    names = list(dict.fromkeys(name for found in measured.values() for name in found))
+    lines = ["| version |" + "".join(f" {name} |" for name in names) + " evaluation |"]
+    lines.append("|---" * (len(names) + 2) + "|")
+    for one in versions:
+        if found := measured[one.version]:
+            own = {name: _number(by["candidate"].get("value")) for name, by in found.items()}
+            cells = "".join(f" {own.get(name, '')} |" for name in names)
+            same = str(one.evaluation.get(FINGERPRINT_KEY, ""))[:8]
+            lines.append(f"| {one.version} |{cells} {same} |")
+    return lines if names else []
 
 
 def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:

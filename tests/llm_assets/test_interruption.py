@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -98,6 +99,28 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert ask(unbroken, "*checkpoint") == ""
     assert len(losses(prepared)) == STEPS
     assert losses(prepared) == losses(unbroken)
+
+
+@pytest.mark.soak
+def test_a_training_goes_on_elsewhere_by_the_specification_in_its_runs_folder(
+    prepared: Project,
+) -> None:
+    """As in a container at home, which docs/recipes.md has: that one sees the store alone."""
+    prepared.configure(training={"restarts": 0})
+    running = prepared.fork(*MATERIALIZE)
+    wait_until(lambda: steps_done(prepared) >= 6)
+    running.send_signal(signal.SIGINT)
+    running.wait(WAIT_SECONDS)
+    (run,) = (prepared.folder / "store" / "runs").iterdir()
+    before = len(read_metrics(run))
+    assert before < STEPS
+    program = ("-m", "recipes.continued_pretraining", "--spec", str(run / "spec.json"))
+    ended = prepared.run(sys.executable, *program)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(read_metrics(run)) == STEPS
+    taken = prepared.run(*MATERIALIZE)
+    assert taken.returncode == 0, taken.stdout + taken.stderr
+    assert len(losses(prepared)) == STEPS and not resumed(taken.stdout + taken.stderr)
 
 
 WEEK = 7 * 24 * 12

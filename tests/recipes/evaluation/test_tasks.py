@@ -1,5 +1,8 @@
 """Multiple choice and lm-eval's tasks from local files, on tiny models."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
-from recipes.evaluation.harness import run_tasks, write_task
+from recipes.evaluation.harness import SEED, run_tasks, write_task
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
     EvaluationSettings,
@@ -168,3 +171,27 @@ def test_unknown_task_and_task_without_its_data_are_named(
     (tmp_path / f"{TASK}.jsonl").unlink()
     with pytest.raises(UserError, match=message):
         run_tasks(SharedContextLM(model, tokenizer, 512), [TaskSettings(name=name)], [tmp_path])
+
+
+@pytest.mark.soak
+def test_scores_with_solved_examples_are_those_of_lm_evals_own_command(
+    questions: list[dict[str, Any]], tmp_path: Path, base_model: Path, model: Any, tokenizer: Any
+) -> None:
+    from recipes.evaluation.shared_context import SharedContextLM
+
+    write_task(TASK, questions, tmp_path / "tasks")
+    tasks = [TaskSettings(name=TASK, shots=2)]
+    found = run_tasks(SharedContextLM(model, tokenizer, 4_096), tasks, [tmp_path / "tasks"])
+    command = [
+        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu"),
+        *("--model_args", f"pretrained={base_model},dtype=float32", "--tasks", TASK),
+        *("--include_path", str(tmp_path / "tasks"), "--num_fewshot", "2", "--batch_size", "1"),
+        *("--seed", str(SEED), "--output_path", str(tmp_path / "theirs")),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (written,) = (tmp_path / "theirs").rglob("results_*.json")
+    theirs = json.loads(written.read_text())
+    assert theirs["n-shot"][TASK] == 2
+    for one in found:
+        assert one.values.mean() == pytest.approx(theirs["results"][TASK][f"{one.metric},none"])
