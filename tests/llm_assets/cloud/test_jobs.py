@@ -25,6 +25,7 @@ from llm_assets.cloud.settings import (
 )
 from llm_assets.cloud.setup.check import needs
 from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training, hourly
+from llm_assets.config import load_settings
 from llm_assets.pipes.failures import JobService, failure_of
 from llm_assets.runners.google_cloud import (
     TpuVmTrainingRunner,
@@ -390,6 +391,28 @@ def test_a_tpu_machine_that_cannot_be_asked_for_is_refused_before_anything_is_ma
     with pytest.raises(UserError, match=told):
         TpuVmTrainingRunner(cloud_config_path=str(path)).resolve(settings_of(device=device))
     assert google.tpu.jobs() == []
+
+
+@pytest.mark.parametrize("name", ["tpu_gpt2_124m_from_scratch", "tpu_gsm8k_lora", "tpu_alpaca"])
+def test_a_shipped_file_for_tpus_goes_with_the_machine_that_it_asks_for(
+    google: LocalGoogle, tmp_path: Path, name: str
+) -> None:
+    shipped = Path("config") / f"{name}.yaml"
+    header = [line[2:] for line in shipped.read_text().splitlines() if line.startswith("#   ")]
+    asked = yaml.safe_load("\n".join(header))
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(tpu_settings(google, **asked["training"])))
+    settings = load_settings(shipped)
+    assert settings.training.runner == "tpu_vm"
+    runner = TpuVmTrainingRunner(cloud_config_path=str(path))
+    resolved = runner.resolve(settings.checkpoint)
+    assert resolved.precision == "bfloat16" and resolved.placement.world_size == 1
+    rows = (
+        resolved.placement.device_batch_size * TPU_MACHINES[asked["training"]["machine_type"]].chips
+    )
+    assert resolved.budget.global_batch_size % rows == 0, "no chip waits in a step"
+    told = runner.estimate(10**9, 10**9)
+    assert told is not None and "USD" in told
 
 
 TORCHTUNE = {
