@@ -69,7 +69,12 @@ def new_share(shards: Artifact, registry: Registry) -> float:
 def training_estimate(
     training: TrainingRunner, settings: TrainingSettings, shards: Artifact, base: Artifact
 ) -> str | None:
-    """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing."""
+    """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing.
+
+    Raises:
+        UserError: the runner's machines are too small for the model.
+    """
+    training.check_state(settings, base.stats["parameters"])
     stats = ShardStats.model_validate(shards.stats)
     rows = total_steps(settings, stats) * settings.budget.global_batch_size
     return training.estimate(rows * stats.sequence_length, base.stats["parameters"])

@@ -79,6 +79,8 @@ class TpuGeneration:
     """What Cloud TPU boots its machines with (page "TPU software versions")."""
     teraflops: float
     """Peak of one chip in bfloat16."""
+    gigabytes: float
+    """Memory of one chip."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class TpuMachine:
     generation: TpuGeneration
 
 
-V5E = TpuGeneration("v5e", "v2-alpha-tpuv5-lite", 197)
-V6E = TpuGeneration("v6e", "v2-alpha-tpuv6e", 918)
+V5E = TpuGeneration("v5e", "v2-alpha-tpuv5-lite", 197, 16)
+V6E = TpuGeneration("v6e", "v2-alpha-tpuv6e", 918, 32)
 
 
 TPU_MACHINES = {

@@ -25,6 +25,7 @@ from llm_assets.cloud.settings import (
     TPU_MACHINES,
     GoogleCloudSettings,
     MachineSettings,
+    TpuMachine,
     load_cloud_settings,
 )
 from llm_assets.cloud.setup.rights import Finding
@@ -51,13 +52,16 @@ from llm_assets.runners.training import TrainingRunner
 from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.evaluation.settings import SCORES_NAME
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings import PlacementSettings, Precision
+from recipes.settings import PlacementSettings, Precision, TrainingSettings
 from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs import smoke as smallest_batch
 from spark_jobs.runtime.session import USAGE
 
 HOUR = 3600
 RENEWAL_SECONDS = 60.0
+STATE_BYTES = 16
+"""Of a parameter that is trained: itself, its gradient and AdamW's moments in float32."""
+FROZEN_BYTES = 4
 MESSAGES_FOLDER = "pipes"
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__")\n'
@@ -191,6 +195,33 @@ class CloudTrainingRunner(TrainingRunner, ABC):
                 f"`training.replicas` in {self.cloud_config_path} as they were."
             )
         return spec.model_copy(update={"training": training})
+
+    def check_state(self, settings: TrainingSettings, parameters: int) -> None:
+        # GPUs are judged by the training itself, with activations.
+        asked = self._settings().training
+        if asked.tpu is None:
+            return
+        state = (
+            parameters * (FROZEN_BYTES if getattr(settings, "lora", None) else STATE_BYTES) / 1e9
+        )
+
+        def fits(machine: TpuMachine) -> bool:
+            return state / machine.chips <= machine.generation.gigabytes
+
+        if fits(asked.tpu):
+            return
+        larger = ", ".join(name for name, machine in TPU_MACHINES.items() if fits(machine))
+        raise UserError(
+            f"This training does not fit the {asked.tpu.chips} chip(s) of {asked.machine_type}, "
+            f"{asked.tpu.generation.gigabytes:g} GB each: weights, gradients and AdamW's moments "
+            f"alone take {state:,.1f} GB. "
+            + (
+                f"Set `training.machine_type` in {self.cloud_config_path} to one of {larger}, or "
+                "train adapters alone (`checkpoint.lora`)."
+                if larger
+                else "Train it on GPUs, or choose a smaller `base_model`."
+            )
+        )
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
         kind = self.service.client.jobs

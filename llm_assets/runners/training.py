@@ -21,7 +21,7 @@ from artifacts.store.store import Draft, Store
 from llm_assets.pipes.service import Restarts
 from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.evaluation.spec import EvaluationSpec
-from recipes.settings import PlacementSettings, Precision, RecipeSettings
+from recipes.settings import PlacementSettings, Precision, RecipeSettings, TrainingSettings
 from recipes.spec import METRICS_NAME, SPEC_NAME, TrainingResult, TrainingSpec, command, read_result
 
 TERMINATION_SECONDS = 60
@@ -159,6 +159,10 @@ class TrainingRunner(dg.ConfigurableResource, ABC):
     def world_size(self, placement: PlacementSettings) -> int:
         """The number of training processes; raises UserError where another is asked for."""
         return placement.world_size
+
+    def check_state(self, settings: TrainingSettings, parameters: int) -> None:
+        """Raise UserError where machines are too small for a model, before they are paid for."""
+        return
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
         """Time and price of training on so many tokens, in words; None where there is no bill."""

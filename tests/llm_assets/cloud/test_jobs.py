@@ -1,6 +1,7 @@
 """The jobs that the settings make, on machines of every kind that Vertex AI has."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,43 @@ def test_a_shipped_file_for_tpus_goes_with_the_machine_that_it_asks_for(
     assert resolved.budget.global_batch_size % rows == 0, "no chip waits in a step"
     told = runner.estimate(10**9, 10**9)
     assert told is not None and "USD" in told
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "a model that does not fit the chips of a TPU machine",
+    sees="what it takes, what there is, and the machines that it fits",
+    then="no machine is asked for",
+)
+@pytest.mark.parametrize(
+    ("machine", "parameters", "lora", "told"),
+    [
+        (
+            "ct5lp-hightpu-1t",
+            1_235_814_400,
+            None,
+            r"take 19\.8 GB.* to one of ct5lp-hightpu-4t, ct",
+        ),
+        ("ct5lp-hightpu-1t", 1_235_814_400, {"rank": 8}, None),
+        ("ct5lp-hightpu-4t", 1_235_814_400, None, None),
+        ("ct6e-standard-8t", 70_553_706_496, None, "Train it on GPUs, or choose a smaller"),
+    ],
+)
+def test_a_model_that_cannot_fit_a_tpu_machine_is_refused_before_it_is_paid_for(
+    google: LocalGoogle,
+    tmp_path: Path,
+    machine: str,
+    parameters: int,
+    lora: dict[str, int] | None,
+    told: str | None,
+) -> None:
+    path = tmp_path / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(tpu_settings(google, machine_type=machine)))
+    runner = TpuVmTrainingRunner(cloud_config_path=str(path))
+    training = training_settings({"placement": {"device": "tpu"}, "lora": lora})
+    refused = pytest.raises(UserError, match=told) if told else nullcontext()
+    with refused:
+        runner.check_state(training, parameters)
 
 
 TORCHTUNE = {
