@@ -21,6 +21,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from artifacts.storage.files import is_local
 from llm_assets.assets.sources import source_specs
 from llm_assets.assets.stage import asset_key, own_resources, user_faults
 from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidden
@@ -171,8 +172,13 @@ def _cleaning(settings: PipelineSettings) -> JobDefinition:
 
 
 def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
-    """Retraining at `retrain_cron`, cleaning at `retention.cron`, and looks at the sources."""
+    """Retraining at `retrain_cron`, cleaning at `retention.cron`, and looks at the sources.
+
+    A store of one's own is cleaned unless somebody stops the schedule; one in the cloud if somebody
+    starts it.
+    """
     automation, zone = settings.automation, settings.automation.time_zone
+    cleans = is_local(settings.store)
     is_billed = any(getattr(one, "watermark_column", None) for one in settings.raw_corpus.sources)
     is_on = automation.enabled or not is_billed
     return [
@@ -182,6 +188,9 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             job_name=settings.dagster_name(CLEANING),
             cron_schedule=settings.retention.cron,
             execution_timezone=zone,
+            default_status=DefaultScheduleStatus.RUNNING
+            if cleans
+            else DefaultScheduleStatus.STOPPED,
             description="Removes what the `retention` settings no longer keep.",
         ),
         ScheduleDefinition(

@@ -114,6 +114,11 @@ def test_no_command_of_a_whole_run_leaves_a_file_to_others(made: Project) -> Non
     assert not {".llm_assets", "store"} & written
 
 
+def test_a_run_ends_with_cleaning_and_says_so(made: Project) -> None:
+    assert re.search(r"Cleaned [\d.]+ GB that `retention` no longer keeps", screen(made))
+    assert not list((made.folder / "store" / "runs").glob("*/step-*"))
+
+
 def test_a_second_run_finds_everything_made(made: Project) -> None:
     before = made.record.history()
     again = made.run("llm-assets", "run")

@@ -18,6 +18,7 @@ from artifacts.errors import DamagedArtifact
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft
+from llm_assets.automation.jobs import build_schedules
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
@@ -278,13 +279,17 @@ def test_the_command_lists_first_and_removes_when_told(configured: Weeks) -> Non
     assert nothing.startswith("Nothing to delete; ") and "--yes" not in nothing
 
 
-def test_the_job_does_what_the_command_does_and_its_schedule_waits(
+def test_the_job_does_what_the_command_does_every_week_in_a_store_of_ones_own(
     configured: Weeks, tmp_path: Path
 ) -> None:
     path = tmp_path / "project" / "manual.yaml"
     defs = build_definitions(load_settings(path), str(path))
     schedule = defs.resolve_schedule_def("weekly_cleaning")
-    assert schedule.default_status is DefaultScheduleStatus.STOPPED
+    assert schedule.default_status is DefaultScheduleStatus.RUNNING
+    in_cloud = load_settings(path).model_copy(update={"store": "gs://bucket/store"})
+    (retraining, cleaning) = build_schedules(in_cloud)
+    assert cleaning.default_status is DefaultScheduleStatus.STOPPED
+    assert retraining.default_status is DefaultScheduleStatus.STOPPED
     with DagsterInstance.ephemeral() as instance:
         assert defs.resolve_job_def("cleaning").execute_in_process(instance=instance).success
     assert not configured.store.exists("checkpoint", first_checkpoint(configured))
