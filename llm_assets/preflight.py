@@ -472,8 +472,9 @@ def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -
         if before != share:
             told += (
                 f" Existing splits do not change: `held_out: {share:g}` instead of {before:g} "
-                "applies to new text only. To split all text again, give the pipeline another "
-                "`name`."
+                "applies to new text only. To split all text again, end the endpoint "
+                "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
+                "of this one stay."
             )
         if obstacle and text.documents is None:
             # Text that was not looked at may have grown; before training it will be known.

@@ -1,8 +1,10 @@
 """Splits are handed from one trained corpus to the next."""
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import yaml
 
 from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
@@ -14,7 +16,7 @@ from llm_assets.assets.corpus import EARLIER_INPUT, find_earlier
 from recipes.spec import MODEL_FOLDER
 from tests.conftest import Project
 from tests.damage import delete
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import ask, type_in
 
 
 def held_out_ids(project: Project) -> set[str]:
@@ -73,6 +75,30 @@ def test_other_shares_decide_over_old_text_only_before_it_was_trained_on(
     project.configure(clean_corpus={"split": {"validation": 0.1, "held_out": 0.2, "seed": 1}})
     make_shards(project)
     assert held_out_ids(project) == second
+
+
+def test_another_name_begins_a_new_line_of_models_and_the_old_one_keeps_its_verdicts(
+    with_evaluation: Project,
+) -> None:
+    project = with_evaluation
+    assert ask(project, "*model_version") == ""
+    old, versions = held_out_ids(project), type_in(project, "versions", "--json").stdout
+    assert len(json.loads(versions)) == 2 and json.loads(versions)[1]["verdicts"]
+
+    renamed = yaml.safe_load(project.config.read_text()) | {"name": "second"}
+    split = {"validation": 0.1, "held_out": 0.5, "seed": 3}
+    renamed["clean_corpus"]["split"] = split
+    before = project.config.read_text()
+    project.config.write_text(yaml.safe_dump(renamed))
+    make_shards(project)
+    clean = Pipeline(project.record.store, "second").current("clean_corpus", needed_by="test")
+    assert EARLIER_INPUT not in clean.manifest.inputs
+    assert clean.stats["splits"]["held_out"] > 1.5 * len(old)
+    assert json.loads(type_in(project, "versions", "--json").stdout) == []
+
+    project.config.write_text(before)
+    assert type_in(project, "versions", "--json").stdout == versions
+    assert held_out_ids(project) == old
 
 
 def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_splits(
