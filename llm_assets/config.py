@@ -287,7 +287,7 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
 
     Raises:
         UserError: the file is absent, is not YAML, or has wrong settings. All faults are listed at
-            once, each with its key and, for an unknown key, the nearest valid name.
+            once, each with its key and, for an unknown key, the valid names.
     """
     return check_settings(_read_mapping(path, model, variable), model, str(path))
 
@@ -334,16 +334,35 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
         names = _field_names(model, fault["loc"][:-1], content)
-        nearest = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.0)
-        hint = f"did you mean `{nearest[0]}`? " if nearest else ""
+        hint = _did_you_mean(location[-1], names)
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
+    if fault["type"].startswith("union_tag_") and fault["ctx"]["discriminator"] == "'type'":
+        models = _models_at(model, fault["loc"], content)
+        names = sorted(filter(None, map(_tag, models)))
+        if "tag" not in fault["ctx"]:
+            return f"{key}: `type` is missing. Types: {', '.join(names)}."
+        hint = _did_you_mean(fault["ctx"]["tag"], names)
+        return f"{key}.type: unknown type {fault['ctx']['tag']}; {hint}Types: {', '.join(names)}."
     if fault["type"] == "missing":
         return f"{key}: missing."
     return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})"
 
 
+def _did_you_mean(said: str, names: list[str]) -> str:
+    """The name that is meant, if one is near: hardly anybody mistypes its first letter."""
+    likely = [name for name in names if name[:1] == said[:1]]
+    nearest = difflib.get_close_matches(said, likely, n=1)
+    return f"did you mean `{nearest[0]}`? " if nearest else ""
+
+
 def _field_names(model: Any, location: tuple[Any, ...], content: Any) -> list[str]:
     """The keys that are valid at a location of the settings tree; `content` is what a file says."""
+    models = _models_at(model, location, content)
+    return sorted({name for candidate in models for name in candidate.model_fields})
+
+
+def _models_at(model: Any, location: tuple[Any, ...], content: Any) -> list[type[BaseModel]]:
+    """The models of which one is valid at a location."""
     models = models_in(model)
     for part in location:
         content = content.get(part) if isinstance(content, dict) else None
@@ -358,7 +377,7 @@ def _field_names(model: Any, location: tuple[Any, ...], content: Any) -> list[st
             inner = [settings_model(RECIPES, (content or {}).get("recipe", default))]
         # A list index changes nothing; a union's tag names the variant by its `type`.
         models = inner or [m for m in models if _tag(m) == part] or models
-    return sorted({name for candidate in models for name in candidate.model_fields})
+    return models
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

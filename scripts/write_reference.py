@@ -40,7 +40,7 @@ What an artifact is depends on its own settings and on those before it, so a cha
 again and all that follow. Settings of where and how the work is done change nothing that is made;
 sections that hold only those say so.
 
-An unknown key is refused with the nearest valid name, and all faults of a file are listed at once.
+An unknown key is refused with the valid names, and all faults of a file are listed at once.
 This page is written from the code by `make docs`.
 """
 

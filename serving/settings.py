@@ -26,7 +26,7 @@ class OpenAIEngine(Settings):
     model: str = "{model}"
     """What it calls the model; vLLM and SGLang call it by its folder."""
     key_variable: str | None = None
-    """Environment variable that holds its key; unset: it asks for none."""
+    """Environment variable that holds its key; unset: it needs no key."""
     unchecked: bool = False
     """Let a version serve though the engine gives no log-probabilities of prompts, so that nothing
     shows whether it serves what was judged."""

@@ -37,6 +37,20 @@ def pins() -> dict[str, str]:
     return {name.lower().replace("_", "-"): version for name, version in found}
 
 
+def test_each_reader_has_its_license_beside_it_and_in_the_docs() -> None:
+    declared = (
+        (ROOT / "pyproject.toml").read_text().partition("\nread = [\n")[2].partition("\n]")[0]
+    )
+    table = (ROOT / "docs" / "architecture.md").read_text()
+    readers = re.findall(r'"([\w-]+)~=[\d.]+",  # (\S+)$', declared, re.MULTILINE)
+    assert len(readers) == len(declared.splitlines())
+    for name, license_ in readers:
+        told = importlib.metadata.metadata(name)
+        known = told["License-Expression"] or told["License"]
+        assert known.replace(" ", "-") == license_, name
+        assert re.search(rf"\|[^|]*\b{name}\b[^|]*\|[^|]*{license_}[^|]*\|$", table, re.MULTILINE)
+
+
 def test_pinned_versions_lie_in_the_wheels_ranges() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

@@ -56,7 +56,7 @@ class GeneratorSettings(Settings):
     model: str
     """What it calls the model."""
     key_variable: str | None = None
-    """Environment variable that holds its key; unset: it asks for none."""
+    """Environment variable that holds its key; unset: it needs no key."""
     prompts: tuple[PromptName, ...] = tuple(PROMPTS)
     """What is asked of each passage, in this order."""
     rounds: int = Field(default=1, ge=1)

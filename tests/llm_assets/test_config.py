@@ -40,6 +40,13 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
     ("addition", "message"),
     [
         ("stroe: elsewhere", "stroe: unknown key; did you mean `store`?"),
+        ("version: 99", "version: unknown key; Valid here: automation"),
+        (
+            "raw_corpus: {sources: [{type: fles, path: x}]}",
+            "sources.0.type: unknown type fles; did you mean `files`\\? "
+            "Types: bigquery, facts, files, hugging_face, package_docs.",
+        ),
+        ("raw_corpus: {sources: [{path: x}]}", "sources.0: `type` is missing. Types: bigquery,"),
         (
             "checkpoint: {optimizer: {learing_rate: 1}}",
             "optimizer.learing_rate.*did you mean `learning_rate`",
