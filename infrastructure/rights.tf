@@ -60,6 +60,7 @@ locals {
       bucket     = ["roles/storage.legacyBucketReader", "roles/storage.objectUser"]
       repository = ["roles/artifactregistry.reader"]
       secret     = ["roles/secretmanager.secretAccessor"]
+      tracking   = ["roles/secretmanager.viewer"]
       dataset    = ["roles/bigquery.dataViewer"]
       jobs       = ["roles/iam.serviceAccountUser"]
       serving    = ["roles/iam.serviceAccountUser"]

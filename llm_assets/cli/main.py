@@ -26,6 +26,7 @@ from llm_assets.config import CONFIG_VARIABLE, config_path, load_settings
 if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
     from llm_assets.cloud.setup.rights import Finding
+    from llm_assets.config import PipelineSettings, TrainingPlace
 
 COMPLETE = "Everything a run needs is there."
 POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -684,8 +685,7 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     """
     settings = load_settings(config_path())
     if settings.platform != "local":
-        uses_bigquery = any(source.type == "bigquery" for source in settings.raw_corpus.sources)
-        _check_project(uses_bigquery, nodes if smoke else 0, yes, as_json)
+        _check_project(settings, nodes if smoke else 0, yes, as_json)
         return
     from llm_assets.preflight import LOOK_SECONDS, preflight
 
@@ -705,7 +705,7 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     click.echo(COMPLETE)
 
 
-def _check_project(uses_bigquery: bool, nodes: int, yes: bool, as_json: bool) -> None:
+def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool) -> None:
     """Test the cloud project; with `as_json`, what people watch goes to standard error.
 
     Args:
@@ -715,11 +715,17 @@ def _check_project(uses_bigquery: bool, nodes: int, yes: bool, as_json: bool) ->
     from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
-    findings = check_project(cloud, uses_bigquery)
+    runner: TrainingPlace = settings.training.runner or settings.platform
+    findings = check_project(
+        cloud,
+        any(source.type == "bigquery" for source in settings.raw_corpus.sources),
+        runner,
+        settings.checkpoint.logging.weights_and_biases is not None,
+    )
     for finding in findings:
         click.echo(shown(finding.line()), err=as_json)
     if nodes and all(finding.ok is not False for finding in findings):
-        findings += _smoke(cloud, nodes, yes, as_json)
+        findings += _smoke(cloud, nodes, yes, as_json, runner)
     problems = sum(finding.ok is False for finding in findings)
     if as_json:
         told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
@@ -729,7 +735,9 @@ def _check_project(uses_bigquery: bool, nodes: int, yes: bool, as_json: bool) ->
     click.echo(COMPLETE, err=as_json)
 
 
-def _smoke(cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool) -> "list[Finding]":
+def _smoke(
+    cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool, runner: "TrainingPlace"
+) -> "list[Finding]":
     """Run the smallest batch and jobs, after their price was said; shows what each found."""
     from llm_assets.cloud.settings import cloud_config_path
     from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
@@ -741,7 +749,7 @@ def _smoke(cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool) -
     if not yes:
         click.confirm("Start them?", abort=True, err=as_json)
     findings = []
-    for finding in run_smallest(cloud, cloud_config_path(), nodes):
+    for finding in run_smallest(cloud, cloud_config_path(), nodes, runner):
         findings.append(finding)
         click.echo(shown(finding.line()), err=as_json)
     return findings

@@ -31,6 +31,18 @@ def read_secret(settings: GoogleCloudSettings, name: str) -> str:
     return environment.read_secret(version, settings.api_endpoint)
 
 
+def is_enabled(settings: GoogleCloudSettings, name: str) -> bool:
+    """Whether a secret's newest version has a value; raises what Google raises."""
+    from google.cloud.secretmanager_v1 import SecretManagerServiceClient, SecretVersion
+
+    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
+    found = SecretManagerServiceClient(client_options=options).get_secret_version(
+        name=f"projects/{settings.project}/secrets/{name}/versions/latest",
+        timeout=environment.CALL_SECONDS,
+    )
+    return found.state == SecretVersion.State.ENABLED
+
+
 @contextmanager
 def hub_access(settings: GoogleCloudSettings) -> Iterator[None]:
     """Give this process the Hugging Face token while the block runs, and no longer.
@@ -277,6 +289,13 @@ def batch_job(
     if with_accelerators and machines.machine_type not in BUILT_IN:
         kind = str(machines.accelerator_type).lower().replace("_", "-")
         policy["accelerators"] = [{"type_": kind, "count": machines.accelerator_count}]
+    network: dict[str, Any] = {}
+    if settings.subnetwork:
+        # A name alone is that of the jobs' region; Batch asks for the whole one.
+        _, _, whole = settings.subnetwork.partition("projects/")
+        own = f"{settings.project}/regions/{settings.region}/subnetworks/{settings.subnetwork}"
+        interface = {"subnetwork": f"projects/{whole or own}", "no_external_ip_address": True}
+        network = {"network": {"network_interfaces": [interface]}}
     places = [f"zones/{zone}" for zone in machines.zones] or [f"regions/{settings.region}"]
     return {
         "task_groups": [group],
@@ -284,6 +303,7 @@ def batch_job(
             "instances": [{"policy": policy, "install_gpu_drivers": with_accelerators}],
             "location": {"allowed_locations": places},
             "service_account": {"email": settings.service_account},
+            **network,
         },
         "logs_policy": {"destination": "CLOUD_LOGGING"},
     }

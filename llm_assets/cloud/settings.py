@@ -180,6 +180,21 @@ class SecretSettings(Settings):
     with `checkpoint.logging.weights_and_biases`."""
 
 
+EXECUTORS = r"[2-9]|[1-9]\d{1,2}|1\d{3}|2000"
+PROPERTIES = {
+    r"spark\.(driver|executor)\.cores": r"4|8|16",
+    r"spark\.executor\.instances": EXECUTORS,
+    r"spark\.dynamicAllocation\.(min|max)Executors": EXECUTORS,
+    r"spark\.dynamicAllocation\.initialExecutors": r"[2-9]|[1-9]\d|[1-4]\d{2}|500",
+    r"spark\.dynamicAllocation\.executorAllocationRatio": r"0?\.\d+|1(\.0*)?|0(\.0*)?",
+    r"spark\.(driver|executor)\.memory(Overhead)?": r"\d+[mgt]",
+    r"spark\.dataproc\.(driver|executor)\.(compute|disk)\.tier": r"standard|premium",
+}
+"""From Dataproc Serverless's page "Spark properties": name to the values that it may have."""
+UNSUPPORTED_PROPERTIES = re.compile(r"spark\.(master|yarn\..*|shuffle\.service\..*)")
+"""From the same page: those of YARN and of the shuffle service."""
+
+
 class BatchSettings(Settings):
     """How the Spark stages run on Dataproc Serverless; by default as it decides."""
 
@@ -210,6 +225,30 @@ class BatchSettings(Settings):
         return {
             name: str(value) for name, value in self._typed() if value is not None
         } | self.properties
+
+    @property
+    def driver_cores(self) -> int:
+        """Cores of the driver; Dataproc's four where nothing is said."""
+        return int(self.spark_properties().get("spark.driver.cores", 4))
+
+    @property
+    def cores_of_executor(self) -> int:
+        """Cores of an executor; Dataproc's four where nothing is said."""
+        return int(self.spark_properties().get("spark.executor.cores", 4))
+
+    @property
+    def first_executors(self) -> int:
+        """Executors that a batch begins with; two where nothing is said."""
+        properties, allocation = self.spark_properties(), "spark.dynamicAllocation."
+        names = ("spark.executor.instances", f"{allocation}minExecutors")
+        names += (f"{allocation}initialExecutors",)
+        return max(int(properties.get(name, 2)) for name in names)
+
+    @property
+    def most_executors(self) -> int | None:
+        """The most that autoscaling may start, where that is said."""
+        most = self.spark_properties().get("spark.dynamicAllocation.maxExecutors")
+        return int(most) if most else None
 
     def _typed(self) -> list[tuple[str, Any]]:
         allocation = "spark.dynamicAllocation."
@@ -244,6 +283,18 @@ class BatchSettings(Settings):
                 raise ValueError(
                     f"{name} under `properties` begins with neither spark. nor dataproc."
                 )
+            if UNSUPPORTED_PROPERTIES.fullmatch(name):
+                raise ValueError(
+                    f"{name} under `properties` is none that Dataproc Serverless takes, which has "
+                    "no YARN and no shuffle service: take it out"
+                )
+        for name, value in self.properties.items():
+            for pattern, values in PROPERTIES.items():
+                if re.fullmatch(pattern, name) and not re.fullmatch(values, value):
+                    raise ValueError(
+                        f"{name} under `properties` is {value}, which Dataproc Serverless refuses; "
+                        f"expected a value that matches {values}"
+                    )
         return self
 
 
@@ -388,6 +439,11 @@ class CostSettings(Settings):
     spot_factor: float = Field(default=0.4, gt=0, le=1)
     """What spot and flex-start machines cost of the full price, about."""
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether there is a ceiling, which needs the prices of all machines."""
+        return self.run_limit is not None or self.monthly_limit is not None
+
 
 class GoogleCloudSettings(Settings):
     """Everything `config/google_cloud.yaml` may say."""
@@ -406,7 +462,8 @@ class GoogleCloudSettings(Settings):
     builder_account: str | None = Field(default=None, pattern=ACCOUNT)
     """The account that images are built as; Cloud Build's default one if absent."""
     subnetwork: str | None = None
-    """Subnetwork of the Spark batches; the project's default one if absent."""
+    """Subnetwork of the Spark batches, and of the machines of Google Batch, which have no external
+    addresses then; the project's default one if absent."""
     images: ImageSettings
     """Container images."""
     secrets: SecretSettings = SecretSettings()

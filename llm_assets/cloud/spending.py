@@ -6,7 +6,7 @@ kept in the bucket.
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,11 +18,13 @@ from artifacts.store.manifest import COST
 from llm_assets.cloud.jobs import serving_check_machine
 from llm_assets.cloud.settings import (
     ACCELERATORS,
+    BUILT_IN,
     TPU_MACHINES,
     EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,
 )
+from llm_assets.config import TrainingPlace
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.failures import DISABLED_API, refusal
 from llm_assets.pipes.google_batch import BatchJobs
@@ -85,9 +87,12 @@ def machine_price(
 ) -> float | None:
     """Dollars of a machine in an hour, spot or flex-start where `is_cheaper`; None if not known.
 
-    Your own prices hold for whatever service makes the machine.
+    Your own prices hold for whatever service makes the machine. What accelerators cost that a
+    machine of the settings has beside its own, the list does not say.
     """
-    listed = DOLLARS_AN_HOUR.get(machine_type)
+    machines = (settings.training, settings.evaluation, settings.endpoint)
+    added = {m.machine_type for m in machines if m.accelerator_count} - BUILT_IN.keys()
+    listed = None if machine_type in added else DOLLARS_AN_HOUR.get(machine_type)
     if listed and service is not VertexCustomJobs:
         listed /= VERTEX_AI_FEE
     price = settings.cost.prices.get(machine_type, listed)
@@ -97,6 +102,54 @@ def machine_price(
 def dcu_hourly(settings: GoogleCloudSettings) -> float:
     """Dollars of one of Dataproc's compute units in an hour."""
     return settings.cost.prices.get(DCU, DOLLARS_A_DCU_HOUR)
+
+
+def unpriced(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> list[str]:
+    """Machine types of training and evaluation whose price is not known.
+
+    Args:
+        runner: where they run.
+    """
+    machines = (settings.training, settings.evaluation) if runner != "local" else ()
+    return sorted({m.machine_type for m in machines if hourly(settings, m) is None})
+
+
+def how_to_price(machines: Sequence[str]) -> str:
+    """What to write where a ceiling needs prices that are not known."""
+    prices = ", ".join(f"{machine}: ..." for machine in machines)
+    return (
+        f"`cost` limits what runs may cost, and the price of {', '.join(machines)} is not known. "
+        "Say it in the cloud project's file, in dollars per hour of one machine with its "
+        "accelerators: "
+        f"`cost: {{prices: {{{prices}}}}}`"
+    )
+
+
+def most_of_run(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> str:
+    """The most that a run's jobs cost where no ceiling ends them, in words, as far as it is known.
+
+    Args:
+        runner: where training and evaluation run.
+    """
+    batch, starts = settings.batch, settings.restarts + 1
+    first = batch.driver_cores + batch.first_executors * batch.cores_of_executor
+    dollars = dcu_hourly(settings) * SPARK_DCUS * batch.time_to_live_hours
+    told = "no `batch.maximum_executors` bounds a Spark batch"
+    if batch.most_executors is not None:
+        most = batch.driver_cores + batch.most_executors * batch.cores_of_executor
+        told = f"a Spark batch costs at most about {dollars * most / first:,.2f} USD"
+    lines = [f"{told} in its `time_to_live_hours`"]
+    jobs = {"training": settings.training, "evaluation": settings.evaluation}
+    for name, machines in jobs.items() if runner != "local" else ():
+        price = _dollars(settings, machines, machines.timeout_hours * starts)
+        if price is None:
+            lines.append(f"the price of the {name}'s {machines.machine_type} is not known")
+        else:
+            lines.append(
+                f"the {name} at most about {price:,.2f} USD ({machines.replicas} machines, "
+                f"`timeout_hours: {machines.timeout_hours:g}`, {starts} starts that save nothing)"
+            )
+    return "; ".join(lines)
 
 
 LEDGER = "costs"
@@ -163,15 +216,12 @@ class Spending:
         Raises:
             UserError: with the line to change.
         """
-        limits = self.settings.cost
-        if limits.run_limit is None and limits.monthly_limit is None:
+        if not self.settings.cost.has_limits:
             return
-        if self.dollars_per_hour is None:
-            raise UserError(
-                f"`cost` limits what runs may cost, and the price of {self.machines} is not "
-                "known. Say it in the cloud project's file, in dollars per hour of one machine: "
-                f"`cost: {{prices: {{{self.machines}: ...}}}}`"
-            )
+        # The machines of later stages too: what the first ones cost would be in vain.
+        own = [self.machines] if self.dollars_per_hour is None else []
+        if unknown := own or unpriced(self.settings):
+            raise UserError(how_to_price(unknown))
         self._before = self._read_ledger()
         reason = self._over()
         if reason:

@@ -30,6 +30,8 @@ class DataprocBatches(service.RemoteService):
         "Dataproc Serverless (Managed Service for Apache Spark)",
         "dataproc.googleapis.com",
         "roles/dataproc.editor",
+        addresses="Batches need no external addresses: name a `subnetwork` with private access to "
+        "Google's APIs.",
     )
     key_filter = 'labels.{label} = "{key}"'
     page = "dataproc/batches/{region}/{job}"

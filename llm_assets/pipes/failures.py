@@ -45,6 +45,10 @@ class JobService:
     region: str = ""
     pulls_images: str = "the job's service account"
     """Who fetches the job's container image, and so needs the right to."""
+    addresses: str = ""
+    """What its machines need of external addresses, where that is worth a sentence."""
+    flex_start: bool = False
+    """Whether a job could wait in Google's queue for machines, and has not asked to."""
 
 
 def is_resource_quota(message: str) -> bool:
@@ -80,9 +84,10 @@ def _explain_message(message: str, place: JobService) -> str:
             "its repository."
         )
     if NO_MACHINES.search(message):
+        queue = ", or flex-start, which waits in Google's own queue" if place.flex_start else ""
         return (
-            f"{region} had no such machines free. Ask for another machine or accelerator type, "
-            "another region, or flex-start, which waits in Google's own queue."
+            f"{region} had no such machines free. Ask for another machine or accelerator type, or "
+            f"another region{queue}."
         )
     if QUOTA_PROJECT.search(message):
         return (
@@ -93,9 +98,8 @@ def _explain_message(message: str, place: JobService) -> str:
     if policy := POLICY.search(message):
         return (
             f"An organization policy forbids this: {policy[0]}. Ask who administers the "
-            "organization's policies for an exception for the project. Nothing here needs external "
-            "addresses: name a `subnetwork` with private access to Google's APIs for the batches."
-        )
+            f"organization's policies for an exception for the project. {place.addresses}"
+        ).rstrip()
     return ""
 
 

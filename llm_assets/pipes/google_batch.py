@@ -39,7 +39,14 @@ BOOT_SECONDS = 600.0
 class BatchJobs(service.RemoteService):
     """The Batch jobs of one project and region."""
 
-    kind = JobService("Google Batch", "batch.googleapis.com", "roles/batch.jobsEditor")
+    kind = JobService(
+        "Google Batch",
+        "batch.googleapis.com",
+        "roles/batch.jobsEditor",
+        addresses="Its machines have no external addresses where the job names a subnetwork "
+        "(`subnetwork`) with private access to Google's APIs.",
+        flex_start=True,
+    )
     key_filter = "labels.{label}={key}"
     page = "batch/jobsDetail/regions/{region}/jobs/{job}/details"
     log_filter = 'log_id("batch_task_logs") labels.task_group_name:"/jobs/{job}/"'

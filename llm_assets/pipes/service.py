@@ -206,7 +206,8 @@ class RemoteService(ABC):
 
     def __init__(self, client: Any, parent: str, job: Any = None) -> None:
         project, region = parse_parent(parent)
-        self.place = replace(self.kind, project=project, region=region)
+        could_wait = self.kind.flex_start and "FLEX_START" not in str(job)
+        self.place = replace(self.kind, project=project, region=region, flex_start=could_wait)
         self._client = client
         self._parent = parent
         self._job = job

@@ -40,7 +40,13 @@ class TpuVms(service.RemoteService):
     request becomes SUSPENDED; what it has written says why.
     """
 
-    kind = JobService("Cloud TPU", "tpu.googleapis.com", "roles/tpu.admin")
+    kind = JobService(
+        "Cloud TPU",
+        "tpu.googleapis.com",
+        "roles/tpu.admin",
+        addresses="A TPU machine of your own needs an external address, for its packages and "
+        "images; one of Vertex AI does not (`training.runner: google_cloud`).",
+    )
     key_filter = ""
     page = "compute/tpus/details/{region}/{job}"
     log_filter = 'log_id("gcplogs-docker-driver") jsonPayload.container.name="/{job}"'

@@ -41,6 +41,7 @@ class VertexCustomJobs(service.RemoteService):
         "roles/aiplatform.user",
         pulls_images="Vertex AI's service agent "
         "(service-PROJECT_NUMBER@gcp-sa-aiplatform.iam.gserviceaccount.com)",
+        flex_start=True,
     )
     key_filter = 'labels.{label}="{key}"'
     page = "vertex-ai/locations/{region}/training/{job}"

@@ -37,6 +37,7 @@ from llm_assets.cloud.spending import (
     estimate_training,
     hourly,
 )
+from llm_assets.config import TrainingPlace
 from llm_assets.pipes import (
     Limits,
     PipesDataprocServerlessClient,
@@ -490,7 +491,12 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 Program = Callable[[dg.AssetExecutionContext, SmokeSpec], dict[str, Any]]
 
 
-def smoke(settings: GoogleCloudSettings, cloud_config: Path, nodes: int = 1) -> Iterator[Finding]:
+def smoke(
+    settings: GoogleCloudSettings,
+    cloud_config: Path,
+    nodes: int = 1,
+    runner: TrainingPlace = "google_cloud",
+) -> Iterator[Finding]:
     """Run the smallest batch and the smallest jobs, and say what each found and what they cost.
 
     The second job has the serve image parse the arguments that it would get, and answer once.
@@ -499,11 +505,15 @@ def smoke(settings: GoogleCloudSettings, cloud_config: Path, nodes: int = 1) -> 
     Args:
         cloud_config: the file that holds the settings.
         nodes: machines on which the smallest training runs.
+        runner: where the pipeline trains and evaluates; the smallest training is the evaluation's,
+            which goes by Google Batch where training has TPUs of its own. The serve image is always
+            started by Vertex AI, as an endpoint's.
     """
     output = f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}"
     spec = SmokeSpec(output=output, model=f"{output}/model")
     spark = DataprocSparkRunner(cloud_config_path=str(cloud_config))
-    training = VertexTrainingRunner(cloud_config_path=str(cloud_config))
+    kind = BatchTrainingRunner if runner in ("google_batch", "tpu_vm") else VertexTrainingRunner
+    training = kind(cloud_config_path=str(cloud_config))
 
     def batch(context: dg.AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         return spark.run(context, smallest_batch, spec)
@@ -578,6 +588,9 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
         yield Finding("bucket", False, f"{text} of their own: training could read nothing")
     for variable in found.get("secrets", []):
         yield Finding("secrets", True, f"the job has read the secret that is its {variable}")
+    if found.get("secrets") == []:
+        text = "the job reads no secret: no `weights_and_biases_key` is named"
+        yield Finding("secrets", True, text)
     if "accelerators" in found:
         wanted = settings.evaluation.accelerator_count
         text = f"{found['accelerators']} accelerators are seen, {wanted} asked for"

@@ -34,6 +34,7 @@ ROLES = {
     "roles/logging.logWriter": ("logging.logEntries.create",),
     "roles/logging.viewer": ("logging.logEntries.list", "logging.logs.list"),
     "roles/secretmanager.secretAccessor": ("secretmanager.versions.access",),
+    "roles/secretmanager.viewer": ("secretmanager.*.get", "secretmanager.*.list"),
     "roles/serviceusage.serviceUsageConsumer": (
         "serviceusage.services.*",
         "serviceusage.quotas.get",

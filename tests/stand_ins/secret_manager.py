@@ -27,13 +27,14 @@ class SecretManager:
         self.values.clear()
         self.destroyed.clear()
 
+    def get_secret_version(self, request: secretmanager_v1.GetSecretVersionRequest) -> Any:
+        name = self._named(request.name)
+        states = secretmanager_v1.SecretVersion.State
+        state = states.DESTROYED if name in self.destroyed else states.ENABLED
+        return secretmanager_v1.SecretVersion(name=request.name, state=state)
+
     def access_secret_version(self, request: secretmanager_v1.AccessSecretVersionRequest) -> Any:
-        named = VERSION.fullmatch(request.name)
-        if not named:
-            raise RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, f"{request.name} names no version.")
-        project, name, version = named.groups()
-        if project != self._project or name not in self.values or version not in ("1", "latest"):
-            raise not_found(f"Secret [{request.name}]")
+        name = self._named(request.name)
         if name in self.destroyed:
             raise RpcFailed(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -43,3 +44,13 @@ class SecretManager:
         checksum = int.from_bytes(google_crc32c.Checksum(data).digest(), "big")
         payload = secretmanager_v1.SecretPayload(data=data, data_crc32c=checksum)
         return secretmanager_v1.AccessSecretVersionResponse(name=request.name, payload=payload)
+
+    def _named(self, whole: str) -> str:
+        """The secret of a version that is there."""
+        named = VERSION.fullmatch(whole)
+        if not named:
+            raise RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, f"{whole} names no version.")
+        project, name, version = named.groups()
+        if project != self._project or name not in self.values or version not in ("1", "latest"):
+            raise not_found(f"Secret [{whole}]")
+        return name

@@ -12,7 +12,9 @@ from typing import Any
 from artifacts.errors import first_line
 from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettings, MachineSettings
 from llm_assets.cloud.setup.rights import APIS, Finding, check_rights
+from llm_assets.cloud.spending import how_to_price, most_of_run, unpriced
 from llm_assets.cloud.vertex import REST_SECONDS, get_json, open_session, rest_url
+from llm_assets.config import TrainingPlace
 from llm_assets.pipes.failures import JobService, explain
 
 QUOTA_KINDS = {
@@ -23,18 +25,22 @@ QUOTA_KINDS = {
 """Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
 BUILD_CPUS = 8
 """Of the machine that `images/cloudbuild.yaml` names."""
-DRIVER_CORES = 4
-EXECUTORS = 2
-EXECUTOR_CORES = 4
 DISK_GB_PER_CORE = 100
-"""What Dataproc Serverless gives a batch that says nothing else (its pages "Spark properties" and
-"Quotas")."""
+"""What Dataproc Serverless gives a batch that says nothing else (its page "Quotas")."""
 
 
-def check_quotas(settings: GoogleCloudSettings) -> Iterator[Finding]:
-    """The region's quotas for accelerators of training, evaluation, endpoint, and for builds."""
+def check_quotas(
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+) -> Iterator[Finding]:
+    """The region's quotas for accelerators of training, evaluation, endpoint, and for builds.
+
+    Args:
+        runner: where training and evaluation run.
+    """
     limits: dict[str, dict[str, int]] = {}
-    for need in needs(settings):
+    if runner == "tpu_vm" and settings.training.tpu:
+        yield _check_chips(settings, settings.training.tpu.chips)
+    for need in needs(settings, runner):
         service = need.metric.partition("/")[0]
         if service not in limits:
             limits[service] = quota_limits(settings, service)
@@ -50,8 +56,7 @@ def check_quotas(settings: GoogleCloudSettings) -> Iterator[Finding]:
                 need.key,
                 False,
                 f"{need.metric} allows {limit} in {settings.region}, and {need.number} are "
-                "asked for. Ask for more: https://console.cloud.google.com/iam-admin/quotas"
-                f"?project={settings.project}",
+                f"asked for. {_ask(settings)}",
             )
         else:
             text = f"{need.metric} allows {limit}, {need.number} asked for"
@@ -71,11 +76,12 @@ class Need:
     """What to ask oneself where the region has no such quota."""
 
 
-def needs(settings: GoogleCloudSettings) -> Iterator[Need]:
-    """What training, evaluation and endpoint need; a rollout has two versions side by side."""
+def needs(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> Iterator[Need]:
+    """What Vertex AI and Cloud Build need; a rollout has two versions side by side."""
     training, evaluation, endpoint = settings.training, settings.evaluation, settings.endpoint
-    yield from _need("training", "training", training, training.replicas)
-    yield from _need("evaluation", "training", evaluation, 1)
+    if runner == "google_cloud":
+        yield from _need("training", "training", training, training.replicas)
+        yield from _need("evaluation", "training", evaluation, 1)
     beside = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
     yield from _need("endpoint", "serving", endpoint, beside)
     builds = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
@@ -92,19 +98,56 @@ def _need(
         yield Need(key, metric, machines.tpu.chips, offered)
     if machines.accelerator_type is None:
         return
+    count = replicas * machines.accelerator_count
+    offered = f"is {machines.accelerator_type} offered there?"
+    yield Need(key, f"{base}{_gpus(machines, machines.accelerator_type)}", count, offered)
+
+
+def _gpus(machines: MachineSettings | EndpointMachineSettings, accelerator: str) -> str:
+    """The end of a quota's name, by the accelerator and how it is bought."""
     if isinstance(machines, EndpointMachineSettings):
         preemptible = machines.spot
     else:
         preemptible = machines.strategy != "STANDARD"
-    accelerator = machines.accelerator_type
     kind = QUOTA_KINDS.get(accelerator) or accelerator.lower().replace("_tesla_", "_")
-    bought = "preemptible_" if preemptible else ""
-    count = replicas * machines.accelerator_count
-    yield Need(key, f"{base}{bought}{kind}_gpus", count, f"is {accelerator} offered there?")
+    return f"{'preemptible_' if preemptible else ''}{kind}_gpus"
 
 
-def quota_limits(settings: GoogleCloudSettings, service: str) -> dict[str, int]:
-    """A service's metric to the limit in the region; -1, unlimited, becomes a large number."""
+CHIPS = "tpu.googleapis.com/tpu-v5s-litepod"
+"""What the names of Cloud TPU's quotas for TPU v5e begin with; some are for serving."""
+
+
+def _check_chips(settings: GoogleCloudSettings, chips: int) -> Finding:
+    """Cloud TPU does not say which of its quotas a machine of up to 8 chips counts against."""
+    spot = settings.training.strategy == "SPOT"
+    zone = settings.training.zones[0] if len(settings.training.zones) == 1 else None
+    place = zone or settings.region
+    limits = {
+        metric: limit
+        for metric, limit in quota_limits(settings, "tpu.googleapis.com", zone).items()
+        if metric.startswith(CHIPS) and ("preemptible" in metric) == spot
+    }
+    told = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
+    if not limits:
+        text = f"Cloud TPU names no quota {CHIPS}… for {place}: are TPU v5e offered there?"
+        return Finding("training", None, text)
+    if max(limits.values()) >= chips:
+        return Finding("training", True, f"{told}; {chips} asked for")
+    return Finding(
+        "training", False, f"{told} in {place}, and {chips} are asked for. {_ask(settings)}"
+    )
+
+
+def _ask(settings: GoogleCloudSettings) -> str:
+    page = "https://console.cloud.google.com/iam-admin/quotas"
+    return f"Ask for more: {page}?project={settings.project}"
+
+
+def quota_limits(
+    settings: GoogleCloudSettings, service: str, zone: str | None = None
+) -> dict[str, int]:
+    """A service's metric to its least limit in the region, and in the zone where one is given; -1,
+    unlimited, becomes a large number."""
     base = rest_url(settings, "serviceusage.googleapis.com")
     url = (
         f"{base}/v1beta1/projects/{settings.project}/services/{service}"
@@ -117,17 +160,24 @@ def quota_limits(settings: GoogleCloudSettings, service: str) -> dict[str, int]:
         page = get_json(session, f"{url}&pageToken={token}" if token else url)
         for metric in page.get("metrics", []):
             for limit in metric.get("consumerQuotaLimits", []):
-                for bucket in limit.get("quotaBuckets", []):
-                    region = bucket.get("dimensions", {}).get("region")
-                    if region in (None, settings.region):
-                        value = int(bucket.get("effectiveLimit", 0))
-                        found[metric["metric"]] = 10**9 if value < 0 else value
+                values = [
+                    int(bucket.get("effectiveLimit", 0))
+                    for bucket in limit.get("quotaBuckets", [])
+                    if bucket.get("dimensions", {}).get("region") in (None, settings.region)
+                    and bucket.get("dimensions", {}).get("zone") in (None, zone)
+                ]
+                if values:
+                    # A place's own limit comes after that of all places.
+                    value = 10**9 if values[-1] < 0 else values[-1]
+                    found[metric["metric"]] = min(value, found.get(metric["metric"], value))
         token = page.get("nextPageToken", "")
         if not token:
             return found
 
 
-def check_spark(settings: GoogleCloudSettings) -> Iterator[Finding]:
+def check_compute(
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+) -> Iterator[Finding]:
     """The region's quotas of Compute Engine, and the subnetwork of the batches."""
     session = open_session()
     base = f"{rest_url(settings, 'compute.googleapis.com')}/compute/v1"
@@ -139,19 +189,25 @@ def check_spark(settings: GoogleCloudSettings) -> Iterator[Finding]:
         reply.raise_for_status()
         quotas = {quota["metric"]: quota for quota in reply.json().get("quotas", [])}
         yield from _check_quotas(settings, quotas)
+        if runner in ("google_batch", "tpu_vm"):
+            yield from _check_gpus(settings, quotas, runner)
     if settings.subnetwork:
         yield _check_subnetwork(session, base, region, settings.subnetwork)
 
 
 def smallest_batch(settings: GoogleCloudSettings) -> dict[str, int]:
     """What a batch begins with, by the names of Compute Engine's quotas."""
-    batch = settings.batch
-    driver = int(batch.properties.get("spark.driver.cores", DRIVER_CORES))
-    executors = batch.minimum_executors or EXECUTORS
-    cores = driver + executors * (batch.executor_cores or EXECUTOR_CORES)
-    needs = {"N2_CPUS" if batch.compute_tier == "premium" else "CPUS": cores}
-    if batch.shuffle_tier != "premium":
-        needs["DISKS_TOTAL_GB"] = cores * DISK_GB_PER_CORE
+    properties = settings.batch.spark_properties()
+    needs: dict[str, int] = {}
+    for role, cores in (
+        ("driver", settings.batch.driver_cores),
+        ("executor", settings.batch.first_executors * settings.batch.cores_of_executor),
+    ):
+        tier = f"spark.dataproc.{role}."
+        metric = "N2_CPUS" if properties.get(f"{tier}compute.tier") == "premium" else "CPUS"
+        needs[metric] = needs.get(metric, 0) + cores
+        if properties.get(f"{tier}disk.tier") != "premium":
+            needs["DISKS_TOTAL_GB"] = needs.get("DISKS_TOTAL_GB", 0) + cores * DISK_GB_PER_CORE
     return needs
 
 
@@ -162,13 +218,34 @@ def _check_quotas(settings: GoogleCloudSettings, quotas: dict[str, Any]) -> Iter
         text = f"{metric} allows {limit:g} in {settings.region}, {used:g} in use"
         if limit - used >= wanted:
             yield Finding("batch", True, f"{text}; a Spark batch begins with {wanted}")
+        else:
+            text = f"{text}, and a Spark batch begins with {wanted}. {_ask(settings)}"
+            yield Finding("batch", False, text)
+
+
+def _check_gpus(
+    settings: GoogleCloudSettings, quotas: dict[str, Any], runner: TrainingPlace
+) -> Iterator[Finding]:
+    """Machines of Google Batch are Compute Engine's, and so are their quotas."""
+    on_batch = {"training": settings.training, "evaluation": settings.evaluation}
+    if runner == "tpu_vm":
+        del on_batch["training"]
+    for key, machines in on_batch.items():
+        if machines.accelerator_type is None:
             continue
-        yield Finding(
-            "batch",
-            False,
-            f"{text}, and a Spark batch begins with {wanted}. Ask for more: "
-            f"https://console.cloud.google.com/iam-admin/quotas?project={settings.project}",
-        )
+        metric = _gpus(machines, machines.accelerator_type).upper()
+        wanted = machines.replicas * machines.accelerator_count
+        if metric not in quotas:
+            text = f"Compute Engine names no quota {metric} of {settings.region}"
+            yield Finding(key, None, f"{text}: is {machines.accelerator_type} offered there?")
+            continue
+        limit, used = quotas[metric].get("limit", 0), quotas[metric].get("usage", 0)
+        text = f"Compute Engine's {metric} allows {limit:g} in {settings.region}, {used:g} in use"
+        if limit - used >= wanted:
+            yield Finding(key, True, f"{text}; {wanted} asked for")
+        else:
+            text = f"{text}, and {wanted} are asked for. {_ask(settings)}"
+            yield Finding(key, False, text)
 
 
 def _check_subnetwork(session: Any, base: str, region: str, subnetwork: str) -> Finding:
@@ -208,11 +285,18 @@ MANIFEST_TYPES = (
 )
 
 
-def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Finding]:
+def check(
+    settings: GoogleCloudSettings,
+    uses_bigquery: bool = True,
+    runner: TrainingPlace = "google_cloud",
+    tracks: bool = False,
+) -> list[Finding]:
     """Run every test; one that cannot be run is a finding too, never an exception.
 
     Args:
         uses_bigquery: whether a pipeline reads source text from there.
+        runner: where it trains and evaluates.
+        tracks: whether its training reports to Weights & Biases.
     """
     tests: list[tuple[str, Callable[[GoogleCloudSettings], Iterator[Finding]]]] = [
         ("project", _check_apis),
@@ -220,9 +304,10 @@ def check(settings: GoogleCloudSettings, uses_bigquery: bool = True) -> list[Fin
         ("project", partial(check_rights, uses_bigquery=uses_bigquery)),
         ("bucket", _check_bucket),
         ("images", _check_images),
-        ("secrets", _check_secrets),
-        ("batch", check_spark),
-        ("training", check_quotas),
+        ("secrets", partial(_check_secrets, tracks=tracks and runner != "local")),
+        ("batch", partial(check_compute, runner=runner)),
+        ("training", partial(check_quotas, runner=runner)),
+        ("cost", partial(check_cost, runner=runner)),
     ]
     findings: list[Finding] = []
     place = JobService(
@@ -358,27 +443,61 @@ def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
             )
 
 
-def _check_secrets(settings: GoogleCloudSettings) -> Iterator[Finding]:
+def _check_secrets(settings: GoogleCloudSettings, tracks: bool) -> Iterator[Finding]:
     from google.api_core.exceptions import FailedPrecondition, NotFound, PermissionDenied
 
-    from llm_assets.cloud.jobs import read_secret
+    from llm_assets.cloud.jobs import is_enabled, read_secret
 
-    name = settings.secrets.hugging_face_token
-    if name is None:
-        return
-    key = "secrets.hugging_face_token"
-    try:
-        read_secret(settings, name)
-        yield Finding(key, True, f"secret {name} can be read")
-    except (NotFound, FailedPrecondition):
+    secrets = settings.secrets
+    if tracks and secrets.weights_and_biases_key is None:
+        yield Finding(
+            "secrets.weights_and_biases_key",
+            False,
+            "`checkpoint.logging.weights_and_biases` is set, and no secret holds the key that "
+            "training reports with. Name it here, or take that line out of the pipeline file.",
+        )
+    # The key of Weights & Biases is the jobs' account's alone to read.
+    for name, key, use, look in (
+        (secrets.hugging_face_token, "hugging_face_token", "no model is gated", read_secret),
+        (secrets.weights_and_biases_key, "weights_and_biases_key", "nothing reports", is_enabled),
+    ):
+        if name is None:
+            continue
+        line = f"secrets.{key}"
+        try:
+            found = look(settings, name)
+        except (NotFound, FailedPrecondition):
+            found = ""
+        except PermissionDenied:
+            if look is read_secret:
+                role = "roles/secretmanager.secretAccessor"
+                yield Finding(line, False, f"secret {name} may not be read. Ask for {role} on it.")
+            else:
+                yield _unseen(line, f"the secret {name}", "secretmanager.versions.get")
+            continue
+        if found:
+            can = "can be read" if look is read_secret else "has a value"
+            yield Finding(line, True, f"secret {name} {can}")
+            continue
         place = f"{name} --data-file=- --project={settings.project}"
         yield Finding(
-            key,
+            line,
             False,
-            f"there is no secret {name}, or its newest version was destroyed. Run, with the token "
-            f"as its input: gcloud secrets create {place} (or `versions add` where it is there). "
-            "Where no model is gated, remove this line.",
+            f"there is no secret {name}, or its newest version was disabled or destroyed. Run, "
+            f"with the token as its input: gcloud secrets create {place} (or `versions add` where "
+            f"it is there). Where {use}, remove this line.",
         )
-    except PermissionDenied:
-        role = "roles/secretmanager.secretAccessor"
-        yield Finding(key, False, f"secret {name} may not be read. Ask for {role} on it.")
+
+
+def check_cost(
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+) -> Iterator[Finding]:
+    """The most that a run can cost, as far as that is known."""
+    limit, unknown = settings.cost.run_limit, unpriced(settings, runner)
+    if unknown and settings.cost.has_limits:
+        yield Finding("cost", False, how_to_price(unknown))
+    if limit is not None:
+        text = f"a run costs at most about {limit:,.2f} USD (`run_limit`), without its endpoint"
+        yield Finding("cost", True, text)
+        return
+    yield Finding("cost", None, f"no `run_limit` ends a run: {most_of_run(settings, runner)}")

@@ -115,7 +115,8 @@ SEEN_BY_USE: set[Resource] = {"secret", "dataset"}
 def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator[Finding]:
     """Every grant: the caller's are asked of each resource, the others of the troubleshooter."""
     grants = [g for g in grants_for(settings, uses_bigquery) if g.resource not in SEEN_BY_USE]
-    own = [grant for grant in grants if grant.holder == "operator"]
+    # The secret itself shows the operator's right to look at it.
+    own = [g for g in grants if g.holder == "operator" and g.resource != "tracking"]
     session = open_session()
     for resource in dict.fromkeys(grant.resource for grant in own):
         here = [grant for grant in own if grant.resource == resource]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.cloud.settings import (
     CLOUD_CONFIG_VARIABLE,
@@ -16,8 +17,17 @@ from llm_assets.cloud.settings import (
     SecretSettings,
     load_cloud_settings,
 )
-from llm_assets.cloud.setup.check import Finding, check, smallest_batch
-from llm_assets.cloud.spending import estimate
+from llm_assets.cloud.setup.check import (
+    CHIPS,
+    Finding,
+    check,
+    check_compute,
+    check_cost,
+    check_quotas,
+    needs,
+    smallest_batch,
+)
+from llm_assets.cloud.spending import DCU, Spending, dcu_hourly, estimate, hourly, unpriced
 from llm_assets.config import CONFIG_VARIABLE
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
@@ -45,13 +55,14 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas |= {METRIC: 8, LOCAL_METRIC: 1, SERVING_METRIC: 2}
     google.rest.quotas[BUILD_METRIC] = 8
-    google.secrets.values["token"] = "hf_secret"
+    google.secrets.values |= {"token": "hf_secret", "tracking": "hush-hush"}
     accelerated = {
-        "secrets": {"hugging_face_token": "token"},
+        "secrets": {"hugging_face_token": "token", "weights_and_biases_key": "tracking"},
         "training": {"replicas": 2, "strategy": "SPOT"},
         "evaluation": {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4"},
         "endpoint": {},
     }
+    accelerated["cost"] = {"run_limit": 50}
     google.rest.subnetworks["inside"] = True
     network = {"subnetwork": "projects/local-project/regions/us-central1/subnetworks/inside"}
     return GoogleCloudSettings.model_validate(cloud_settings(google) | accelerated | network)
@@ -66,9 +77,9 @@ def test_project_in_which_all_is_well_has_no_problem(settings: GoogleCloudSettin
     assert [f for f in findings if not f.ok] == []
     assert {f.key.split(".")[0] for f in findings} == {
         *("project", "bucket", "images", "secrets", "training", "evaluation", "endpoint"),
-        *("service_account", "serving_account", "batch", "subnetwork"),
+        *("service_account", "serving_account", "batch", "subnetwork", "cost"),
     }
-    assert "hf_secret" not in str(findings)
+    assert "hf_secret" not in str(findings) and "hush-hush" not in str(findings)
 
 
 FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
@@ -101,7 +112,7 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
     "destroyed secret": (
         lambda g: g.secrets.destroyed.add("token"),
         "secrets.hugging_face_token",
-        "newest version was destroyed",
+        "newest version was disabled or destroyed",
     ),
     "quota": (lambda g: g.rest.quotas.update({METRIC: 1}), "training", "allows 1"),
     "no quota at all": (
@@ -143,6 +154,11 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
         lambda g: g.rest.region_quotas.update(CPUS=12),
         "batch",
         "CPUS allows 12 in us-central1, 4 in use, and a Spark batch begins with 12",
+    ),
+    "destroyed key": (
+        lambda g: g.secrets.destroyed.add("tracking"),
+        "secrets.weights_and_biases_key",
+        "newest version was disabled or destroyed",
     ),
     "disks of a batch": (
         lambda g: g.rest.region_quotas.update(DISKS_TOTAL_GB=1000),
@@ -229,7 +245,7 @@ def test_chips_of_a_tpu_machine_are_asked_for(
     machines = {"machine_type": "ct5lp-hightpu-4t", "accelerator_type": None}
     images = settings.images.model_dump() | {"tpu": CUDA_IMAGE}
     content = settings.model_dump() | {"images": images}
-    content["training"] = machines | {"accelerator_count": 0}
+    content |= {"training": machines | {"accelerator_count": 0}, "cost": {}}
     on_tpus = GoogleCloudSettings.model_validate(content)
     assert "are TPU v5e offered there?" in problems(on_tpus)[0].text
     google.rest.quotas[TPU_METRIC] = 1
@@ -241,19 +257,143 @@ def test_chips_of_a_tpu_machine_are_asked_for(
 def test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for(settings: GoogleCloudSettings) -> None:
     own = {"minimum_executors": 10, "executor_cores": 8, "compute_tier": "premium"}
     batch = BatchSettings.model_validate(own)
-    needs = smallest_batch(settings.model_copy(update={"batch": batch}))
-    assert needs == {"N2_CPUS": 84, "DISKS_TOTAL_GB": 8400}
+    wanted = smallest_batch(settings.model_copy(update={"batch": batch}))
+    assert wanted == {"N2_CPUS": 84, "DISKS_TOTAL_GB": 8400}
+
+
+def test_a_batchs_properties_count_as_its_settings_do(settings: GoogleCloudSettings) -> None:
+    allocation, tier = "spark.dynamicAllocation.", "spark.dataproc.executor."
+    properties = {
+        "spark.executor.cores": "16",
+        "spark.driver.cores": "8",
+        f"{allocation}minExecutors": "3",
+        "spark.executor.instances": "5",
+        f"{tier}compute.tier": "premium",
+        f"{tier}disk.tier": "premium",
+    }
+    batch = BatchSettings(properties=properties)
+    wanted = smallest_batch(settings.model_copy(update={"batch": batch}))
+    assert wanted == {"CPUS": 8, "DISKS_TOTAL_GB": 800, "N2_CPUS": 80}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("spark.executor.cores", "3"), ("spark.yarn.queue", "a")]
+)
+def test_properties_that_dataproc_refuses_are_refused_in_the_file(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} under `properties`"):
+        BatchSettings(properties={name: value})
+
+
+@pytest.mark.parametrize("strategy", ["STANDARD", "FLEX_START"])
+def test_machines_of_batch_are_held_against_the_quotas_of_compute_engine(
+    google: LocalGoogle, settings: GoogleCloudSettings, strategy: str
+) -> None:
+    machines = settings.training.model_copy(update={"strategy": strategy})
+    on_batch = settings.model_copy(update={"training": machines})
+    bought = "PREEMPTIBLE_" if strategy == "FLEX_START" else ""
+    google.rest.region_quotas |= {f"{bought}NVIDIA_A100_GPUS": 5, "NVIDIA_L4_GPUS": 5}
+    (short,) = [f for f in check_compute(on_batch, "google_batch") if f.ok is False]
+    assert short.key == "training"
+    assert f"{bought}NVIDIA_A100_GPUS allows 5 in us-central1, 4 in use, and 2 are" in short.text
+    google.rest.region_quotas |= {f"{bought}NVIDIA_A100_GPUS": 6}
+    assert [f for f in check_compute(on_batch, "google_batch") if not f.ok] == []
+    keys = {need.key for need in needs(on_batch, "google_batch")}
+    assert keys == {"endpoint", "images"}, "Vertex AI's quotas are of no use to them"
+    google.rest.region_quotas.pop("NVIDIA_L4_GPUS")
+    (unknown,) = [f for f in check_compute(on_batch, "google_batch") if not f.ok]
+    assert (unknown.key, unknown.ok) == ("evaluation", None)
+
+
+def test_tpu_machines_of_your_own_are_held_against_the_quotas_of_cloud_tpu(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    content = settings.model_dump() | {"images": settings.images.model_dump() | {"tpu": CUDA_IMAGE}}
+    machines = {"machine_type": "ct5lp-hightpu-8t", "accelerator_type": None}
+    own = {"accelerator_count": 0, "zones": ["us-central1-a"], "strategy": "SPOT"}
+    content |= {"training": machines | own, "cost": {}}
+    on_tpus = GoogleCloudSettings.model_validate(content)
+
+    def told() -> list[Finding]:
+        return [f for f in check_quotas(on_tpus, "tpu_vm") if f.key == "training"]
+
+    assert [(f.ok, "are TPU v5e offered there?" in f.text) for f in told()] == [(None, True)]
+    google.rest.quotas |= {CHIPS: 32, f"{CHIPS}-preemptible": 4}
+    (short,) = told()
+    assert short.ok is False and "preemptible allows 4 in us-central1-a, and 8 are" in short.text
+    google.rest.quotas |= {f"{CHIPS}-serving-preemptible": 8}
+    assert [f.ok for f in told()] == [True]
+
+
+def test_most_that_a_run_can_cost_is_said(settings: GoogleCloudSettings) -> None:
+    def cost(**changes: object) -> list[tuple[bool | None, str]]:
+        content = settings.model_dump() | changes
+        found = check_cost(GoogleCloudSettings.model_validate(content))
+        return [(f.ok, f.text) for f in found]
+
+    ((ok, text),) = cost()
+    assert ok and "at most about 50.00 USD" in text
+    ((ok, text),) = cost(cost={}, restarts=1, batch={"maximum_executors": 20})
+    # 16 units of 12 processors become those of 84, for 24 hours.
+    assert ok is None and "a Spark batch costs at most about 161.28 USD" in text
+    # Two spot machines at 4.22 USD, 72 hours, two starts; one at 0.98.
+    assert "the training at most about 486.14 USD" in text
+    assert "the evaluation at most about 141.12 USD" in text
+    ((_, text),) = cost(cost={})
+    assert "no `batch.maximum_executors` bounds a Spark batch" in text
+
+
+def test_price_that_a_ceiling_needs_is_asked_for_before_anything_starts(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    added = {
+        "machine_type": "n1-standard-8",
+        "accelerator_type": "NVIDIA_TESLA_V100",
+        "accelerator_count": 8,
+    }
+    content = settings.model_dump() | {"training": added}
+    without = GoogleCloudSettings.model_validate(content)
+    told = [f for f in check_cost(without) if f.ok is False]
+    assert [f.text.rpartition("`cost: ")[2] for f in told] == ["{prices: {n1-standard-8: ...}}`"]
+    spark = Spending(without, DCU, dcu_hourly(without), 16, "run-1")
+    with pytest.raises(UserError, match="the price of n1-standard-8 is not known"):
+        spark.check_before()
+    content |= {"cost": {"run_limit": 50, "prices": {"n1-standard-8": 20.4}}}
+    priced = GoogleCloudSettings.model_validate(content)
+    assert hourly(priced, priced.training) == 20.4
+    assert [f.ok for f in check_cost(priced)] == [True]
+    Spending(priced, DCU, dcu_hourly(priced), 16, "run-1").check_before()
+
+
+def test_shipped_file_has_ceilings_and_prices_for_them() -> None:
+    shipped = load_cloud_settings()
+    assert shipped.cost.run_limit and shipped.cost.monthly_limit and not unpriced(shipped)
+    assert shipped.batch.most_executors
+
+
+def test_reports_without_a_key_are_a_problem(settings: GoogleCloudSettings) -> None:
+    without = settings.model_copy(update={"secrets": SecretSettings()})
+    (told,) = [f for f in check(without, tracks=True) if f.ok is False]
+    assert told.key == "secrets.weights_and_biases_key"
+    assert "`checkpoint.logging.weights_and_biases` is set" in told.text
 
 
 def test_the_jobs_right_to_the_tracking_key_is_asked_for_where_there_is_one(
     google: LocalGoogle, settings: GoogleCloudSettings
 ) -> None:
-    secrets = {"weights_and_biases_key": "wandb-key"}
+    secrets = {"weights_and_biases_key": "tracking"}
     tracked = settings.model_copy(update={"secrets": SecretSettings(**secrets)})
     google.iam.denied.add("secretmanager.versions.access")
     (problem,) = problems(tracked)
     assert problem.key == "secrets.weights_and_biases_key"
-    assert "roles/secretmanager.secretAccessor on the secret wandb-key" in problem.text
+    assert "roles/secretmanager.secretAccessor on the secret tracking" in problem.text
+
+
+def test_key_that_the_caller_may_not_look_at_is_unknown(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    google.iam.denied.add("secretmanager.versions.get")
+    (unknown,) = [f for f in check(settings) if not f.ok]
+    assert unknown.ok is None and "secretmanager.versions.get" in unknown.text
 
 
 def test_rights_of_bigquery_are_asked_for_only_where_it_is_read(

@@ -10,6 +10,7 @@ import yaml
 from dagster import build_asset_context
 from google.api_core.exceptions import PermissionDenied
 from google.cloud import aiplatform_v1, batch_v1, tpu_v2
+from google.cloud.batch_v1 import Job
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
@@ -45,6 +46,7 @@ from tests.stand_ins.job_rules import (
 )
 from tests.stand_ins.project import cloud_settings
 
+REGION = "regions/us-central1"
 # Quota names as the page "Vertex AI quotas and limits" and its API write them.
 QUOTAS = {
     "NVIDIA_TESLA_A100": "custom_model_training_nvidia_a100_gpus",
@@ -62,6 +64,20 @@ QUOTAS = {
 @pytest.fixture
 def settings(google: LocalGoogle) -> GoogleCloudSettings:
     return GoogleCloudSettings.model_validate(cloud_settings(google))
+
+
+@pytest.mark.parametrize("subnetwork", ["inside", f"projects/other/{REGION}/subnetworks/inside"])
+def test_machines_of_batch_in_a_named_subnetwork_have_no_external_addresses(
+    settings: GoogleCloudSettings, subnetwork: str
+) -> None:
+    inside = settings.model_copy(update={"subnetwork": subnetwork})
+    policy = Job(batch_job(inside, inside.training, [], "gs://b/o")).allocation_policy
+    (interface,) = policy.network.network_interfaces
+    assert interface.no_external_ip_address
+    project = "other" if "other" in subnetwork else "local-project"
+    assert interface.subnetwork == f"projects/{project}/{REGION}/subnetworks/inside"
+    plain = Job(batch_job(settings, settings.training, [], "gs://b/o")).allocation_policy
+    assert not plain.network.network_interfaces
 
 
 @pytest.mark.parametrize("machine_type", ATTACHED)

@@ -3,7 +3,12 @@
 import grpc
 import pytest
 
-from llm_assets.pipes.service import as_dns_labels, as_labels
+from llm_assets.pipes.dataproc_serverless import DataprocBatches
+from llm_assets.pipes.failures import explain
+from llm_assets.pipes.google_batch import BatchJobs
+from llm_assets.pipes.service import RemoteService, as_dns_labels, as_labels
+from llm_assets.pipes.tpu_vm import TpuVms
+from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 from tests.llm_assets.pipes.runner import Runner, failure_text
 from tests.stand_ins.google import LocalGoogle
 
@@ -84,4 +89,33 @@ def test_organization_policy_is_named_with_who_may_make_an_exception(
     )
     text = refusal_text(runner, google, grpc.StatusCode.FAILED_PRECONDITION, message)
     assert "policy forbids this: constraints/compute.vmExternalIpAccess. Ask who" in text
-    assert "private access" in text
+    assert ("private access" in text) == (runner.service == "dataproc"), (
+        "jobs of Vertex AI have none"
+    )
+
+
+ADDRESSES = {
+    BatchJobs: "no external addresses where the job names a subnetwork",
+    DataprocBatches: "Batches need no external addresses",
+    TpuVms: "needs an external address",
+    VertexCustomJobs: "exception for the project.",
+}
+
+
+@pytest.mark.parametrize("kind", ADDRESSES)
+def test_advice_about_addresses_is_true_of_the_service(kind: type[RemoteService]) -> None:
+    place = kind(None, "projects/p/locations/us-central1").place
+    advice = explain("violates constraints/compute.vmExternalIpAccess", 412, place)
+    assert ADDRESSES[kind] in advice and advice == advice.strip()
+
+
+@pytest.mark.parametrize("kind", ADDRESSES)
+@pytest.mark.parametrize("strategy", ["STANDARD", "FLEX_START"])
+def test_queue_is_advised_only_where_a_job_could_wait_in_it_and_does_not(
+    kind: type[RemoteService], strategy: str
+) -> None:
+    job = {"scheduling": {"strategy": strategy}}
+    place = kind(None, "projects/p/locations/us-central1", job).place
+    advice = explain("Resources are insufficient in region", None, place)
+    could = kind in (BatchJobs, VertexCustomJobs) and strategy == "STANDARD"
+    assert "another region" in advice and ("flex-start" in advice) == could
