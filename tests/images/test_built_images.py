@@ -28,8 +28,13 @@ from tests.stand_ins.processes import free_port
 from tests.stand_ins.test_demo import check_whole_graph, running_demo
 from tests.tiny import tiny_base_model, tiny_shards
 
-MOST_MEGABYTES = {"spark": 1_600, "cuda": 2_800, "serve_transformers": 2_000, "control": 3_000}
-MOST_MEGABYTES["tpu"] = 9_500
+MOST_MEGABYTES = {
+    "spark": 1_600,
+    "cuda": 2_800,
+    "serve_transformers": 2_000,
+    "control": 3_000,
+    "tpu": 9_500,
+}
 """What an image may take of the disk; all but `spark` and `tpu`, whose older torch comes with CUDA
 here, are built with torch for processors."""
 ENTERING = {"chroot", "setpriv"}

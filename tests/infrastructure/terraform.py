@@ -1,6 +1,10 @@
 """infrastructure/ as a parser reads it."""
 
-from collections.abc import Set
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +43,42 @@ def grants() -> set[Binding]:
         if not resource.startswith("__")
         for role in roles
     }
+
+
+def granted(members: Mapping[str, Sequence[str]], folder: Path) -> dict[str, dict[str, str]]:
+    """`local.grants` with these holders' members: as Terraform has it where there is one, else by
+    the keys that its text makes."""
+    text = (FOLDER / "rights.tf").read_text()
+    if shutil.which("terraform"):
+        rights = text[
+            text.index("  rights = {") : text.index("\n}\n", text.index("grants = merge("))
+        ]
+        (folder / "main.tf").write_text(
+            f"locals {{\nmembers = {json.dumps(members)}\n{rights}\n}}\n"
+        )
+        said = subprocess.run(
+            ["terraform", "console"],
+            input="jsonencode(local.grants)\n",
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found: dict[str, dict[str, str]] = json.loads(json.loads(said.stdout))
+        return found
+    (key,) = re.findall(r'"(\$\{resource\}[^"]*)" =>', text)
+    made = [
+        (
+            key.replace("${resource}", resource)
+            .replace("${role}", role)
+            .replace("${holder}", holder)
+            .replace("${index}", str(index)),
+            {"resource": resource, "role": role, "member": member},
+        )
+        for holder, resource, role in grants()
+        for index, member in enumerate(members[holder])
+    ]
+    return dict(made)
 
 
 def bind(iam: Iam, settings: GoogleCloudSettings, without: Set[Binding] = frozenset()) -> None:

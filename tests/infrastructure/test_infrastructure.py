@@ -24,8 +24,12 @@ from tests.stand_ins.project import cloud_settings
 BUILD_METRIC = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
 ROOT = terraform.FOLDER.parent
 SEEN_BY_USE = {"secret", "dataset"}
+OF_ITSELF = ("operator", "tracking")
+"""A right that the look at the secret itself shows."""
 ASKED_FOR = sorted(
-    grant for grant in terraform.grants() if grant[1] not in SEEN_BY_USE and grant[0] != "control"
+    grant
+    for grant in terraform.grants()
+    if grant[1] not in SEEN_BY_USE and grant[0] != "control" and grant[:2] != OF_ITSELF
 )
 
 
@@ -41,11 +45,13 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     images = (CUDA_IMAGE, SPARK_IMAGE, SERVE_IMAGE)
     google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas[BUILD_METRIC] = 8
+    google.secrets.values["weights-and-biases-key"] = "hush-hush"
     accounts = {
         "builder_account": "llm-assets-builder@local-project.iam.gserviceaccount.com",
     }
     secrets = {"secrets": {"weights_and_biases_key": "weights-and-biases-key"}}
-    return GoogleCloudSettings.model_validate(cloud_settings(google) | accounts | secrets)
+    limits = {"cost": {"run_limit": 50}}
+    return GoogleCloudSettings.model_validate(cloud_settings(google) | accounts | secrets | limits)
 
 
 def test_rights_and_apis_that_are_made_are_those_that_are_checked() -> None:
@@ -73,6 +79,19 @@ def test_check_names_each_right_that_is_taken_away(
         assert all(any(role in text for text in problems) for _, _, role in taken), problems
 
 
+def test_each_of_two_operators_gets_each_right_under_a_name_of_its_own(tmp_path: Path) -> None:
+    members = {holder: [holder] for holder in ("control", "jobs", "builder", "vertex_ai")}
+    operators = ["user:ada@example.com", "user:grace@example.com"]
+    made = terraform.granted(members | {"operator": operators}, tmp_path)
+    wanted = {
+        (resource, role, member)
+        for holder, resource, role in terraform.grants()
+        for member in (operators if holder == "operator" else [holder])
+    }
+    assert {(g["resource"], g["role"], g["member"]) for g in made.values()} == wanted
+    assert len(made) == len(wanted), "one name holds one grant"
+
+
 def test_a_container_that_the_world_asks_may_do_nothing() -> None:
     assert not [grant for grant in terraform.grants() if grant[0] == "serving"]
     assert "account_id" in resource("google_service_account", "serving")
@@ -89,6 +108,7 @@ def test_dagsters_own_account_has_an_operators_rights_without_builds_and_looking
         ("project", "roles/iam.securityReviewer"),
         ("project", "roles/logging.viewer"),
         ("bucket", "roles/storage.legacyBucketReader"),
+        ("tracking", "roles/secretmanager.viewer"),
         ("builder", "roles/iam.serviceAccountUser"),
     }
     accounts = {"jobs", "serving", "builder", "control"}
