@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.stand_ins.http_server import Answer, forward, start_http_server
+from tests.stand_ins.conformance import check_rest_call
+from tests.stand_ins.faults import RpcFailed
+from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
 from tests.stand_ins.mount import Mount
 from tests.stand_ins.processes import REPOSITORY, free_port, start_process
 
@@ -63,6 +65,10 @@ def running_bigquery(
 
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         nonlocal changes
+        try:
+            check_rest_call("bigquery.v2", method, path)
+        except RpcFailed as failure:
+            return json_answer(501, {"error": {"code": 501, "message": failure.message}})
         changes += method == "POST" and bool(CHANGES_ROWS.search(body))
         given = forward(port, method, path, headers, body)
         mount.push()

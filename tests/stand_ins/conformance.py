@@ -74,6 +74,18 @@ def check_call(method: str, request: Any, caller: str, agent: str, allows: Allow
     check_rights(method, message, {"caller": caller, "vertex_ai": agent}, allows)
 
 
+def check_rest_call(api: str, verb: str, path: str) -> str | None:
+    """The method of an API that a request is; None for none of it, such as a part of an upload.
+
+    Raises:
+        RpcFailed: it is one that the table does not have.
+    """
+    method = discovery.method_of(api, verb, path)
+    if method is not None and method not in TABLE:
+        raise RpcFailed(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not in {PATH.name}")
+    return method
+
+
 def check_rights(method: str, request: Any, accounts: dict[str, str], allows: Allows) -> None:
     """Refuse a call for which an account has not the right that the table names."""
     for who, permission, place in TABLE[method]["rights"]:
@@ -91,6 +103,8 @@ def _resource(message: Any, place: str) -> str:
     """The full name of what a right is asked on: the project, or what a field names."""
     if place == "project":
         return f"//cloudresourcemanager.googleapis.com/{PROJECT}"
+    if place == "bucket":
+        return f"//storage.googleapis.com/projects/_/buckets/{message or ''}"
     value = message
     for name in place.split("."):
         # Of several, which are alike; a request that says nothing names nobody.
@@ -130,11 +144,13 @@ def render() -> str:
     rules = [rule for row in TABLE.values() for rule in row["rules"]]
     hashed = sum(rule["hash"] is not None for rule in rules)
     fields = sum(len(row.get("fields", ())) for row in TABLE.values())
+    ruled = sum(bool(row["rules"]) for row in TABLE.values())
+    newest = max(rule["since"] for rule in rules if "since" in rule)
     lines = [
-        f"{len(rules)} rules of {len(TABLE)} methods are checked: {hashed} as the protos and API",
-        "descriptions of the installed client packages have them, and",
-        f"{len(rules) - hashed} as Google's pages do. Requests of gRPC methods set {fields}",
-        "fields; no others pass.",
+        f"{len(rules)} rules of {ruled} methods are checked, of {len(TABLE)} that are called:",
+        f"{hashed} as the protos and API descriptions of the installed packages have them, and",
+        f"{len(rules) - hashed} as Google's pages did, the newest entered on {newest}.",
+        f"Requests of gRPC methods set {fields} fields; no others pass.",
         "",
         "| call | right | rule, and the stand-in that keeps it | only Google can tell |",
         "|---|---|---|---|",

@@ -58,6 +58,19 @@ def pattern(name: str, method: str) -> re.Pattern[str]:
     return re.compile("/" + "".join(fixed))
 
 
+UPLOADS = re.compile(r"/(resumable/)?(upload|download)(?=/)")
+"""What goes before the paths of content."""
+
+
+def method_of(name: str, verb: str, path: str) -> str | None:
+    """The method that a request to an API is; None for none of its own paths."""
+    location = UPLOADS.sub("", path.partition("?")[0], count=1)
+    for method, described in methods(name).items():
+        if described["httpMethod"] == verb and pattern(name, method).fullmatch(location):
+            return method
+    return None
+
+
 def unknown_names(name: str, method: str, query: Any, body: Any) -> list[str]:
     """Parameters and fields of a request that a method does not have."""
     described = methods(name)[method]

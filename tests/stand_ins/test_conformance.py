@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -422,6 +423,7 @@ KEPT = {
     ("AccessSecretVersion", "the checksum is the data's"): (
         f"{CLOUD}secrets.py::test_token_is_there_while_the_block_runs"
     ),
+    ("GetSecretVersion", "a destroyed version says so"): FAULTS,
     ("UploadModel", "the container is shown to nobody"): (
         "llm_assets/registry/test_vertex.py::"
         "test_another_serving_image_is_a_new_upload_of_the_same_number"
@@ -597,6 +599,41 @@ def test_rest_calls_are_as_their_descriptions_have_them(google: LocalGoogle) -> 
     ):
         with pytest.raises(RpcFailed):
             broken(google)
+
+
+OBJECTS = f"/storage/v1/b/{BUCKET}/o"
+STORAGE_CALLS = {
+    "storage.buckets.get": ("GET", f"/storage/v1/b/{BUCKET}", b""),
+    "storage.objects.create": ("POST", f"/upload{OBJECTS}?uploadType=media&name=right", b"a"),
+    "storage.objects.list": ("GET", OBJECTS, b""),
+    "storage.objects.get": ("GET", f"{OBJECTS}/right", b""),
+    "storage.objects.delete": ("DELETE", f"{OBJECTS}/right", b""),
+}
+
+
+def test_storage_asks_for_the_right_of_each_call(google: LocalGoogle) -> None:
+    for permission, (verb, path, body) in STORAGE_CALLS.items():
+        url = f"{google.storage.url}{path}"
+        google.storage.denied = {permission}
+        refused = httpx.request(verb, url, content=body)
+        assert refused.status_code == 403 and permission in refused.text
+        google.storage.denied = STORAGE_CALLS.keys() - {permission}
+        assert httpx.request(verb, url, content=body).is_success, permission
+
+
+def test_rest_method_that_the_table_does_not_have_is_refused(google: LocalGoogle) -> None:
+    url = f"{google.storage.url}/storage/v1/b/{BUCKET}/acl"
+    assert "storage.bucketAccessControls.list is not in" in httpx.get(url).text
+    inside = f"--a\r\n\r\nDELETE /storage/v1/b/{BUCKET}/o/a HTTP/1.1\r\n\r\n--a--"
+    google.storage.denied = {"storage.objects.delete"}
+    url = f"{google.storage.url}/batch/storage/v1"
+    assert httpx.post(url, content=inside.encode()).status_code == 403
+
+
+def test_every_rule_of_a_page_has_its_date() -> None:
+    for rule in (rule for row in TABLE.values() for rule in row["rules"]):
+        assert ("since" in rule) == rule["written"].startswith(conformance.PAGE), rule
+        assert date.fromisoformat(rule.get("since", "2026-01-01")) <= date.today()
 
 
 def test_every_list_has_pages() -> None:
