@@ -83,7 +83,9 @@ def test_torchtune_counts_the_rows_of_a_step_by_the_processes() -> None:
 def test_several_processes_train_the_model_of_one_and_are_heard_of_on_loopback_alone(
     make_spec: SpecMaker, count: int, precision: Any
 ) -> None:
-    alone, spec = (make_spec(f"by{n}", precision=precision) for n in (1, count))
+    alone, spec = (
+        make_spec(f"by{n}", precision=precision, global_batch_size=8) for n in (1, count)
+    )
     train_here(alone)
     with forked_workers(spec, count) as workers:
         listened = run_watched(*workers)
