@@ -103,12 +103,6 @@ def returned(forgotten: str, other: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.fault(
-    "clean_corpus",
-    "a forgotten text returns changed, longer, cut, or inside another document",
-    sees="how many documents are left out, the first of them, and their similarity",
-    then="no corpus holds it; documents that contain it are listed by id",
-)
 @pytest.mark.parametrize(
     "documents_in_memory", [IN_MEMORY, pytest.param(BY_SPARK, marks=pytest.mark.soak)]
 )
