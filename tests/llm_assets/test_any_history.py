@@ -255,7 +255,7 @@ STEPS = (
 
 
 def test_a_short_history_keeps_what_was_promised(project_here: Project) -> None:
-    short = ("forget", "restore_artifacts", "return_changed", "reject", "restore_names")
+    short = ("forget", "restore_artifacts", "reject", "restore_names")
     History(few_documents(project_here), seed=0).live(short)
 
 
