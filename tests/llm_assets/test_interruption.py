@@ -109,7 +109,7 @@ def test_a_training_goes_on_elsewhere_by_the_specification_in_its_runs_folder(
     prepared.configure(training={"restarts": 0})
     running = prepared.fork(*MATERIALIZE)
     wait_until(lambda: steps_done(prepared) >= 6)
-    running.send_signal(signal.SIGINT)
+    os.killpg(running.pid, signal.SIGINT)
     running.wait(WAIT_SECONDS)
     (run,) = (prepared.folder / "store" / "runs").iterdir()
     before = len(read_metrics(run))
