@@ -240,8 +240,8 @@ class BatchSettings(Settings):
     def first_executors(self) -> int:
         """Executors that a batch begins with; two where nothing is said."""
         properties, allocation = self.spark_properties(), "spark.dynamicAllocation."
-        names = ("spark.executor.instances", f"{allocation}minExecutors")
-        names += (f"{allocation}initialExecutors",)
+        names = [f"{allocation}minExecutors", f"{allocation}initialExecutors"]
+        names.append("spark.executor.instances")
         return max(int(properties.get(name, 2)) for name in names)
 
     @property

@@ -10,6 +10,7 @@ from artifacts.program.entry import SmokeSpec
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.rights import Finding
 from llm_assets.cloud.spending import estimate_smoke
+from llm_assets.config import TrainingPlace
 from llm_assets.runners.google_cloud import check_serving, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.mount import FuseMount
@@ -53,17 +54,28 @@ def test_smallest_batch_and_job_say_what_they_found(google: LocalGoogle, tmp_pat
     assert ("renames no folders" if mounted else "renames folders") in findings[6].text
 
 
-def test_image_that_cannot_be_pulled_is_a_finding(google: LocalGoogle, tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["google_cloud", "google_batch"])
+def test_image_that_cannot_be_pulled_is_a_finding(
+    google: LocalGoogle, tmp_path: Path, runner: TrainingPlace
+) -> None:
     content = cloud_settings(google)
     content["images"] = {name: f"{image}-missing" for name, image in content["images"].items()}
     path = tmp_path / "google_cloud.yaml"
     path.write_text(yaml.safe_dump(content))
-    found = list(smoke(GoogleCloudSettings.model_validate(content), path))
+    found = list(smoke(GoogleCloudSettings.model_validate(content), path, runner=runner))
+    assert bool(google.vertex.jobs()) == (runner == "google_cloud"), "the pipeline's runner trains"
     assert [(finding.key, finding.ok) for finding in found] == [
         ("images.spark", False),
         ("images.cuda", False),
     ]
     assert all("images/build.sh" in finding.text for finding in found)
+
+
+def test_job_that_reads_no_secret_says_so(google: LocalGoogle) -> None:
+    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+    found = JOB | {"accelerators": 0, "secrets": []}
+    (told,) = [f for f in describe("images.cuda", found, settings) if f.key == "secrets"]
+    assert told.ok and "reads no secret" in told.text
 
 
 def test_mount_that_hides_what_was_uploaded_is_a_problem(google: LocalGoogle) -> None:
