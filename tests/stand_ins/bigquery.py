@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.stand_ins import discovery
 from tests.stand_ins.conformance import check_rest_call
 from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from google.cloud.bigquery import Client
 
 ENVIRONMENT_VARIABLE = "BIGQUERY_ENVIRONMENT"
+API = "bigquery.v2"
+OF_TESTS = {"bigquery.datasets.get", "bigquery.datasets.insert"}
+"""By these, tests make a data set; the product calls neither."""
 HOST_VARIABLE = "BIGQUERY_EMULATOR_HOST"
 """By this Google's own client finds the emulator."""
 START_SECONDS = 120.0
@@ -66,7 +70,8 @@ def running_bigquery(
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         nonlocal changes
         try:
-            check_rest_call("bigquery.v2", method, path)
+            if discovery.method_of(API, method, path) not in OF_TESTS:
+                check_rest_call(API, method, path)
         except RpcFailed as failure:
             return json_answer(501, {"error": {"code": 501, "message": failure.message}})
         changes += method == "POST" and bool(CHANGES_ROWS.search(body))
