@@ -71,6 +71,8 @@ class TextEstimate:
     unread: SkippedFiles = field(default_factory=SkippedFiles)
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
     messages: list[str] = field(default_factory=list)
+    languages: Counter[str] = field(default_factory=Counter)
+    """What the documents seem to be written in, where something tells."""
 
     @property
     def tokens(self) -> float:
@@ -86,6 +88,14 @@ class TextEstimate:
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, {self.tokens:,.0f} tokens{sampled}"
             )
+        for language, count in self.languages.most_common(1):
+            if language != "English":
+                told.append(
+                    f"{count / self.languages.total():.0%} of the documents seem to be "
+                    f"{language}; the default base model and the text that is replayed are "
+                    "English: `base_model` names another model, `clean_corpus.split.sources` what "
+                    "is replayed"
+                )
         for what, count in (("exact copies", self.copies), ("documents too short", self.short)):
             told += [f"{what} left out: {count:,.0f}"] * bool(count)
         for kind, count in self.decoded.counts.items():
@@ -133,6 +143,7 @@ def look_at(
             text.held_out += seen.documents
         elif place is None:
             documents += seen.documents
+        text.languages += seen.languages if place != "replay" else Counter()
         text.characters += seen.characters if place != "replay" else 0
         text.copies, text.short = text.copies + seen.copies, text.short + seen.short
         text.share = min(text.share, seen.share)

@@ -171,7 +171,9 @@ def read_contents(store: Store) -> Contents:
     inventory = take_inventory(store)
     found = {name: store.find_named(*name) for name in inventory.artifacts()}
     manifests = {name: artifact.manifest for name, artifact in found.items() if artifact}
-    running = {(i.kind, i.fingerprint): i.inputs for i in store.in_the_making()}
+    running: dict[Name, Mapping[str, str]] = {
+        (i.kind, i.fingerprint): i.inputs for i in store.in_the_making()
+    }
     runs = {("checkpoint", name) for kind, name in inventory.folders if kind == RUNS_FOLDER}
     return Contents(
         inventory=inventory,

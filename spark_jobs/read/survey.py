@@ -11,6 +11,7 @@ from itertools import zip_longest
 from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.streams import BadFile, StoredFile
+from spark_jobs.read.language import guess_language
 from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
 
@@ -40,6 +41,8 @@ class TextSurvey:
     """Of what was set aside."""
     read: int = 0
     """Documents that were read."""
+    languages: Counter[str] = field(default_factory=Counter)
+    """What they seem to be written in, to how many, where something tells."""
     share: float = 0.0
     """Of the files' bytes, those that were read; 1 where everything was."""
 
@@ -137,6 +140,8 @@ class _Look:
         else:
             self._seen.add(digest)
             kind.counts["documents"] += 1
+            if language := guess_language(text):
+                self._found.languages[language] += 1
             kind.counts["characters"] += len(document.text)
 
     def _set_aside(self, fault: Fault) -> None:

@@ -122,6 +122,27 @@ def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
     assert stats["documents"] == 421 and not stats["dropped"]
 
 
+GERMAN = "Die Pumpe {n} ist mit dem Ventil verbunden und darf nicht auf die Seite gelegt werden. "
+JAPANESE = "ポンプ{n}は弁に接続されており、横にしてはいけません。作業の前に電源を切ってください。"
+
+
+@pytest.mark.parametrize(
+    ("text", "language"), [(GERMAN, "German"), (JAPANESE, "Japanese"), ("The {n} of it is.", None)]
+)
+def test_text_that_is_not_english_is_told_of_the_english_base_model(
+    tmp_path: Path, text: str, language: str | None
+) -> None:
+    folder = tmp_path / "manuals"
+    folder.mkdir()
+    for number in range(80):
+        (folder / f"{number}.md").write_text((text.format(n=number) + "\n") * 8)
+    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    told = [note for note in started.notes if "of the documents seem to be" in note]
+    assert len(told) == bool(language)
+    for note in told:
+        assert note.startswith(f"100% of the documents seem to be {language}; the default base")
+
+
 def test_a_second_project_gets_another_port_while_the_first_one_serves(manuals: Path) -> None:
     with ExitStack() as stack:
         with suppress(OSError):  # An endpoint of this machine's user may have it already.
