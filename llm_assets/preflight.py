@@ -88,10 +88,10 @@ class TextEstimate:
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, {self.tokens:,.0f} tokens{sampled}"
             )
-        for language, count in self.languages.most_common(1):
+        for language, written in self.languages.most_common(1):
             if language != "English":
                 told.append(
-                    f"{count / self.languages.total():.0%} of the documents seem to be "
+                    f"{written / self.languages.total():.0%} of the documents seem to be "
                     f"{language}; the default base model and the text that is replayed are "
                     "English: `base_model` names another model, `clean_corpus.split.sources` what "
                     "is replayed"
