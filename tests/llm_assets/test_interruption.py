@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from llm_assets.cloud.spending import START_HOURS
 from recipes.spec import read_metrics
-from tests.conftest import Project, make_project
+from tests.conftest import ROOT, Project, make_project
 from tests.faults import killed_at
 from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
@@ -114,13 +115,14 @@ def test_a_training_goes_on_elsewhere_by_the_specification_in_its_runs_folder(
     (run,) = (prepared.folder / "store" / "runs").iterdir()
     before = len(read_metrics(run))
     assert before < STEPS
-    program = ("-m", "recipes.continued_pretraining", "--spec", str(run / "spec.json"))
-    ended = prepared.run(sys.executable, *program)
+    program = [sys.executable, "-m", "recipes.continued_pretraining", "--spec", run / "spec.json"]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(read_metrics(run)) == STEPS
     taken = prepared.run(*MATERIALIZE)
     assert taken.returncode == 0, taken.stdout + taken.stderr
-    assert len(losses(prepared)) == STEPS and not resumed(taken.stdout + taken.stderr)
+    # From the last step on, so nothing is trained again.
+    assert resumed(taken.stdout + taken.stderr) == [STEPS] and len(losses(prepared)) == STEPS
 
 
 WEEK = 7 * 24 * 12
