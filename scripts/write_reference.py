@@ -44,6 +44,43 @@ An unknown key is refused with the valid names, and all faults of a file are lis
 This page is written from the code by `make docs`.
 """
 
+TOUCHED_FIRST = [
+    "raw_corpus.sources[].path",
+    "raw_corpus.sources[].formats",
+    "raw_corpus.sources[].text_column",
+    "raw_corpus.sources[].text_template",
+    "raw_corpus.sources[].on_bad_file",
+    "clean_corpus.quality_filters",
+    "clean_corpus.near_duplicates.threshold",
+    "clean_corpus.mask_personal_data",
+    "clean_corpus.split.held_out",
+    "clean_corpus.split.sources",
+    "tokenized_shards.sequence_length",
+    "tokenized_shards.mixing",
+    "base_model.hub",
+    "base_model.folder",
+    "checkpoint.recipe",
+    "checkpoint.budget.epochs",
+    "checkpoint.budget.steps",
+    "checkpoint.budget.global_batch_size",
+    "checkpoint.optimizer.learning_rate",
+    "checkpoint.replay_share",
+    "checkpoint.lora",
+    "checkpoint.placement.workers",
+    "checkpoint.placement.device_batch_size",
+    "eval_metrics.held_out_tokens",
+    "model_version.gate.metric",
+    "model_version.gate.general_tolerance",
+    "endpoint.port",
+    "endpoint.weights",
+    "endpoint.journal.keep",
+    "retention.versions",
+    "automation.enabled",
+    "spark.driver_memory",
+    "training.runner",
+]
+"""What people change first, as the data flows."""
+
 CLOUD_INTRODUCTION = """# Google Cloud
 
 Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_cloud` share.
@@ -58,16 +95,29 @@ here; `make bench NAME=<name> KEEP=1` puts its result, with the machine that it 
 """
 
 
+HEAD = "| key | type | default | meaning |\n|---|---|---|---|"
+
+
 def settings_page() -> str:
     """The settings reference as Markdown: a table for every group of keys."""
+    tables = [*_tables("", PipelineSettings, "Pipeline")]
     parts = [
         SETTINGS_INTRODUCTION,
-        *_tables("", PipelineSettings, "Pipeline"),
+        "## What people change first\n",
+        _rows_of(TOUCHED_FIRST, tables),
+        *tables,
         CLOUD_INTRODUCTION,
         *_tables("", GoogleCloudSettings, "Cloud project"),
     ]
     # What several variants hold, such as the columns of examples, is told once.
     return "\n".join(dict.fromkeys(parts))
+
+
+def _rows_of(keys: Sequence[str], tables: Sequence[str]) -> str:
+    """The rows of some keys, as one table; raises KeyError where there is no such key."""
+    lines = [line for table in tables for line in table.splitlines() if line.startswith("| `")]
+    rows = {line.split("`", 2)[1]: line for line in lines}
+    return f"{HEAD}\n" + "\n".join(rows[key] for key in keys) + "\n"
 
 
 def benchmarks_page(folder: Path = Path("benchmarks")) -> str:
@@ -131,7 +181,7 @@ def _table(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
         f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {_text(field)} |"
         for name, field in fields.items()
     ]
-    yield "| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    yield f"{HEAD}\n" + "\n".join(rows) + "\n"
 
 
 def _tag_of(model: type[BaseModel]) -> str:

@@ -159,6 +159,7 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
     shell = ("env", "-i", f"PATH={path}", f"HOME={tmp_path}", "bash", "-c")
 
+    assert "# Settings" in _run(project, *shell, "llm-assets docs settings")
     _run(project, *shell, "llm-assets init ../manuals")
     pipeline = project / "manuals.yaml"
     base = f"base_model:\n  folder: {tmp_path / 'base'}\n"

@@ -846,6 +846,33 @@ def machines(is_ending: bool, as_json: bool) -> None:
         raise UserError("\n".join(faults))
 
 
+@commands.command()
+@click.argument("page", required=False)
+def docs(page: str | None) -> None:
+    """Read this version's documentation, without a network.
+
+    Without PAGE, lists the pages.
+
+    \b
+    Examples:
+      llm-assets docs
+      llm-assets docs settings
+    """
+    # A checkout has them where they are written; an installation, among its own files.
+    written = list((Path(__file__).parents[2] / "docs").glob("*.md"))
+    installed = importlib.metadata.files("llm-assets") or []
+    found = written or [Path(str(f.locate())) for f in installed if f.match("llm-assets/docs/*.md")]
+    pages = {path.stem: path for path in sorted(found)}
+    if page is None:
+        for name, path in pages.items():
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            click.echo(f"{name:25}{title}")
+    elif page.removesuffix(".md") in pages:
+        click.echo_via_pager(pages[page.removesuffix(".md")].read_text(encoding="utf-8"))
+    else:
+        raise UserError(f"There is no page {page!r}. The pages are: {', '.join(pages)}.")
+
+
 def main() -> None:
     """Entry point: whatever has a known reason is one message, without a traceback."""
     # It logs each error with a traceback before raising it.

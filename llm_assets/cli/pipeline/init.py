@@ -296,7 +296,7 @@ def _already_there(path: Path) -> UserError:
     return UserError(f"{path} is there already. Name another one with --output, or remove it.")
 
 
-_HEADER = """# Written by `llm-assets init` for this folder. docs/settings.md has every key.
+_HEADER = """# Written by `llm-assets init` for this folder. Every key: llm-assets docs settings
 # Run it with: llm-assets --config {path} run
 """
 
