@@ -144,3 +144,16 @@ def test_the_readme_traces_a_text_and_a_document_that_the_default_corpus_holds()
     told = {relation: one.told for relation, one in forms.items()}
     documents = dict(tell(facts, told, per_document=2))
     assert document in documents and any(text in one for one in documents.values())
+
+
+def test_what_the_readme_traces_and_forgets_is_in_the_shipped_text(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    asked = re.findall(r'llm-assets (?:explain \d+|trace) --text "([^"]+)"', readme)
+    named = re.findall(r"llm-assets (?:document|forget) (\S+/\S+)", readme)
+    facts = {"type": "facts", "name": "products", "facts_per_document": 2} | {
+        key: str(SHIPPED / name) for key, name in (("path", "facts.csv"), ("forms", "forms.yaml"))
+    }
+    rows, _ = snapshot(RawCorpusSettings.model_validate({"sources": [facts]}), tmp_path / "raw")
+    assert len(asked) == len(named) == 2
+    assert all(any(text in row["text"] for row in rows) for text in asked)
+    assert set(named) <= {row["id"] for row in rows}
