@@ -47,8 +47,7 @@ def find_alarms(
     """
     now = datetime.now(UTC)
     if activity.fault:
-        text = f"The history of runs cannot be read: {activity.fault}."
-        yield Alarm("StateUnreadable", text, "see `board.log`, then `llm-assets doctor`")
+        yield Alarm("StateUnreadable", activity.fault, "that, then `llm-assets doctor`")
     if is_up and activity.heartbeat:
         silent = (now - activity.heartbeat).total_seconds()
         if silent > MOST_SILENT_SECONDS:

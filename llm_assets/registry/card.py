@@ -10,7 +10,6 @@ from artifacts.store.manifest import COST, verify_folder
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.state import ModelVersion, RegistryState
-from recipes.evaluation.results import FINGERPRINT_KEY
 
 CHOSEN = "chosen"
 """Of a checkpoint's `stats`: its settings before a budget was worked out from the text."""
@@ -124,7 +123,7 @@ def compare_figures(versions: Sequence[ModelVersion]) -> list[str]:
         if found := measured[one.version]:
             own = {name: _number(by["candidate"].get("value")) for name, by in found.items()}
             cells = "".join(f" {own.get(name, '')} |" for name in names)
-            same = str(one.evaluation.get(FINGERPRINT_KEY, ""))[:8]
+            same = str(one.evaluation.get("evaluation_fingerprint", ""))[:8]
             lines.append(f"| {one.version} |{cells} {same} |")
     return lines if names else []
 

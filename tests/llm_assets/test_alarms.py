@@ -51,7 +51,7 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
     database = project.folder / (sqlite_folder(project.folder) or "") / RUNS_DATABASE
     database.write_bytes(b"damaged" * 1_000)
     found |= alarms_of(project, read_activity(project.folder))
-    assert "file is not a database" in found["StateUnreadable"].text
+    assert "history is damaged" in found["StateUnreadable"].text
     runbook = (ROOT / "docs" / "operations.md").read_text()
     for alert, alarm in found.items():
         (row,) = re.findall(rf"^\| `{alert}` \|.*$", runbook, re.MULTILINE)
@@ -60,7 +60,7 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
         *("RunsFail", "DaemonSilent", "BudgetNearlySpent", "DiskNearlyFull", "StateUnreadable")
     }
     told = screen(status_of(session))
-    assert [line for line in told if "alarm" in line and "cannot be read" in line]
+    assert [line for line in told if "alarm" in line and "history is damaged" in line]
 
 
 def test_machines_that_cannot_be_listed_are_an_alarm_and_hide_nothing_else(

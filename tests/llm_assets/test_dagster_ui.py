@@ -16,6 +16,7 @@ from tests.browser import Browser, browser
 from tests.conftest import Project, make_project
 from tests.dagster_services import daemon, webserver
 from tests.needs import needs
+from tests.tiny import story
 from tests.waiting import wait_until
 
 LAUNCH = """mutation($assets: [AssetKeyInput!]) { launchPipelineExecution(executionParams: {
@@ -221,6 +222,8 @@ def test_a_run_goes_on_from_the_step_that_failed(ui: Ui) -> None:
 def test_a_run_is_terminated_at_any_stage_and_the_next_one_goes_on(ui: Ui, stage: str) -> None:
     """The other stages take less than it takes to press a button."""
     before = processes_of(ui.project)
+    # Whatever was made before, each stage has something to do.
+    (ui.project.folder / "text" / f"{stage}.md").write_text(story(stage))
     ui.ask(LAUNCH, assets=[{"path": [name]} for name in STAGES])
 
     def is_at_it() -> bool:

@@ -80,7 +80,7 @@ def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
 
     ended = project.run("llm-assets", "status")
 
-    assert ended.returncode == 1
+    assert ended.returncode == 0, "what else is known is told"
     assert "Dagster's history is damaged" in _without_trace(ended.stdout + ended.stderr)
 
 
@@ -96,7 +96,7 @@ def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
         holder.execute("pragma locking_mode = exclusive")
         holder.execute("begin exclusive")
         ended = project.run("llm-assets", "status")
-    assert ended.returncode == 1
+    assert ended.returncode == 0
     assert "locked by another process" in _without_trace(ended.stdout + ended.stderr)
 
     assert project.run("llm-assets", "status").returncode == 0

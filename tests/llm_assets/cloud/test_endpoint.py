@@ -15,11 +15,13 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.assets.serving import endpoint
+from llm_assets.assets.stage import IO_MANAGER
 from llm_assets.cli.main import commands
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE
 from llm_assets.endpoint.vertex import VertexEndpoint, VertexTraffic
+from llm_assets.io_manager import ArtifactIOManager
 from llm_assets.platform import build_resources
 from serving.rollout import RolloutFailed
 from tests.llm_assets.cloud.conftest import FAILING_IMAGE, FLAKY_IMAGE, SLOW_IMAGE, Cloud
@@ -171,7 +173,10 @@ def test_asset_serves_the_champion_on_the_cloud(
     config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud.path))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    resources = build_resources(cloud.pipeline, str(config))
+    built = build_resources(cloud.pipeline, str(config)) | {
+        IO_MANAGER: ArtifactIOManager(config_path=str(config))
+    }
+    resources = {cloud.pipeline.resource_key(name): one for name, one in built.items()}
     result = materialize([endpoint.asset(cloud.pipeline)], resources=resources)
     (made,) = result.asset_materializations_for_node("endpoint")
     url = str(made.metadata["url"].value)

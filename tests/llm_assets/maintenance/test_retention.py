@@ -287,7 +287,7 @@ def test_the_job_does_what_the_command_does_every_week_in_a_store_of_ones_own(
     schedule = defs.resolve_schedule_def("weekly_cleaning")
     assert schedule.default_status is DefaultScheduleStatus.RUNNING
     in_cloud = load_settings(path).model_copy(update={"store": "gs://bucket/store"})
-    (retraining, cleaning) = build_schedules(in_cloud)
+    (retraining, cleaning, _) = build_schedules(in_cloud)
     assert cleaning.default_status is DefaultScheduleStatus.STOPPED
     assert retraining.default_status is DefaultScheduleStatus.STOPPED
     with DagsterInstance.ephemeral() as instance:
