@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from dagster import (
     AssetExecutionContext,
     DagsterInstance,
@@ -59,6 +60,7 @@ def test_own_program_reports_to_the_run(google: LocalGoogle) -> None:
     assert event.metadata["answer"].value == 42
 
 
+@pytest.mark.soak
 def test_what_a_killed_program_had_said_arrives(google: LocalGoogle) -> None:
     result, log = run(google, "die")
     assert not result.success
