@@ -33,6 +33,7 @@ from llm_assets.forgetting.erase import (
     find_brought_back,
     find_copy,
     give_up_signatures,
+    keep_copy,
     read_list,
 )
 from llm_assets.maintenance.cleaning import Inventory, Version, find_versions, take_inventory
@@ -248,6 +249,14 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
             place, "what was forgotten cannot be read, or is an older list", remedy, repair
         )
         return
+    if find_copy(store, pipeline).changes < listed.changes:
+        # Without it, an older list that a backup brings back would pass for the newest.
+        yield StoreFault(
+            layout.forgotten_copy(pipeline),
+            "the second copy of what was forgotten is older than the list, or absent",
+            "written again",
+            partial(keep_copy, store, pipeline),
+        )
     for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
         try:
             read_signatures([url])

@@ -303,6 +303,12 @@ def test_a_backup_from_before_a_forgetting_brings_nothing_back(
     # A snapshot that was made since may hold it, as long as the source does.
     assert "everything is in order" in pipeline.say("doctor")
 
+    (copies,) = (store / "registry").glob("*/forgotten")
+    shutil.rmtree(copies)  # By names that a backup brought back: the next one brings the rest.
+    assert "second copy" in pipeline.say("doctor", code=1)
+    pipeline.say("doctor", "--repair")
+    assert [*copies.iterdir()] and "everything is in order" in pipeline.say("doctor")
+
 
 def test_what_was_shown_alone_is_forgotten_even_where_a_similar_document_arrives_meanwhile(
     pipeline: Pipeline,
