@@ -308,7 +308,8 @@ def restore_list(store: Store, pipeline: str) -> None:
     lost as well, what was wanted again since is forgotten.
     """
     place, certificates = layout.forgotten(pipeline), read_certificates(store, pipeline)
-    listed = find_copy(store, pipeline)
+    copy = find_copy(store, pipeline)
+    listed = copy.model_copy(deep=True)
     known = {(one.id, one.text_hash) for one in listed.documents}
     certified = {(d.id, d.text_hash): d for one in certificates for d in one.documents}
     listed.documents += [one for key, one in certified.items() if key not in known]
@@ -319,7 +320,7 @@ def restore_list(store: Store, pipeline: str) -> None:
         for one in stated.read_by
         if one.checkpoint not in gone
     ]
-    if listed != find_copy(store, pipeline):
+    if listed != copy:
         listed.changes += 1
     # At no moment is there no list, which would say that nothing was forgotten.
     store.write_bytes(layout.damaged(place), store.read_bytes(place) or b"")

@@ -133,8 +133,7 @@ def _read_whole_json(content: streams.Content) -> Iterator[Row]:
     try:
         records = _loads(found, encodings)
     except UnicodeDecodeError as error:
-        fault = streams.not_utf8(content, "the file", error)
-        raise streams.BadFile(fault.message) from error
+        raise streams.unknown_encoding(content, error) from error
     except (ValueError, RecursionError) as error:
         raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
     yield from (streams.decoded(content, encoding) for encoding in encodings)
@@ -157,8 +156,7 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
             for number, record in enumerate(rows, start=1):
                 yield pick(record, content, f"row {number}", number)
         except UnicodeDecodeError as error:
-            fault = streams.not_utf8(content, "the file", error)
-            raise streams.BadFile(fault.message) from error
+            raise streams.unknown_encoding(content, error) from error
         except csv.Error as error:
             raise streams.BadFile(
                 f"{content.file.shown} is not a readable table ({error})."
@@ -197,8 +195,7 @@ def _other_encoding(content: streams.Content) -> str | None:
                         return streams.decode(error.object)[1]
                 except UnicodeDecodeError:
                     pass
-                fault = streams.not_utf8(content, "the file", error)
-                raise streams.BadFile(fault.message) from error
+                raise streams.unknown_encoding(content, error) from error
     return None
 
 

@@ -411,6 +411,11 @@ def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
     )
 
 
+def unknown_encoding(content: Content, error: UnicodeDecodeError) -> BadFile:
+    """The same of a file that is given up as a whole."""
+    return BadFile(not_utf8(content, "the file", error).message)
+
+
 def too_large(content: Content, where: str, size: int) -> Fault:
     """The fault of a document that is longer than the settings allow."""
     return Fault(
