@@ -159,7 +159,9 @@ def read_record(job: dict[str, Any]) -> dict[str, Any]:
 
     try:
         return dict(insist(read, LAST_WORD_SECONDS))
-    except Exception:
+    except Exception as error:
+        # The work is done again, from its newest checkpoint, rather than not at all.
+        print(f"{job['record']} cannot be read: {error!r}", file=sys.stderr, flush=True)
         return {}
 
 
