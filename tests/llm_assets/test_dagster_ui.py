@@ -231,9 +231,15 @@ def test_a_run_is_terminated_at_any_stage_and_the_next_one_goes_on(ui: Ui, stage
         assert run["status"] not in OVER, run
         return {"stepKey": stage, "status": "IN_PROGRESS"} in run["stepStats"]
 
-    wait_until(is_at_it, told=ui.log.read_text)
+    def has_begun() -> bool:
+        return {"stepKey": STAGES[0], "status": "SUCCESS"} in ui.runs()[0]["stepStats"]
+
+    # Some stages end soon: the question whether one is sure is open before they begin.
+    wait_until(has_begun, told=ui.log.read_text)
     ui.open(f"/runs/{ui.runs()[0]['runId']}", "Terminate")
     click(ui.page, "button", "Terminate")
+    ui.page.wait_for("document.querySelector('.dagster-dialog button')")
+    wait_until(is_at_it, told=ui.log.read_text)
     click(ui.page, ".dagster-dialog button", "Terminate")
     (run,) = ui.wait_for_runs(1)
     assert run["status"] == "CANCELED"
