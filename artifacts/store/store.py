@@ -323,9 +323,13 @@ class Store:
 
     def names(self, identity: Identity) -> list[str]:
         """Fingerprints of what came of what an identity asks for, the newest first, be it still
-        there or not."""
+        there or not.
+
+        Its own is among them where a backup took the record of editions away.
+        """
         editions = self.editions(identity).editions
-        return [*(one.fingerprint for one in reversed(editions)), identity.asked]
+        own = (identity.fingerprint, identity.asked)
+        return list(dict.fromkeys([*(one.fingerprint for one in reversed(editions)), *own]))
 
     def enter(self, artifact: Artifact, libraries: dict[str, str], compared: str = "") -> None:
         """Note what libraries made, or, given what was compared, were found to make as well."""

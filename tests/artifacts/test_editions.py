@@ -1,6 +1,8 @@
 """One fingerprint never has two contents, and equal contents need only one, in every store."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import UserError
 from artifacts.libraries import installed
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft, Store
 
@@ -74,6 +77,14 @@ def test_what_is_adopted_under_a_name_has_its_content_too(any_store: Store) -> N
     lose(any_store, first)
     adopted = any_store.adopt(asked(OTHERS), elsewhere, stats={}, provenance={})
     assert adopted.fingerprint != first
+
+
+def test_what_was_made_has_its_name_also_where_a_backup_took_the_record_away(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    before = store.names(asked(HERE))
+    made = make(store, HERE, "one")
+    shutil.rmtree(tmp_path / layout.EDITIONS_FOLDER)
+    assert made in before and made in store.names(asked(HERE))
 
 
 def test_a_library_upgraded_meanwhile_commits_nothing(

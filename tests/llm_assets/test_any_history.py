@@ -160,6 +160,10 @@ class History(ProjectHere):
                 assert ran.returncode == 0, ran
             elif line == "llm-assets rollback":
                 self.say(*line.split()[1:], *WORD)
+            elif line.startswith("dagster") and (refused := ask(self.project, line.split('"')[1])):
+                # Of text that no backup holds, a model cannot be made again; then another serves.
+                print(f"  {refused}", flush=True)
+                follow(self.project, prescribed(refused))
             else:
                 follow(self.project, line)
         return said
