@@ -130,6 +130,7 @@ def check_second_week(spark: SparkSession, folder: Path, seed: int) -> dict:
     return in_memory
 
 
+@pytest.mark.soak
 def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
     stats = check_second_week(spark, tmp_path, seed=1)
 

@@ -55,6 +55,7 @@ def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason
     sees="each failure",
     then="the new version is not rolled back",
 )
+@pytest.mark.soak
 def test_failures_of_both_versions_are_not_held_against_the_new_one(cloud: Cloud) -> None:
     cloud.serve(cloud.register("a", FLAKY_IMAGE))
     more = cloud.pipeline.endpoint.rollout.model_copy(update={"min_requests": 40})

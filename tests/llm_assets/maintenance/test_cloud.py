@@ -23,6 +23,7 @@ def make(store: Store, kind: str, inputs: dict[str, str]) -> Artifact:
     return store.make(Identity(kind=kind, code_version="1", inputs=inputs), build)[0]
 
 
+@pytest.mark.soak
 def test_the_same_rules_hold_and_damage_is_set_aside(
     google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

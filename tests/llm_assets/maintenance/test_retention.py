@@ -295,6 +295,7 @@ def test_the_job_does_what_the_command_does_every_week_in_a_store_of_ones_own(
     assert not configured.store.exists("checkpoint", first_checkpoint(configured))
 
 
+@pytest.mark.soak
 def test_a_hundred_thousand_files_are_listed_within_five_seconds(weeks: Weeks) -> None:
     root = Path(weeks.store.root)
     for folder in range(100):
