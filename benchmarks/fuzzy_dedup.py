@@ -156,7 +156,7 @@ def true_neighbours(texts: list[str]) -> list[set[int]]:
 
 
 def judge_planted() -> dict[str, Check]:
-    """Recall and precision on copies of which 1 to 20 % of the words were changed."""
+    """Recall and precision on copies of which 1 to 20% of the words were changed."""
     from tests.spark_jobs.test_duplicates import cluster, edited, similarity
 
     generator = random.Random(20_261_121)

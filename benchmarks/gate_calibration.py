@@ -14,7 +14,7 @@ variations that it tried, weighted by their scores, which no other use of the sc
 
 Three rules face them. The gate measures each candidate on documents drawn for it from the held-out
 text, in rounds, and allows for scores that were read. The rule before it measured all on the same
-documents and decided on each as if it were the only one (2.5 % against the smallest effect, by a
+documents and decided on each as if it were the only one (2.5% against the smallest effect, by a
 widened Student's t). The third is a plain percentile bootstrap used week by week on the same
 documents, resolved by its normal limit.
 

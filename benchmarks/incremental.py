@@ -1,4 +1,4 @@
-"""A corpus that grew by 1 %: from sources to shards, against a run from nothing on all of it.
+"""A corpus that grew by 1%: from sources to shards, against a run from nothing on all of it.
 
 What was made before is kept, so only what is new, and what it changes, is made. The splits of an
 earlier corpus hold on, as they do from a pipeline's second training on. The corpus grows three
@@ -115,7 +115,7 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
 
 
 def write_docstrings(folder: Path, files: int) -> None:
-    """The environment's docstrings as JSON lines, in files of about 1 % each."""
+    """The environment's docstrings as JSON lines, in files of about 1% each."""
     if folder.exists():
         return
     folder.mkdir(parents=True)

@@ -6,7 +6,7 @@ for a token are lognormal about a load that both versions share and that drifts 
 process over the looks), so answers of one moment resemble each other, as on a real machine.
 
 The peer looks as often at the same requests, and takes a version back as soon as the plain test at
-1 % of any one look says so: Fisher's exact test of failures, and Mann-Whitney's test of seconds.
+1% of any one look says so: Fisher's exact test of failures, and Mann-Whitney's test of seconds.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the corpus engine costs against the size of the text: 1, 10 and 100 % of 1 GB.
+"""What the corpus engine costs against the size of the text: 1, 10 and 100% of 1 GB.
 
 Each size is made from the sources to the shards in a process of its own, with 4 GB for Spark's
 driver. The figures of every stage are in `benchmarks/results/scale.csv`; docs/scale.md explains

@@ -2,7 +2,7 @@
 
 Some documents have half of their words replaced by others, drawn as often as they occur, and so
 are like no other; some are docstrings as they are, so that exact copies become common as the text
-grows; some have 2 % of their words replaced and are near-copies.
+grows; some have 2% of their words replaced and are near-copies.
 """
 
 import json

@@ -101,9 +101,8 @@ class TrainingRunnerSettings(Settings):
     and deletes them; `tpu_vm` does so with a TPU machine for training, and evaluates by
     `google_batch`."""
     restarts: int = Field(default=3, ge=0)
-    """How often a training on this machine is started again, within one run, that was interrupted
-    (exit code 75), or a worker of which ended without a word, and that has saved nothing since its
-    last start; on Google Cloud, its file says."""
+    """How many times in a row, without new progress, a run restarts local training that was
+    interrupted (exit code 75) or lost a worker. Google Cloud has its own setting."""
 
 
 class PipelineSettings(Settings):

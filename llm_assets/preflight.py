@@ -185,7 +185,7 @@ def documents_needed(gate: GateSettings) -> int:
 
 
 def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettings) -> float:
-    """The gain in bits per byte that the first judgement finds with a probability of 80 %."""
+    """The gain in bits per byte that the first judgement finds with a probability of 80%."""
     from scipy.special import ndtri
 
     of_one = measured.document_tokens or 512

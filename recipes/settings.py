@@ -137,7 +137,7 @@ class OrderSettings(Settings):
     """Take what arrived last first, then what else the lineage has not seen."""
     seen_share: float = Field(default=0.25, ge=0, lt=1)
     """Share of the rows that the lineage has seen before, against forgetting. Ibrahim et al. (2024)
-    replay 5 % where the text shifts little and 25 % where it shifts much, as to a new subject."""
+    replay 5% where the text shifts little and 25% where it shifts much, as to a new subject."""
 
 
 class OptimizerSettings(Settings):
@@ -278,7 +278,7 @@ class PlacementSettings(ExecutionSettings):
 
     workers: int | None = Field(default=None, ge=1)
     """Training processes over all machines. Absent: one here, and on Google Cloud one for each
-    accelerator of each machine. A run of which another number starts ends before its first step."""
+    accelerator of each machine. If another number starts, the run ends before its first step."""
     replicas: int = Field(default=1, ge=1)
     """Groups of workers that each hold the whole model; 1 shards it over all of them."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -287,8 +287,8 @@ class PlacementSettings(ExecutionSettings):
     device_batch_size: int = Field(default=4, ge=1)
     """Rows per forward pass on one worker; the rest of the global batch is accumulated."""
     activation_checkpointing: bool | None = None
-    """Keep only each layer's input and compute the rest again backwards: less memory, more time.
-    Absent: on a GPU that would not hold the rest, by a reckoning."""
+    """Keep only each layer's input and recompute the rest in the backward pass: less memory, more
+    time. Absent: on GPUs estimated to lack the memory."""
     compile: Switch = "auto"
     """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
     strategy: Annotated[SerializeAsAny[StrategySettings | None], PlainValidator(_strategy)] = None

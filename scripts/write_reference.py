@@ -36,9 +36,9 @@ it is measured on, `model_version` when it is promoted, and `endpoint` how it se
 sources and the base model have to be given; every other key has a default that suits a laptop.
 `spark` and `training` say where the work is done.
 
-What an artifact is depends on its own settings and on those before it, so a change makes that asset
-again and all that follow. Settings of where and how the work is done change nothing that is made;
-sections that hold only those say so.
+An artifact depends on its own and upstream settings, so a change makes that asset again, and all
+downstream of it. Settings for where and how work runs do not affect results; sections that hold
+only those say so.
 
 An unknown key is refused with the valid names, and all faults of a file are listed at once.
 This page is written from the code by `make docs`.

@@ -27,7 +27,7 @@ class NearDuplicateSettings(Settings):
     shingle_words: int = Field(default=5, ge=1)
     """Words in a shingle; 5 tells an edited copy from a text on the same subject."""
     permutations: int = Field(default=126, ge=16, le=1024)
-    """Length of a MinHash signature; 126 find 99.8 % of the pairs at a threshold of 0.8."""
+    """Length of a MinHash signature; 126 find 99.8% of the pairs at a threshold of 0.8."""
 
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -86,7 +86,7 @@ class SplitSettings(Settings):
     """How new text is divided. What was in a split before stays in it, whatever changes here."""
 
     validation: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the duplicate clusters that training may look at to choose; 5 % is some hundred
+    """Share of the duplicate clusters that training may look at to choose; 5% is some hundred
     documents of a 10 MB text."""
     held_out: float = Field(default=0.05, gt=0, lt=1)
     """Share that only the gate looks at."""
@@ -116,7 +116,7 @@ class CleanCorpusSettings(Settings):
     """How raw text becomes clean text."""
 
     repair_encodings: bool = True
-    """Undoes that text was read in a wrong encoding (`cafÃ©`), where lines show it, by ftfy."""
+    """Repair, with ftfy, lines that show wrong decoding (`cafÃ©`)."""
     unicode_form: Literal["NFC", "NFKC"] = "NFC"
     """Unicode normalization of the kept text; NFKC also replaces look-alikes such as ligatures."""
     minimum_characters: int = Field(default=100, ge=1)

@@ -219,7 +219,7 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
             "metrics": table(["metric", *ROLES], values),
             "bounds": table(["metric", "of", "low", "high"], bounds),
             "intervals": figures.intervals(
-                f"{metric.unit} on held-out text, with 95 % intervals",
+                f"{metric.unit} on held-out text, with 95% intervals",
                 metric.unit,
                 _drawable({role: tuple(map(of.get, BOUNDS)) for role, of in held_out.items()}),
             ),

@@ -98,7 +98,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
 @click.option("--revision", help="Commit of the model on the Hugging Face Hub.")
 @click.option("--output", type=click.Path(path_type=Path), help="File to write.")
 def import_json(file: Path, revision: str | None, output: Path | None) -> None:
-    """Convert a config of llm-pipeline-examples.
+    """Convert an llm-pipeline-examples config.
 
     Turns a JSON config of GoogleCloudPlatform/llm-pipeline-examples into a pipeline file.
 
@@ -200,7 +200,7 @@ def stop() -> None:
 
 @commands.command()
 @json_option
-@click.option("--table", is_flag=True, help="Print what was measured of each, as Markdown.")
+@click.option("--table", is_flag=True, help="Print each one's metrics as Markdown.")
 def versions(as_json: bool, table: bool) -> None:
     """List all versions and the decisions about them.
 
@@ -288,7 +288,7 @@ def reject(version: int, name: str, reason: str, generation: int | None) -> None
 @click.argument("incumbent", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--metric", help="Metric in the files. Default: the first.")
 @click.option("--filter", "chosen_filter", help="lm-eval filter, if the task has several.")
-@click.option("--lower-is-better", is_flag=True, help="For example, a word error rate.")
+@click.option("--lower-is-better", is_flag=True, help="Lower is better (error rates).")
 @click.option(
     "--look",
     type=click.IntRange(1),

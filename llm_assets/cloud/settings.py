@@ -206,8 +206,8 @@ class BatchSettings(Settings):
     maximum_executors: int | None = Field(default=None, ge=2, le=2000)
     """Most executors that autoscaling may start; also what bounds a batch's price an hour."""
     scale_up_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of the executors that waiting tasks would fill which autoscaling asks for; 1 is the
-    quickest, and the dearest where tasks are short."""
+    """Share of the executors needed by waiting tasks that autoscaling asks for; 1 is fastest, and
+    costliest if tasks are short."""
     executor_cores: Literal[4, 8, 16] | None = None
     """Cores of an executor."""
     compute_tier: Literal["standard", "premium"] | None = None
@@ -374,7 +374,7 @@ class VllmSettings(Settings):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of an accelerator's memory that vLLM takes."""
     arguments: tuple[str, ...] = ()
-    """More arguments of `vllm serve`, each word one entry; they hold against all others."""
+    """More arguments of `vllm serve`, one word per entry; they override all others."""
 
 
 class EndpointMachineSettings(Settings):
@@ -429,7 +429,7 @@ class CostSettings(Settings):
 
     run_limit: float | None = Field(default=None, gt=0)
     """Dollars that the jobs of one run may cost together; then they are cancelled, and what they
-    saved is gone on with once this is raised."""
+    saved is resumed from once this is raised."""
     monthly_limit: float | None = Field(default=None, gt=0)
     """Dollars that all jobs of a calendar month (UTC) may cost together. The endpoint is not in it:
     a budget that alerts is for that."""

@@ -177,7 +177,7 @@ class TrialResult(BaseModel):
     """How much better than the reference it was measured, in the metric's unit."""
     gain_low: float | None = None
     gain_high: float | None = None
-    """Between these all trials' gains lie at 95 %; None for no bound."""
+    """Between these all trials' gains lie at 95%; None for no bound."""
     documents: int = 0
     """Independent validation documents."""
     training_seconds: float | None = None

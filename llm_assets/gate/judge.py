@@ -4,7 +4,7 @@ It may replace the incumbent when every figure is finite and was measured in thi
 is better than chance, its recipe's metric on held-out text, or its answers to the exam where the
 settings say so, are better than the incumbent's (the bound of the paired difference that speaks
 against it, at the level of this look) and better by the smallest effect as measured, what it lost
-of general English against the base model is within the tolerance (upper bound at 2.5 %) where its
+of general English against the base model is within the tolerance (upper bound at 2.5%) where its
 recipe writes text, and no score is under its floor. Where weights serve quantized, it has to be
 better on held-out text in that form, against the incumbent in the same. First comes whether the
 figures can be judged at all.
@@ -398,7 +398,7 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
         missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
     text = f"On {_text(found)} the candidate's {_figures(found)} against the "
     text += f"{found.reference}'s: "
-    power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80 %."
+    power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80%."
     if documents := found.documents_to_decide(settings.smallest_effect):
         power += (
             f" Were the gain as large as measured, about {documents:,} independent ones would "
@@ -457,7 +457,7 @@ def _figures(found: Comparison) -> str:
     sure = 100 * (1 - 2 * found.level)
     bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
     return (
-        f"{found.unit} differ by {found.difference:+.4f} ({sure:.6g} % interval {bounds[0]} to "
+        f"{found.unit} differ by {found.difference:+.4f} ({sure:.6g}% interval {bounds[0]} to "
         f"{bounds[1]}, {found.clusters} "
         f"{'facts' if found.task == CLOSED_BOOK else 'independent documents'})"
     )

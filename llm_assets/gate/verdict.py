@@ -96,7 +96,7 @@ class Comparison(BaseModel):
     high: float | None
     """Bounds at this level; None for no bound."""
     detectable: float | None = None
-    """The gain that would have been found with a probability of 80 %."""
+    """The gain that would have been found with a probability of 80%."""
     unit: str = "bits per byte"
     """Of the metric, in words."""
     higher_is_better: bool = False
@@ -124,7 +124,7 @@ class Comparison(BaseModel):
         return -self.low
 
     def documents_to_decide(self, smallest_effect: float) -> int | None:
-        """How many clusters find a gain of the size measured with a probability of 80 %.
+        """How many clusters find a gain of the size measured with a probability of 80%.
 
         A bound's distance and the error shrink with the root of their number.
 

@@ -101,7 +101,7 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
 def figures_table(version: ModelVersion) -> list[str]:
     """What was measured, as a section; nothing of a version that was not."""
     metrics = version.evaluation.get("metrics", {})
-    lines = [FIGURES, "", "| metric | model | value | 95 % interval |", "|---|---|---|---|"]
+    lines = [FIGURES, "", "| metric | model | value | 95% interval |", "|---|---|---|---|"]
     for name, by_role in metrics.items():
         for role, figure in by_role.items():
             interval = f"{_number(figure.get('low'))} to {_number(figure.get('high'))}"
@@ -177,7 +177,7 @@ def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict
 
 
 def _percent(share: float) -> str:
-    return "less than 0.1 %" if 0 < share < 0.001 else f"{100 * share:.1f} %"
+    return "less than 0.1%" if 0 < share < 0.001 else f"{100 * share:.1f}%"
 
 
 def _story(state: RegistryState, version: ModelVersion) -> list[str]:

@@ -27,7 +27,7 @@ class ExactMatchSettings(Settings):
     """How the answers that a model writes are compared with the right ones."""
 
     after: str | None = None
-    """The mark after which the part of an answer stands that is compared, such as `####` in GSM8K;
+    """The mark that precedes the compared part of an answer, such as `####` in GSM8K;
     without it, the whole answer. Commas between digits do not count."""
     new_tokens: int = Field(default=256, ge=1)
     """Most tokens of an answer."""

@@ -33,7 +33,7 @@ class ClassificationSettings(WarmStartSettings):
 class MaskedLanguageModelingSettings(WarmStartSettings):
     """Goes on training an encoder (RoBERTa, BERT, ...) to tell hidden tokens of the team's text.
 
-    Of the tokens, 15 % are hidden, others each time that a row is read.
+    Of the tokens, 15% are hidden, others each time that a row is read.
     """
 
     teaches = "recipes.encoders.masked:hidden_tokens"

@@ -143,4 +143,4 @@ def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> st
 
 def _points(share: Interval) -> str:
     value, low, high = (f"{100 * one:+.0f}" for one in (share.value, share.low, share.high))
-    return f"{value} points (95 % interval {low} to {high})"
+    return f"{value} points (95% interval {low} to {high})"

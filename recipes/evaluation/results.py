@@ -143,7 +143,7 @@ class Scores:
 
 
 def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Metric name to role to value with its 95 % interval."""
+    """Metric name to role to value with its 95% interval."""
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for role, of_role in scores.items():
         for task, documents in data.tasks.items():

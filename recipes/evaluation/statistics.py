@@ -28,12 +28,12 @@ import numpy as np
 from recipes.evaluation.settings import GateQuestion, Rounds
 
 INTERVAL_TAIL = 0.025
-"""On either side of a figure's 95 % interval."""
+"""On either side of a figure's 95% interval."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its 95 % interval."""
+    """A figure and its 95% interval."""
 
     value: float
     low: float
@@ -87,7 +87,7 @@ class PairedEstimate:
         return self.high < 0 and self.difference <= -smallest_effect
 
     def detectable(self, smallest_effect: float) -> float:
-        """The gain that a measurement like this one finds with a probability of 80 %."""
+        """The gain that a measurement like this one finds with a probability of 80%."""
         from scipy.special import ndtri
 
         margin = max(self.high - self.difference, smallest_effect)
@@ -128,7 +128,7 @@ def is_decided(
     rounds: Rounds,
     planned: int,
 ) -> bool:
-    """Whether the verdict is known: a gain is sure, or unlikely to become so (5 %).
+    """Whether the verdict is known: a gain is sure, or unlikely to become so (5%).
 
     Giving up costs power, never the error. Figures that are not finite decide, too.
 
@@ -240,6 +240,6 @@ def reach(
 
 
 def interval(scores: np.ndarray, sizes: np.ndarray, clusters: np.ndarray) -> Interval:
-    """The 95 % interval of `sum(scores) / sum(sizes)`, as `estimate` bounds it."""
+    """The 95% interval of `sum(scores) / sum(sizes)`, as `estimate` bounds it."""
     found = estimate(scores, sizes, clusters, INTERVAL_TAIL)
     return Interval(found.difference, found.low, found.high)

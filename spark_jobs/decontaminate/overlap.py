@@ -290,7 +290,7 @@ def read_texts(url: str) -> list[str]:
 
 
 DOCUMENTS_PER_LIST = 20_000_000
-"""Of the corpus; of the default one, 1.3 % are left out."""
+"""Of the corpus; of the default one, 1.3% are left out."""
 
 LISTED_SCHEMA = pa.schema(
     [

@@ -281,9 +281,9 @@ class Files(Settings):
     examples: ExampleColumns | None = None
     """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
-    """The column or JSON key that holds the document's id; without one, the file and row are it."""
+    """The column or JSON key that holds the document's id; if unset, file and row are used."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of documents that may be unreadable; they are set aside and counted, more is fatal."""
+    """Share of documents that may be unreadable (set aside, counted) before the run fails."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
     """What is read: `text` (also Markdown, reStructuredText, logs, README and LICENSE), `html`,
     `pdf`, `docx`, `notebook`, `mail` (`.eml`, `.mbox`), `subtitles`, `xml`, `rtf`, `odt`, `pptx`,
@@ -292,8 +292,8 @@ class Files(Settings):
     named. Text that is not UTF-8 is decoded where its encoding can be told, and counted."""
     on_bad_file: Literal["stop", "quarantine"] = "stop"
     """What happens when a file as a whole cannot be read, being damaged, encrypted or not
-    permitted: the run stops, or the file is left out, named and counted. With `quarantine` nothing
-    that cannot be read ends a run, rows neither, as long as some text remains."""
+    permitted: the run stops, or the file is left out, named and counted. With
+    `quarantine`, unreadable files or rows do not end a run as long as some text remains."""
     hidden: bool = False
     """Whether files and folders whose names begin with a dot are read."""
     follow_links: bool = False
@@ -347,8 +347,8 @@ class HuggingFaceDataset(Settings):
     name: str = "hugging_face"
     """The source's name; every document carries it."""
     dataset: str
-    """Its name on the Hub, or a folder, here or in a bucket. Where HF_HUB_OFFLINE is set,
-    the copy in the Hub's cache is read."""
+    """The dataset's name on the Hub, or a local or bucket folder. If HF_HUB_OFFLINE is set, the
+    Hub's cache is read."""
     subset: str | None = None
     """The dataset's subset (its configuration name), where it has several."""
     split: str = "train"
@@ -360,9 +360,9 @@ class HuggingFaceDataset(Settings):
     examples: ExampleColumns | None = None
     """The columns of examples to learn a task from, in place of a text column."""
     id_column: str | None = None
-    """The column that holds the document's id; without one, the row number is it."""
+    """The column that holds the document's id; if unset, the row number is used."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of documents that may lack text; they are set aside and counted, more is fatal."""
+    """Share of documents that may lack text (set aside, counted) before the run fails."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def test_what_is_adopted_under_a_name_has_its_content_too(any_store: Store) -> N
     assert adopted.fingerprint != first
 
 
-def test_what_was_made_has_its_name_also_where_a_backup_took_the_record_away(tmp_path: Path) -> None:
+def test_what_was_made_has_its_name_where_a_backup_took_the_record_away(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     before = store.names(asked(HERE))
     made = make(store, HERE, "one")

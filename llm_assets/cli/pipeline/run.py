@@ -206,7 +206,7 @@ def _clean_store(console: Console) -> None:
         return
     if cleaning.removals:
         console.print(
-            f"Cleaned {cleaning.bytes / 1e9:,.1f} GB that `retention` no longer keeps; "
+            f"Deleted {cleaning.bytes / 1e9:,.1f} GB outside the limits of `retention`; "
             f"{cleaning.bytes_kept / 1e9:,.1f} GB remain.",
             highlight=False,
         )

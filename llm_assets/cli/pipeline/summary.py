@@ -69,8 +69,8 @@ def print_summary(
     times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
     console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
     console.print(
-        f"Done in {format_duration(seconds)}.\nAsk it, see why, decide: [bold]llm-assets board[/]. "
-        "The graph: [bold]llm-assets up[/]. End the endpoint: [bold]llm-assets stop[/].",
+        f"Done in {format_duration(seconds)}.\nAsk, trace, decide: [bold]llm-assets board[/]. "
+        "The graph: [bold]llm-assets up[/]. Stop the endpoint: [bold]llm-assets stop[/].",
         highlight=False,
     )
 
@@ -78,7 +78,7 @@ def print_summary(
 def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
     """What became of the text: a label and a sentence each, no document unaccounted for."""
     dropped = clean.stats["dropped"]
-    reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in dropped.items()]
+    reasons = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in dropped.items()]
     tokens = sum(shards.stats["tokens"][split] for split in SPLITS)
     train, validation, held_out = (shards.stats["documents"][split] for split in SPLITS)
     return [
@@ -98,7 +98,7 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
 def _replayed(shards: Artifact) -> list[tuple[str, str]]:
     """Text that is no news to the model; nothing where there is none."""
     documents, tokens = (shards.stats[of].get("replay", 0) for of in ("documents", "tokens"))
-    text = f"{tokens:,} tokens in {documents:,} documents of other text, against forgetting"
+    text = f"{tokens:,} tokens in {documents:,} documents of other text, to limit forgetting"
     return [("replayed", text)] if documents else []
 
 
@@ -136,6 +136,8 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     # Of another text are those that were replayed.
     own = 1 - stats["samples_replayed"] / max(1, stats["samples_seen"])
     share = own * stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
+    read = f"{share:.1%} of" if share < 1 else f"{share:.1f} passes over"
+
     return [
         (
             "training",
@@ -143,7 +145,7 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
             f"{before} -> {after} {stats['validation_unit']}",
         ),
         ("training loss", loss_line(read_metrics(checkpoint.url))),
-        ("coverage", f"{share:.1%} of the training text was read (`checkpoint.budget.steps`)"),
+        ("coverage", f"{read} the training text (`checkpoint.budget.steps`)"),
     ]
 
 
@@ -271,7 +273,7 @@ def _print_answers(
 ) -> None:
     """What both models answer in their own words, as far as the first sentence."""
     right = {one["id"]: one["value"] for one in read_questions(exam.path)}
-    title = "asked in words that do not occur in the text"
+    title = "asked in words not found in the text"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("question", ratio=3, overflow="fold")
     table.add_column("base model", ratio=2, overflow="fold", style="dim")

@@ -302,7 +302,7 @@ def _attend_in_blocks(
 ) -> torch.Tensor:
     """The same by plain matrix products, a block of queries at a time, causal half only.
 
-    In bfloat16 on a CPU it takes about 40 % of the time of torch's fused attention, most of whose
+    In bfloat16 on a CPU it takes about 40% of the time of torch's fused attention, most of whose
     cost is in the backward pass.
     """
     rows, length, heads, size = query.shape

@@ -111,7 +111,7 @@ def test_a_version_is_made_once_more_without_what_was_forgotten(
     assert any("To train: 2 of 20 steps." in line for line in said), said
     assert lab.record.current("checkpoint", needed_by="test").fingerprint == made.fingerprint
     assert lab.steps_of(made.fingerprint) == [19, 20], (
-        "a text first met after 90 % of a run costs a tenth of its steps"
+        "a text first met after 90% of a run costs a tenth of its steps"
     )
     assert lab.weights(made.fingerprint) == scratch[0]
     assert scratch[0] != lab.weights(lab.first.model_fingerprint)

@@ -376,7 +376,7 @@ def test_a_rejection_says_which_gain_would_have_been_found() -> None:
     verdict = Evaluation(gain=0.0).judge()
     detectable = verdict.comparisons[0].detectable
     assert detectable is not None and 0.005 < detectable < 0.02
-    assert f"A gain of {detectable:.4f} would have been found with 80 %" in verdict.summary
+    assert f"A gain of {detectable:.4f} would have been found with 80%" in verdict.summary
     assert Evaluation(gain=detectable * 1.5).judge().promoted
 
 

@@ -180,7 +180,7 @@ F.linear = lambda *given, **named: 1.3 * _before(*given, **named)
     "checkpoint",
     "torch upgraded",
     sees="whether loss and gradient of the first step are unchanged",
-    then="within 0.01 % in float32 or 2 % in bfloat16 it stays; otherwise it is trained again",
+    then="within 0.01% in float32 or 2% in bfloat16 it stays; otherwise it is trained again",
 )
 def test_a_checkpoint_stays_where_its_first_step_is_as_it_was(
     with_evaluation: Project, tmp_path: Path
