@@ -146,7 +146,7 @@ class OptimizerSettings(Settings):
     name: Literal["adamw", "muon"] = "adamw"
     """Muon takes the matrices of the layers; AdamW always takes the rest."""
     learning_rate: float = Field(default=1e-4, gt=0, le=1, allow_inf_nan=False)
-    """Peak learning rate; mild, since the base model has learnt already."""
+    """Peak learning rate; mild, since the base model has already learned."""
     weight_decay: float = Field(default=0.1, ge=0, le=10, allow_inf_nan=False)
     """Decoupled weight decay on matrices; norms and biases have none."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -156,7 +156,7 @@ class OptimizerSettings(Settings):
     skip_gradient_above: float = Field(default=10.0, gt=1)
     """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
     accept_after_skips: int = Field(default=4, ge=1)
-    """So many steps skipped in a row for their norm are text of another kind, which is learnt."""
+    """So many steps skipped in a row for their norm are text of another kind, which is learned."""
     stop_after_skips: int = Field(default=8, ge=1)
     """Skipped steps in a row that end the training; the gate then rejects what it made."""
 
@@ -509,7 +509,7 @@ class TrainingSettings(Settings):
 
 
 class WarmStartSettings(TrainingSettings):
-    """Of recipes that begin with weights that have learnt already."""
+    """Of recipes that begin with weights that have learned already."""
 
     initialize: Literal["base_model", "champion"] = "base_model"
     """Start from the base model's weights, or from those of the model that serves; the learning

@@ -319,7 +319,7 @@ class MachineSettings(Settings):
     boot_disk_gb: int = Field(default=200, ge=100)
     """Boot disk in GB; it has to hold the image and what a program caches."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
-    """How machines are bought: at once, cheaper but pre-emptible, or when some become free."""
+    """How machines are bought: at once, cheaper but preemptible, or when some become free."""
     timeout_hours: float = Field(default=72.0, gt=0, le=168)
     """A job is ended by Google after this many hours, whatever it does; seven days at most."""
     max_wait_hours: float = Field(default=24.0, gt=0)
@@ -489,7 +489,7 @@ class GoogleCloudSettings(Settings):
     """A training or evaluation that no Dagster run has followed for this many hours saves its state
     and ends by itself."""
     restarts: int = Field(default=10, ge=0)
-    """How often a pre-empted or interrupted training is started again, within one run, that has
+    """How many times in a row a run restarts a preempted or interrupted training that has
     saved nothing since its last start."""
     api_endpoint: str | None = None
     """Address that stands for Google's gRPC APIs, for local tests; absent means Google's own."""

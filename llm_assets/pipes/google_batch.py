@@ -20,7 +20,7 @@ EXIT_CODE = re.compile(r"exit code (\d+)")
 RESERVED = 50_000
 """From here on exit codes are Batch's own (page "Troubleshooting", "Task failure exit codes")."""
 LOST_MACHINES = {50001, 50002, 50003, 50004, 50006}
-"""Pre-empted, silent, rebooted, hanging or made again; 50005 is the greatest duration."""
+"""Preempted, silent, rebooted, hanging or made again; 50005 is the greatest duration."""
 PHASES = {
     "RUNNING": service.Phase.RUNNING,
     "SUCCEEDED": service.Phase.SUCCEEDED,

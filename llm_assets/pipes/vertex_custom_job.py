@@ -116,7 +116,7 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
     A job carries labels that follow from what it does (`fingerprint`). So a run that finds it
     running or succeeded follows it instead of starting a second one, and one that failed is
     replaced. A job whose program exits with status 75 or ends without a word, or whose machines
-    were pre-empted, is started again within the run, up to `limits.restarts` times; the program is
+    were preempted, is started again within the run, up to `limits.restarts` times; the program is
     to continue from its last checkpoint. When the run is cancelled, for whatever reason, so is the
     job.
 

@@ -10,7 +10,7 @@ from recipes.settings import LoraSettings, TrainingSettings, WarmStartSettings
 
 
 class ContinuedPretrainingSettings(WarmStartSettings):
-    """Goes on training a model that has learnt already, on the team's text."""
+    """Goes on training a model that has already learned, on the team's text."""
 
     teaches = "recipes.causal.objective:next_token"
     recipe: Literal["continued_pretraining"] = "continued_pretraining"
@@ -34,7 +34,7 @@ class ExactMatchSettings(Settings):
 
 
 class FineTuningSettings(ContinuedPretrainingSettings):
-    """Teaches a causal model to answer: only the assistant's turns of conversations are learnt."""
+    """Teaches a causal model to answer: only the assistant's turns of conversations are learned."""
 
     teaches = "recipes.causal.objective:answers"
     recipe: Literal["fine_tuning"]  # type: ignore[assignment]  # each recipe has its own

@@ -60,7 +60,7 @@ ELSEWHERE = {
 
 
 class DeepSpeedSettings(StrategySettings):
-    """Train with DeepSpeed's ZeRO (Rajbhandari et al., 2020) in the place of FSDP2.
+    """Train with DeepSpeed's ZeRO (Rajbhandari et al., 2020) instead of FSDP2.
 
     What `configuration` says on these counts where the section is silent.
     """

@@ -147,7 +147,7 @@ def rows_per_step(config: dict[str, Any], workers: int) -> int:
 
 
 def content(config: dict[str, Any], program: Program) -> dict[str, Any]:
-    """The part of a configuration that decides what is learnt; references are resolved in it."""
+    """The part of a configuration that decides what is learned; references are resolved in it."""
     read, _ = _keys_read(program_path(program))
     model = {"model": {k: v for k, v in config["model"].items() if k != "_component_"}}
     return {k: v for k, v in config.items() if k in read and k not in EXECUTION} | model
@@ -376,7 +376,7 @@ class TorchtuneSettings(WarmStartSettings):
         return placed.model_copy(update={"budget": budget})
 
     def content(self) -> dict[str, Any]:
-        """The same, of the configuration what decides what is learnt."""
+        """The same, of the configuration what decides what is learned."""
         found = super().content()
         del found["overrides"]
         return found | {"config": content(self.config, self.run)}

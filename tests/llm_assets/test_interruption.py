@@ -141,7 +141,7 @@ WEEK_SECONDS = 3_600
     "checkpoint",
     "killed at every 38th step of a week of steps",
     sees="a line each time",
-    then="nine tenths of the reckoned time is useful; weights are bit-equal to an unbroken run's",
+    then="nine tenths of the estimated time is useful; weights are bit-equal to an unbroken run's",
 )
 def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
     prepared: Project,

@@ -89,7 +89,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _take_machines_away(google: LocalGoogle) -> None:
-    """Pre-empt the training after its first checkpoint, as happens to spot machines."""
+    """Preempt the training after its first checkpoint, as happens to spot machines."""
     from google.cloud.storage import Client
 
     while not google.vertex.jobs():

@@ -258,7 +258,7 @@ def test_job_whose_machine_is_silent_goes_on_on_another(
     scene.ends(starts=2)
 
 
-@ending("pre-empted in creation", "a line", "started again on new machines")
+@ending("preempted in creation", "a line", "started again on new machines")
 @only(*OWN, VERTEX)
 def test_job_pre_empted_before_it_ran_is_started_again(scene: Scene) -> None:
     scene.runner.hold_pending()
