@@ -47,7 +47,7 @@ def find_alarms(
     """
     now = datetime.now(UTC)
     if activity.fault:
-        yield Alarm("StateUnreadable", activity.fault, "that, then `llm-assets doctor`")
+        yield Alarm("StateUnreadable", activity.fault, "follow it, then `llm-assets doctor`")
     if is_up and activity.heartbeat:
         silent = (now - activity.heartbeat).total_seconds()
         if silent > MOST_SILENT_SECONDS:

@@ -58,7 +58,7 @@ COMPONENT, COMPONENT_FILE = "llm_assets.LanguageModel", "defs.yaml"
 FORM_WORDS: dict[Form, str] = {
     "pretraining": "plain text",
     "conversations": "conversations",
-    "pairs": "pairs of a text and what to write for it",
+    "pairs": "pairs of an input and a target text",
     "labeled": "labeled texts",
     "preferences": "prompts with a chosen and a rejected answer",
 }
@@ -186,8 +186,8 @@ class PipelineSettings(Settings):
             if form != wanted:
                 raise ValueError(
                     f"the recipe {self.checkpoint.recipe} learns from {FORM_WORDS[wanted]}, but "
-                    f"the source {name!r} gives {FORM_WORDS[form]}; its key `examples` says which "
-                    "columns are an example"
+                    f"the source {name!r} contains {FORM_WORDS[form]}; set its `examples` to "
+                    "the columns of an example"
                 )
         return self
 
@@ -202,9 +202,8 @@ class PipelineSettings(Settings):
                 )
             if self.endpoint.weights in QUANTIZED:
                 raise ValueError(
-                    f"{decides}, which is taken by weights as they were trained, but "
-                    f"`endpoint.weights` serves them in {self.endpoint.weights}; leave out one of "
-                    "the two keys"
+                    f"{decides}, which tests the unquantized weights, but "
+                    f"`endpoint.weights` serves {self.endpoint.weights}; remove one of the two keys"
                 )
         return self
 
@@ -251,9 +250,9 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
     if theirs.name == settings.name and record.store.root in roots | {theirs.store.rstrip("/")}:
         raise UserError(
             f"{path.resolve()} and {other} have the same `name` ({settings.name}) and the same "
-            f"`store` ({record.store.root}), so each would go on from what the other made and "
-            "decided. Give one of them another `name`. Where the one was moved or copied to take "
-            "the place of the other, remove or rename the other: nothing else is needed."
+            f"`store` ({record.store.root}), so each would build on the other's artifacts and "
+            "decisions. Give one of them another `name`. If one replaces the other, remove or "
+            "rename the old file; nothing else is needed."
         )
 
 
@@ -285,7 +284,7 @@ def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
     """Read a YAML file, which the environment variable names, into a settings model.
 
     Raises:
-        UserError: the file is absent, is not YAML, or has wrong settings. All faults are listed at
+        UserError: the file is absent, is not YAML, or is invalid. All faults are listed at
             once, each with its key and, for an unknown key, the valid names.
     """
     return check_settings(_read_mapping(path, model, variable), model, str(path))
@@ -320,7 +319,7 @@ def check_settings(
         return model.model_validate(content, strict=strict)
     except ValidationError as error:
         faults = [_describe(fault, model, content) for fault in error.errors()]
-        raise UserError(f"{source} has wrong settings:\n  " + "\n  ".join(faults)) from error
+        raise UserError(f"{source} has invalid settings:\n  " + "\n  ".join(faults)) from error
 
 
 def _pipeline_files() -> list[Path]:

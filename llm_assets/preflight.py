@@ -92,11 +92,11 @@ class TextEstimate:
             if language != "English":
                 told.append(
                     f"{written / self.languages.total():.0%} of the documents seem to be "
-                    f"{language}; the default base model and the text that is replayed are "
-                    "English: `base_model` names another model, `clean_corpus.split.sources` what "
-                    "is replayed"
+                    f"{language}; the default base model and the replayed text are English: set "
+                    "`base_model` to another model, and choose the replayed text in "
+                    "`clean_corpus.split.sources`"
                 )
-        for what, count in (("exact copies", self.copies), ("documents too short", self.short)):
+        for what, count in (("exact copies", self.copies), ("short documents", self.short)):
             told += [f"{what} left out: {count:,.0f}"] * bool(count)
         for kind, count in self.decoded.counts.items():
             told.append(f"files decoded from {kind}: {count:,}")
@@ -246,9 +246,9 @@ def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
         told += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
     else:
         told += (
-            f"Add text: it takes {documents_needed(gate)} different documents of "
-            f"{settings.clean_corpus.minimum_characters} characters or more; a document is a file, "
-            "or a row of a table."
+            f"Add text: at least {documents_needed(gate)} different documents of "
+            f"{settings.clean_corpus.minimum_characters} characters or more are needed; a document "
+            "is a file, or a row of a table."
         )
     version = "1" if documents else "VERSION"
     return (
@@ -445,7 +445,7 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
         whole = round(text.tokens / row_tokens) or 1
         budget_key = "`checkpoint.budget.steps`"
         told += f"; one pass takes about {whole:,} ({budget_key}){time(text.tokens)}"
-    return [f"{told}, as fast as it trained last." if speed else f"{told}."]
+    return [f"{told}, at the speed of the last training." if speed else f"{told}."]
 
 
 def _tokens_per_second(settings: PipelineSettings) -> float | None:
@@ -483,7 +483,7 @@ def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -
         if before != share:
             told += (
                 f" Existing splits do not change: `held_out: {share:g}` instead of {before:g} "
-                "applies to new text only. To split all text again, end the endpoint "
+                "applies to new text only. To split all text again, stop the endpoint "
                 "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
                 "of this one stay."
             )

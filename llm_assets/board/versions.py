@@ -99,7 +99,7 @@ def routes(board: Board) -> list[Route]:
         path = page_path(board.settings.name, request.path_params["version"])
         content = board.store.read_bytes(path)
         if content is None:
-            raise HTTPException(404, "There is no page about this version: forgetting removes them")
+            raise HTTPException(404, "`llm-assets forget` removed the page of this version")
         return HTMLResponse(content, headers={"Content-Security-Policy": PAGE_POLICY})
 
     def compare(request: Request) -> Response:
@@ -145,7 +145,7 @@ def describe_version(
     return VersionRow(
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
-        f"{outcome}, against version {against.version}" if against else outcome,
+        f"{outcome}, compared with version {against.version}" if against else outcome,
         ranked[0] if ranked else None,
         "; ".join(filter(None, [describe_coverage(version), cost])),
     )

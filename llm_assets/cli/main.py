@@ -225,7 +225,7 @@ def versions(as_json: bool, table: bool) -> None:
 @commands.command()
 @version_argument
 @click.argument("repository")
-@click.option("--public", is_flag=True, help="Make the repository public. Default: private.")
+@click.option("--public", is_flag=True, help="Create a public repository, or upload to one.")
 def publish(version: int, repository: str, public: bool) -> None:
     """Upload a version to the Hugging Face Hub.
 

@@ -153,7 +153,7 @@ def describe_coverage(version: ModelVersion) -> str:
     """How much of the text to train on a version has seen, in words."""
     if version.coverage is None:
         return "no text of this pipeline" if version.is_base else "an unknown share of the text"
-    return f"{_percent(version.coverage)} of the text, the versions before it included"
+    return f"{_percent(version.coverage)} of the text, including what earlier versions read"
 
 
 def describe_cost(version: ModelVersion) -> str:
@@ -161,7 +161,7 @@ def describe_cost(version: ModelVersion) -> str:
     if version.dollars is None:
         return "no cost on record"
     spent = "less than 0.01" if 0 < version.dollars < 0.005 else f"{version.dollars:,.2f}"
-    return f"{spent} USD for the machines that made it and all behind it"
+    return f"{spent} USD for the machines that built it and everything it was built from"
 
 
 def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict[str, float]:

@@ -10,16 +10,16 @@ from recipes.settings import ModelFamily, WarmStartSettings
 
 
 class TextGenerationSettings(Settings):
-    """How a sequence-to-sequence model writes, in the evaluation and, as the exported model's
-    defaults, where it is used."""
+    """How a sequence-to-sequence model generates text in the evaluation. These are also the
+    exported model's defaults."""
 
     num_beams: int = Field(default=1, ge=1)
-    """Beams of the search; 1 takes the most likely token each time. With several, the
-    endpoint gives an answer whole, at its end."""
+    """Number of beams; 1 is greedy decoding. With more, the endpoint returns an answer only when
+    it is complete."""
     length_penalty: float = Field(default=1.0, allow_inf_nan=False)
-    """Above 0 favors longer texts, where there are several beams."""
+    """With several beams, values above 0 favor longer texts."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)
-    """Length of the runs of tokens that are never repeated; 0 allows all."""
+    """Length of the token n-grams that must not repeat; 0 sets no limit."""
 
 
 class SequenceToSequenceSettings(WarmStartSettings):

@@ -198,12 +198,12 @@ class LabeledColumns(Settings):
 
 
 class PreferenceColumns(Settings):
-    """Prompts, each with the better and the worse of two answers."""
+    """Prompts, each with a better and a worse answer."""
 
     form: Literal["preferences"]
     """Which form the examples have."""
     layout: Literal["answers", "conversations"] = "answers"
-    """`answers`: a prompt and two answers, each a text; `conversations`: two lists of
+    """`answers`: a prompt and two answers, all strings; `conversations`: two lists of
     `{role, content}` that differ in their last answer."""
     prompt_column: str = "prompt"
     """The column of the user's turn, for `answers`."""

@@ -28,7 +28,7 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
         and "revision" in text
         and "optimizer.learning_rate: 0.01" in text
     )
-    assert "% of the text, the versions before it included" in text
+    assert "% of the text, including what earlier versions read" in text
     told = json.loads(ask(served, "explain", "1", "--json"))
     assert told["artifacts"]["checkpoint"]["settings"]["optimizer"]["learning_rate"] == 0.01
 
@@ -36,7 +36,8 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
 def test_check_says_how_long_a_training_takes_as_fast_as_the_last_one(served: Project) -> None:
     told = ask(served, "check")
     assert re.search(r"12 steps read about .* of the text in about \d+ (s|min)", told)
-    assert re.search(r"one pass takes about [\d,]+ .* in about .*as fast as it trained last", told)
+    speed = r"one pass takes about [\d,]+ .* in about .*at the speed of the last training"
+    assert re.search(speed, told)
 
 
 def test_the_status_says_what_came_of_the_last_candidate(served: Project) -> None:

@@ -82,7 +82,7 @@ def check_whole_graph(demo: subprocess.Popen[str], folder: Path) -> None:
     assert shown.count("SUCCEEDED") == 4
     assert "on 2 replicas, 2 starts: JOB_STATE_SUCCEEDED" in shown
     assert "Going on from the checkpoint of step" in shown and "2 worker(s)" in shown
-    cost = r"(0\.0[1-9]|less than 0\.01) USD for the machines that made it and all behind it"
+    cost = r"(0\.0[1-9]|less than 0\.01) USD for the machines that built it and everything it was "
     assert re.search(cost, shown)
     assert "The endpoint has ended." in shown
 

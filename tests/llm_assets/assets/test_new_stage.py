@@ -72,7 +72,7 @@ def test_the_pages_example_is_made_shown_and_made_again_for_a_named_setting(
 
     project.configure(stages={"word_counts": {"minimun": 1}})
     said = copy.run(project, *MATERIALIZE, "word_counts")
-    assert "`stages.word_counts` of the pipeline manual has wrong settings" in said
+    assert "`stages.word_counts` of the pipeline manual has invalid settings" in said
     assert "minimun: unknown key; did you mean `minimum`?" in said
 
 

@@ -84,7 +84,7 @@ def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None
 
     started = write_pipeline(folder, None, tmp_path / "five.yaml")
 
-    assert started.obstacle and "it takes 78 different documents" in started.obstacle
+    assert started.obstacle and "at least 78 different documents" in started.obstacle
     assert "run --unjudged" in started.obstacle
     for number, text in enumerate(tiny_texts(78, seed=1)):
         (folder / f"more {number}.md").write_text(text * 3)
