@@ -70,59 +70,61 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class SparkSettings(Settings):
-    """Where the Spark stages run, and with how much."""
+    """Where the Spark stages run, and with which resources."""
 
     runner: Platform | None = None
-    """Where this work runs; the platform decides where absent."""
+    """Where this work runs; if unset, `platform` decides."""
     driver_memory: str = "2g"
-    """Heap of the local Spark driver, as Spark writes sizes."""
+    """Heap size of the local Spark driver, in Spark's notation."""
     partitions: int = Field(default=4, ge=1)
-    """Parallel tasks of a local Spark stage; never changes what is made."""
+    """Parallel tasks of a local Spark stage; never affects the result."""
     ui: bool = True
-    """Whether a local session serves Spark's own pages while it runs, on a free port of 127.0.0.1;
+    """Whether a local session serves Spark's own web UI while it runs, on a free port of 127.0.0.1;
     the run's log has the link."""
     copied_by_process: int = Field(default=COPIED_BY_PROCESS, ge=0)
-    """Most megabytes of files in buckets, as they are stored, that `raw_corpus` copies in its own
-    process; past it tasks of Spark copy them, with the same result to the byte."""
+    """Maximum megabytes of files in buckets, as stored there, that `raw_corpus` copies in its own
+    process. Above this limit, Spark tasks copy them; the result is the same, byte for byte."""
     documents_in_memory: int = Field(default=DOCUMENTS_IN_MEMORY, ge=0)
-    """Most documents, those of the lineage's record included, that are decided over in the driver's
-    Python, at 970 bytes each; past it Spark's joins decide the same, to the byte."""
+    """Maximum number of documents, including those in the lineage's record, about which the driver
+    decides in Python, at 970 bytes each. Above this limit, Spark joins decide; the result is the
+    same, byte for byte."""
     held_out_in_memory: int = Field(default=HELD_OUT_IN_MEMORY, ge=0)
-    """Most held-out text, in megabytes, whose n-grams every task holds, at 5 bytes for each of the
-    text; past it Spark joins them with the other text's, with the same shards to the byte."""
+    """Maximum megabytes of held-out text whose n-grams every task holds in memory, at 5 bytes per
+    byte of text. Above this limit, Spark joins them with the n-grams of the other text; the shards
+    are the same, byte for byte."""
 
 
 class TrainingRunnerSettings(Settings):
     """Where training and evaluation run."""
 
     runner: TrainingPlace | None = None
-    """Where this work runs; the platform decides where absent. `google_cloud` is Vertex AI;
-    `google_batch` makes machines of the project's own for each job, without a service's surcharge,
-    and deletes them; `tpu_vm` does so with a TPU machine for training, and evaluates by
-    `google_batch`."""
+    """Where this work runs; if unset, `platform` decides. `google_cloud` is Vertex AI;
+    `google_batch` creates machines in your project for each job, without a service surcharge, and
+    deletes them afterward; `tpu_vm` does the same with a TPU machine for training, and evaluates
+    with `google_batch`."""
     restarts: int = Field(default=3, ge=0)
     """How many times in a row, without new progress, a run restarts local training that was
     interrupted (exit code 75) or lost a worker. Google Cloud has its own setting."""
 
 
 class PipelineSettings(Settings):
-    """Everything one pipeline file may say."""
+    """All settings of a pipeline file."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """The pipeline's name: lower-case letters, digits and underscores."""
+    """The pipeline's name: lowercase letters, digits and underscores."""
     description: str = ""
-    """One sentence for people."""
+    """A one-sentence description for people."""
     platform: Platform = "local"
     """Where the work is done: this machine, or Google Cloud."""
     store: str = ".llm_assets/store"
     """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
     key_prefix: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_]*$")
-    """Prefix of the asset keys, and with `__` of the names of jobs, steps, sensors, schedules and
-    resources, for a second pipeline beside the first."""
+    """Prefix of the asset keys and, followed by `__`, of the names of jobs, steps, sensors,
+    schedules and resources, for running a second pipeline beside the first."""
     owners: tuple[str, ...] = ()
-    """Who answers for the assets: e-mail addresses, or `team:name`."""
+    """Who is responsible for the assets: e-mail addresses, or `team:name`."""
     retrain_cron: str = "0 3 * * 1"
-    """When the schedule retrains, as a cron line in `automation.time_zone`."""
+    """When the schedule retrains, as a cron expression in `automation.time_zone`."""
 
     raw_corpus: RawCorpusSettings
     clean_corpus: CleanCorpusSettings = CleanCorpusSettings()
@@ -130,11 +132,11 @@ class PipelineSettings(Settings):
     base_model: BaseModelSettings
     checkpoint: RecipeSettings = Field(default_factory=lambda: training_settings({}))
     exam: ExamSettings | None = None
-    """Questions about facts of the text: whether a model knows what it read. Without it there is
-    no asset `exam`."""
+    """Questions about facts in the text, to test whether a model knows what it has read. If unset,
+    there is no asset `exam`."""
     study: StudySettings | None = None
-    """Text made from the documents, in many forms, that is trained on beside them. Without it there
-    is no asset `study`."""
+    """Text made from the documents, in many forms, to train on in addition to the documents. If
+    unset, there is no asset `study`."""
     eval_metrics: EvaluationSettings = EvaluationSettings()
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()
@@ -146,7 +148,7 @@ class PipelineSettings(Settings):
     spark: SparkSettings = SparkSettings()
     training: TrainingRunnerSettings = TrainingRunnerSettings()
     stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Settings of stages of your own, by the names of their assets (docs/new_stage.md)."""
+    """Settings of your own stages, by asset name (docs/new_stage.md)."""
 
     def stage(self, name: str, model: type[Model]) -> Model:
         """The section of a stage; raises UserError where that of one of your own is wrong."""

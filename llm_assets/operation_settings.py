@@ -15,61 +15,64 @@ WINDOW = re.compile(
 
 
 class QualitySettings(Settings):
-    """When what serves counts as worse than it was, and what happens then."""
+    """When the serving version counts as having become worse, and what happens then."""
 
     then: Literal["tell", "retrain"] = "tell"
-    """`tell` says so, to those that `notifications` names too; `retrain` besides makes the graph
-    once for each version, trained on from the model that serves."""
+    """`tell` reports it, also to those whom `notifications` names; `retrain` additionally runs the
+    graph, once per version, and continues training from the serving model."""
     most_failures: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the requests since the look before that may fail (status 500 and above)."""
+    """Maximum share of the requests since the previous check that may fail (status 500 and
+    above)."""
 
 
 class AutomationSettings(Settings):
-    """When the graph is made by itself, and when it is not."""
+    """When runs are launched automatically, and when they are not."""
 
     enabled: bool = False
-    """Whether sensors and schedules are on from the start; each can be switched in the UI too.
-    Nothing happens by itself without a running `dagster-daemon` (`make up` keeps one)."""
+    """Whether sensors and schedules are on from the start; each can also be switched in the UI.
+    Nothing happens automatically without a running `dagster-daemon` (`make up` keeps one
+    running)."""
     continue_from_champion: bool = True
-    """Whether what is launched trains on from the model that serves, long enough to read what
-    arrived last; otherwise it trains as `checkpoint` says."""
+    """Whether automatic runs continue training the serving model, long enough to read the newest
+    text; otherwise, they train as `checkpoint` says."""
     time_zone: str = "UTC"
-    """Of every cron line and of `blackouts`, such as `Europe/Berlin`."""
+    """Time zone of all cron expressions and of `blackouts`, such as `Europe/Berlin`."""
     blackouts: tuple[str, ...] = ()
-    """Times at which nothing is launched: `08:00-18:00` or `mon-fri 08:00-18:00`; a window may
-    pass midnight."""
+    """Times at which nothing is launched: `08:00-18:00` or `mon-fri 08:00-18:00`; a window may span
+    midnight."""
     check_seconds: int = Field(default=300, ge=1)
-    """How often the sources and the endpoint are looked at."""
+    """How often the sources and the endpoint are checked, in seconds."""
     quiet_minutes: float = Field(default=5, ge=0)
-    """How long the text must stay as it is before it is trained on."""
+    """How long the text must stay unchanged before it is trained on."""
     minimum_changed_megabytes: float = Field(default=0, ge=0)
-    """How much of the files must differ from what the wanted model knows, where all sources are
-    files; files that were only renamed never count. Other sources count whenever they change."""
+    """How much of the files must differ from what the wanted model was trained on, if all sources
+    are files; files that were only renamed never count. Other sources count whenever they
+    change."""
     retries: int = Field(default=3, ge=0)
-    """How often a failed run is launched again."""
+    """How many times a failed run is launched again."""
     retry_minutes: float = Field(default=10, ge=0)
-    """Pause before the first retry; each further one waits twice as long."""
+    """Pause before the first retry; each further pause is twice as long as the one before."""
     fresh_days: float | None = Field(default=30, gt=0)
-    """Days after which a source that has not changed, text that was not read again, or an endpoint
-    that was not looked after, counts as stale in the UI; null for never."""
+    """Days after which the UI shows a source as stale if it has not changed, and `raw_corpus` and
+    `endpoint` if they have not been materialized again; `null` for never."""
     observe_cron: str = "0 * * * *"
-    """When a schedule looks at the sources for the UI, as a cron line in `time_zone`; nothing is
-    trained by it. It is on from the start, also where `enabled` is not, unless looking is billed: a
-    BigQuery source with a `watermark_column` runs a query."""
+    """When a schedule checks the sources for the UI, as a cron expression in `time_zone`; it never
+    starts training. It is on from the start, even if `enabled` is not, unless checking is billed:
+    for a BigQuery source with a `watermark_column`, it runs a query."""
     new_base_model: Literal["tell", "retrain", "ignore"] = "tell"
-    """What happens when the folder or package of `base_model` holds other weights than the ones
-    trained on: `retrain` makes the graph from them, as `checkpoint` says. Of a new revision on the
-    Hub people are told, since the pipeline file pins one."""
+    """What happens if the folder or package of `base_model` contains weights other than those
+    trained on: `retrain` rebuilds the graph from them, as `checkpoint` says. A new revision on the
+    Hub is only reported, since the pipeline file pins one."""
     quality: QualitySettings = QualitySettings()
     longer_attempts: int = Field(default=1, ge=0)
-    """How often a model that the gate rejected is followed by one trained twice as long on the
-    same text, before more text or a person is waited for."""
+    """How many times a model that the gate rejected is followed by one trained twice as long on the
+    same text, before automation waits for more text or a person."""
     monthly_hours: float | None = Field(default=None, gt=0)
-    """Hours that the runs launched by automation may take in a calendar month, all together."""
+    """Maximum total hours that runs launched by automation may take in a calendar month."""
     monthly_cost: float | None = Field(default=None, gt=0)
-    """The same in money, at `cost_per_hour`."""
+    """The same limit in money, at `cost_per_hour`."""
     cost_per_hour: float | None = Field(default=None, gt=0)
-    """Price of an hour of running, in your currency."""
+    """Price of one hour of a run, in your currency."""
 
     @field_validator("time_zone")
     @classmethod
@@ -107,28 +110,28 @@ class AutomationSettings(Settings):
 
 
 class EmailSettings(Settings):
-    """A mail server, and who writes to whom."""
+    """The mail server, the sender and the recipients."""
 
     host: str
     """The mail server (SMTP)."""
     port: int = Field(default=587, ge=1, le=65_535)
-    """465 is encrypted from the start, 587 by STARTTLS, any other is not."""
+    """Port 465 is encrypted from the start and 587 with STARTTLS; any other is not encrypted."""
     sender: str
-    """From whom; also the user name, where there is a password."""
+    """The sender's address; also the user name if there is a password."""
     to: tuple[str, ...] = Field(min_length=1)
-    """To whom."""
+    """The recipients' addresses."""
     password_variable: str | None = None
-    """Environment variable that holds the password; absent signs in nowhere."""
+    """Environment variable that holds the password; if unset, there is no login."""
 
 
 class NotificationSettings(Settings):
-    """Who is told of promotions, rejections, failed runs, and of what waits for a person."""
+    """Who is notified of promotions, rejections, failed runs and whatever waits for a person."""
 
     webhook_variable: str | None = None
-    """Environment variable that holds the address of a webhook, which takes `{"text": ...}` as
-    Slack's do; the address is a secret."""
+    """Environment variable that holds the URL of a webhook that accepts `{"text": ...}`, as Slack's
+    do; the URL is a secret."""
     email: EmailSettings | None = None
-    """The same by e-mail."""
+    """The same notifications by e-mail."""
 
     @property
     def is_on(self) -> bool:
@@ -139,32 +142,33 @@ class NotificationSettings(Settings):
 class RetentionSettings(Settings):
     """What cleaning leaves in the store.
 
-    What is current, serves, served before, is in use or stands behind one of those stays in any
-    case, and so do the manifests behind every registered version. `llm-assets run` cleans a local
-    store when it has succeeded, and the schedule at `cron`.
+    Artifacts that are current, serving, previously serving or in use are always kept, together with
+    everything behind them, and so are the manifests behind every registered version. `llm-assets
+    run` cleans a local store after it succeeds, and the schedule cleans at `cron`.
     """
 
     days: float = Field(default=30, ge=0)
-    """Artifacts younger than this stay, and unfinished work touched since. The weights of
-    registered versions stay by `versions` and `keep` alone."""
+    """Artifacts younger than this are kept, and so is unfinished work touched within this time. For
+    the weights of registered versions, only `versions` and `keep` count."""
     versions: int = Field(default=2, ge=0)
-    """So many of the newest registered versions keep their weights, text and evaluation."""
+    """Number of newest registered versions that keep their weights, text and evaluation."""
     keep: tuple[int, ...] = ()
-    """Numbers of the versions that keep theirs for ever."""
+    """Numbers of the versions that keep their weights, text and evaluation forever."""
     optimizer_state: bool = False
-    """Whether a finished training keeps its resumable state beside the exported model."""
+    """Whether a finished training run keeps its resumable state beside the exported model."""
     cache_gb: float = Field(default=20, gt=0)
-    """Bound on all caches together, in 10^9 bytes; what was used longest ago goes first."""
+    """Maximum size of all caches together, in units of 10^9 bytes; the least recently used entries
+    are deleted first."""
     cron: str = "0 5 * * 0"
-    """When the schedule cleans, as a cron line in `automation.time_zone`."""
+    """When the schedule cleans, as a cron expression in `automation.time_zone`."""
 
 
 class ForgettingSettings(Settings):
-    """What `llm-assets forget` does beside keeping a document out of every later corpus."""
+    """What `llm-assets forget` does in addition to keeping a document out of every later corpus."""
 
     signing_key: str = ".llm_assets/forgetting.pem"
-    """File with the ed25519 key, in PEM, that signs certificates; one that is absent is made, and
-    its public half beside it with the ending `.pub`."""
+    """File with the ed25519 key, in PEM format, that signs certificates. If it does not exist, it
+    is created, and so is a file with its public half, with the extension `.pub`."""
     grace_days: float = Field(default=7, ge=0)
-    """How long the weights of withdrawn versions stay, for going back; then cleaning removes
-    them, except of a version that still serves."""
+    """How long the weights of withdrawn versions are kept so that you can go back; then cleaning
+    removes them, except those of a version that is still serving."""

@@ -100,15 +100,16 @@ class ExecutionSettings(Settings):
 
 
 class BudgetSettings(Settings):
-    """How much is trained: one of steps, tokens and epochs, in global batches of rows."""
+    """How much to train: one of steps, tokens and epochs, in global batches of rows."""
 
     steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps of the whole run; 32 where neither steps, tokens nor epochs is given."""
+    """Optimizer steps of the whole run; 32 if steps, tokens and epochs are all unset."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens to train on instead, rounded up to whole steps; at least one step's."""
+    """Tokens to train on, instead of `steps`; rounded up to whole steps, at least one."""
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Passes over the train split instead, rounded up to whole steps; of a run that continues from
-    the champion, over what no model before it has seen, with `order.seen_share` on top."""
+    """Passes over the train split, instead of `steps`; rounded up to whole steps. If a run
+    continues from the champion, only text that no model before it has seen counts, and
+    `order.seen_share` is added to it."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows per step, over all workers and accumulation steps."""
 
@@ -131,34 +132,38 @@ BUDGETS = ("steps", "tokens", "epochs")
 
 
 class OrderSettings(Settings):
-    """Which rows a run that continues from the champion takes; others take all rows alike."""
+    """Which rows are used by a run that continues from the champion; other runs use all rows
+    alike."""
 
     new_first: bool = True
-    """Take what arrived last first, then what else the lineage has not seen."""
+    """Train on the newest text first, then on everything else that the lineage has not seen."""
     seen_share: float = Field(default=0.25, ge=0, lt=1)
-    """Share of the rows that the lineage has seen before, against forgetting. Ibrahim et al. (2024)
-    replay 5% where the text shifts little and 25% where it shifts much, as to a new subject."""
+    """Share of the rows that the lineage has seen before, to counter forgetting. Ibrahim et al.
+    (2024) replay 5% if the text shifts little and 25% if it shifts a lot, for example to a new
+    subject."""
 
 
 class OptimizerSettings(Settings):
-    """How gradients become new weights, and which gradients are not used."""
+    """How gradients update the weights, and which gradients are skipped."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """Muon takes the matrices of the layers; AdamW always takes the rest."""
+    """`muon` uses Muon for the matrices of the layers and AdamW for the rest."""
     learning_rate: float = Field(default=1e-4, gt=0, le=1, allow_inf_nan=False)
-    """Peak learning rate; mild, since the base model has already learned."""
+    """Peak learning rate; low, since the base model is already trained."""
     weight_decay: float = Field(default=0.1, ge=0, le=10, allow_inf_nan=False)
     """Decoupled weight decay on matrices; norms and biases have none."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment."""
+    """AdamW's decay rates for the first and second moments."""
     gradient_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Largest gradient norm; larger gradients are scaled down to it."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     skip_gradient_above: float = Field(default=10.0, gt=1)
-    """A step whose gradient norm is this many times the recent median is skipped, as is NaN."""
+    """A step is skipped if its gradient norm is this many times the recent median, or is not
+    finite."""
     accept_after_skips: int = Field(default=4, ge=1)
-    """So many steps skipped in a row for their norm are text of another kind, which is learned."""
+    """After this many consecutive steps are skipped for their gradient norm, the text counts as
+    being of a different kind and is trained on."""
     stop_after_skips: int = Field(default=8, ge=1)
-    """Skipped steps in a row that end the training; the gate then rejects what it made."""
+    """Number of consecutive skipped steps that ends training; the gate then rejects the result."""
 
     @field_validator("betas")
     @classmethod
@@ -172,13 +177,14 @@ class ScheduleSettings(Settings):
     """The learning rate over the run, as a share of `optimizer.learning_rate`."""
 
     shape: Literal["warmup_stable_decay", "cosine"] = "warmup_stable_decay"
-    """Hold and then decay linearly, or decay along a cosine from the end of the warm-up."""
+    """Hold the peak and then decay linearly, or decay along a cosine from the end of the
+    warm-up."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps of linear rise from zero, at most those of the run; by default three."""
+    """Steps of linear warm-up from zero, at most the steps of the run; three by default."""
     decay_fraction: float = Field(default=0.3, ge=0, le=1)
     """Share of all steps spent decaying, for `warmup_stable_decay`."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Learning rate of the last step as a share of the peak."""
+    """Learning rate of the last step, as a share of the peak."""
 
     def warmup(self, steps: int) -> int:
         """Warm-up steps of a run of `steps`."""
@@ -192,36 +198,36 @@ class LoraSettings(Settings):
     """Low-rank adapters beside frozen weights (Hu et al., 2021), merged on export."""
 
     rank: int = Field(default=16, ge=1)
-    """Inner size of an adapter."""
+    """Inner dimension of an adapter."""
     alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """The adapter's output is scaled by alpha / rank."""
     dora: bool = False
-    """Learn the length of each row of a matrix apart from its direction (Liu et al., "DoRA",
-    2024): often better at a low rank, and slower."""
+    """Learn the length of each matrix row separately from its direction (Liu et al., "DoRA", 2024):
+    often better at a low rank, but slower."""
     targets: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Which matrices of each layer get one."""
+    """Which matrices of each layer get an adapter."""
 
 
 class ExportSettings(Settings):
-    """Which weights the artifact holds, and in which type."""
+    """Which weights the artifact contains, and in which data type."""
 
     weights: Literal["last", "best"] = "last"
-    """Those of the last step, or the best by validation."""
+    """The weights of the last step, or those that were best on validation text."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """float32 keeps the master weights exactly."""
 
 
 class ValidationSettings(ExecutionSettings):
-    """How often, and on how much, the model is measured while it is trained.
+    """How often, and on how much text, the model is validated during training.
 
-    Part of the fingerprint only where `export.weights` is `best`, since then it decides which
-    weights these are.
+    These settings are part of the fingerprint only if `export.weights` is `best`, since they then
+    determine which weights are exported.
     """
 
     every_steps: int = Field(default=16, ge=1)
-    """Steps between validations, beside those before the first and after the last step."""
+    """Steps between validations, in addition to those before the first and after the last step."""
     rows: int = Field(default=32, ge=1)
-    """Most validation rows read each time, chosen once by hash."""
+    """Maximum number of validation rows to read each time; they are chosen once, by hash."""
 
 
 class StrategySettings(Settings):
@@ -270,30 +276,35 @@ def _strategy(values: Any) -> Any:
 
 
 class PlacementSettings(ExecutionSettings):
-    """How the work is spread over processes and devices.
+    """How the work is distributed over processes and devices.
 
-    Any placement trains on the same rows in the same order. Sums are taken in another order, so
-    weights agree up to rounding, not to the bit.
+    Every placement trains on the same rows in the same order. Sums are computed in a different
+    order, so the weights agree up to rounding, but not bit for bit.
     """
 
     workers: int | None = Field(default=None, ge=1)
-    """Training processes over all machines. Absent: one here, and on Google Cloud one for each
-    accelerator of each machine. If another number starts, the run ends before its first step."""
+    """Number of training processes over all machines. If unset, one locally, and on Google Cloud
+    one for each accelerator of each machine. If a different number starts, the run ends before its
+    first step."""
     replicas: int = Field(default=1, ge=1)
-    """Groups of workers that each hold the whole model; 1 shards it over all of them."""
+    """Number of worker groups that each hold the whole model; 1 shards it over all workers."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Neighboring workers that split every matrix between them, for layers too large for one; the
-    rest of the workers shard and replicate. It has to divide the model's heads."""
+    """Number of neighboring workers that split every matrix between them, for layers too large for
+    one worker; sharding and replication apply across these groups. It must divide the number of the
+    model's heads."""
     device_batch_size: int = Field(default=4, ge=1)
-    """Rows per forward pass on one worker; the rest of the global batch is accumulated."""
+    """Rows per forward pass on one worker; the rest of the global batch is processed by gradient
+    accumulation."""
     activation_checkpointing: bool | None = None
-    """Keep only each layer's input and recompute the rest in the backward pass: less memory, more
-    time. Absent: on GPUs estimated to lack the memory."""
+    """Keep only each layer's input and recompute the rest in the backward pass, which saves memory
+    but takes more time. If unset, this is done on GPUs whose memory is estimated to be too small
+    otherwise."""
     compile: Switch = "auto"
-    """torch.compile of the layers; auto compiles on a GPU, where it pays within minutes."""
+    """Whether to compile the layers with torch.compile; `auto` does so on a GPU, where it pays off
+    within minutes."""
     strategy: Annotated[SerializeAsAny[StrategySettings | None], PlainValidator(_strategy)] = None
-    """Another way to train than FSDP2 over processes on GPUs, where there are some, or on the
-    processor."""
+    """An alternative to the default, which is FSDP2 over processes on GPUs or, if there are none,
+    on the CPU."""
 
     @model_validator(mode="before")
     @classmethod
@@ -337,45 +348,46 @@ class PlacementSettings(ExecutionSettings):
 
 
 class CheckpointingSettings(ExecutionSettings):
-    """When the training state is saved, and how much of it stays."""
+    """When the training state is saved, and which checkpoints are kept."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints; what a failure can cost. Absent: 8, and on a GPU, where steps are
-    short, `every_minutes` alone."""
+    """Steps between checkpoints, which is what a failure can cost. If unset, 8; on a GPU, where
+    steps are short, only `every_minutes` applies."""
     every_minutes: float | None = Field(default=15.0, gt=0)
-    """Most minutes between checkpoints."""
+    """Maximum minutes between checkpoints."""
     permanent_every_steps: int | None = Field(default=None, ge=1)
-    """Checkpoints at multiples of this many steps stay while others rotate; absent: none. Once the
-    model is exported, `retention.optimizer_state` says whether they go on staying."""
+    """Checkpoints at multiples of this many steps are kept while others rotate; if unset, none are.
+    Once the model is exported, `retention.optimizer_state` decides whether they are still kept."""
     keep: int = Field(default=2, ge=1)
-    """Newest checkpoints kept while training, beside the permanent ones."""
+    """Number of newest checkpoints to keep during training, in addition to the permanent ones."""
     in_background: Switch = "auto"
-    """Train on while a checkpoint is copied in memory and written; auto does so on a GPU."""
+    """Continue training while a checkpoint is copied in memory and written; `auto` does so on a
+    GPU."""
 
 
 class LoggingSettings(ExecutionSettings):
-    """What a run writes down beside its metrics."""
+    """What a run records besides its metrics."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between figures in TensorBoard and Weights & Biases, and between readings of the
-    hardware; the last step's are always there, and `metrics.jsonl` has a line for every step.
-    Absent: 1, and 10 on a GPU, where steps are short."""
+    """Steps between values in TensorBoard and Weights & Biases, and between hardware readings. The
+    last step is always logged, and `metrics.jsonl` has a line for every step. If unset, 1, and 10
+    on a GPU, where steps are short."""
     audit_rows: bool = False
-    """Write down every row that each worker trained on, as proof of the order of the data."""
+    """Record every row that each worker trained on, as proof of the order of the data."""
     profile_steps: tuple[int, ...] = ()
-    """Steps whose profile is written to `profile/` in the run folder, for chrome://tracing."""
+    """Steps whose profiles are written to `profile/` in the run folder, for chrome://tracing."""
     weights_and_biases: str | None = None
-    """Weights & Biases project that also gets the metrics; absent: none does."""
+    """Weights & Biases project that also receives the metrics; if unset, none does."""
 
 
 ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
 
 
 class TrainingSettings(Settings):
-    """What every training recipe has, in sections.
+    """Settings that all training recipes share, in sections.
 
-    The first sections decide what the checkpoint is and enter its fingerprint; `validation`,
-    `placement`, `checkpointing` and `logging` say how the work is done and do not.
+    The first sections determine the checkpoint and are part of its fingerprint; `validation`,
+    `placement`, `checkpointing` and `logging` say how the work is done and are not.
     """
 
     # A recipe derives from this or from `WarmStartSettings`, has its name in `recipe` as a Literal,
@@ -383,16 +395,17 @@ class TrainingSettings(Settings):
     teaches: ClassVar[str]
     """`module:function` that makes the recipe's `recipes.objective.Objective` of such settings."""
     recipe: str = "continued_pretraining"
-    """Which recipe this is; other packages may bring more."""
+    """The training recipe; other packages may provide more."""
     seed: int = Field(default=0, ge=0)
-    """Decides the order of the data, and random weights where they are asked for."""
+    """Seed for the order of the data, and for random weights if a recipe needs them."""
     precision: Literal["auto", "bfloat16", "float32", "float8"] = "auto"
-    """bfloat16 keeps float32 master weights; auto takes it where the hardware is fast at it. float8
-    is bfloat16 with the layers' products in float8, for models of 1B and more on an L4, H100 or
-    later. What auto came to is part of the fingerprint."""
+    """`bfloat16` keeps float32 master weights; `auto` uses it if the hardware is fast at it.
+    `float8` is bfloat16 with the layers' matrix products in float8, for models of 1B parameters or
+    more on an L4, H100 or later. What `auto` resolves to is part of the fingerprint."""
     replay_share: float = Field(default=0, ge=0, lt=1)
-    """Share of the rows that are general text, replayed against forgetting, spread evenly;
-    `clean_corpus.split.sources` names it. 0.05 to 0.25 are usual where text is at hand."""
+    """Share of the rows that are general text, replayed evenly throughout training to counter
+    forgetting; `clean_corpus.split.sources` names the sources. 0.05 to 0.25 are usual if such text
+    is available."""
     budget: BudgetSettings = BudgetSettings()
     order: OrderSettings = OrderSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -512,8 +525,8 @@ class WarmStartSettings(TrainingSettings):
     """Of recipes that begin with weights that have learned already."""
 
     initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights, or from those of the model that serves; the learning
-    rate warms up again."""
+    """Start from the base model's weights or from those of the serving model, in either case with a
+    new learning-rate warm-up."""
 
     @property
     def starts_from(self) -> Literal["base_model", "champion", "random"]:

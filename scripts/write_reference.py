@@ -26,22 +26,23 @@ from recipes.settings import (
 
 SETTINGS_INTRODUCTION = f"""# Settings
 
-A pipeline is one YAML file in `config/`. The file in force is named by the environment variable
-`{CONFIG_VARIABLE}`; without it, it is `{DEFAULT_CONFIG}`.
+A pipeline is one YAML file in `config/`. The environment variable `{CONFIG_VARIABLE}` selects the
+file. If it is not set, `{DEFAULT_CONFIG}` is used or, if that does not exist, the
+only pipeline file there is.
 
-Its keys are the assets of the graph, in the order that data flows: `raw_corpus` says where the text
-comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of tokens,
-`base_model` what training begins with, `checkpoint` how the model is trained, `eval_metrics` what
-it is measured on, `model_version` when it is promoted, and `endpoint` how it serves. Only the
-sources and the base model have to be given; every other key has a default that suits a laptop.
+Its keys are the assets of the graph, in the order in which data flows: `raw_corpus` says where the
+text comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of
+tokens, `base_model` where training starts, `checkpoint` how the model is trained, `eval_metrics`
+what it is measured on, `model_version` when it is promoted, and `endpoint` how it is served. Only
+the sources and the base model are required; every other key has a default that suits a laptop.
 `spark` and `training` say where the work is done.
 
-An artifact depends on its own and upstream settings, so a change makes that asset again, and all
-downstream of it. Settings for where and how work runs do not affect results; sections that hold
-only those say so.
+An artifact depends on its own settings and on those upstream of it, so a change rebuilds that asset
+and everything downstream. Settings for where and how work runs do not affect results; sections that
+contain only such settings say so.
 
-An unknown key is refused with the valid names, and all faults of a file are listed at once.
-This page is written from the code by `make docs`.
+Unknown keys are rejected with a list of the valid names, and all errors in a file are reported at
+once. This page is generated from the code by `make docs`.
 """
 
 TOUCHED_FIRST = [
@@ -88,10 +89,10 @@ Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_
 
 BENCHMARKS_INTRODUCTION = """# Benchmarks
 
-Each is one program in `benchmarks/` that measures this project and a named peer alternately in one
-run: `make bench NAME=<name>`. A ratio above 1 is better for this project. A run changes no file
-here; `make bench NAME=<name> KEEP=1` puts its result, with the machine that it ran on, into
-`benchmarks/results/` and writes this page again.
+Each benchmark is one program in `benchmarks/` that measures this project and a named peer
+alternately in one run: `make bench NAME=<name>`. A ratio above 1 means that this project is better.
+A run changes no files here; `make bench NAME=<name> KEEP=1` saves its result, together with the
+machine that it ran on, in `benchmarks/results/` and regenerates this page.
 """
 
 

@@ -16,20 +16,22 @@ QUANTIZED: tuple[Weights, ...] = ("int8", "int4")
 
 
 class OpenAIEngine(Settings):
-    """Another server as the engine, by OpenAI's `/v1/completions`: vLLM, SGLang, llama-server."""
+    """Another server as the engine, called through OpenAI's `/v1/completions`: vLLM, SGLang,
+    llama-server."""
 
     address: str = "http://127.0.0.1:{port}/v1"
-    """Where it answers; `{port}` is a free port, which its command is told."""
+    """Its base URL; `{port}` is a free port, which is passed to `command`."""
     command: tuple[str, ...] = ()
-    """Starts it, a word each, for every version; `{model}` is the version's folder, `{port}` where
-    it shall listen. Absent where it runs already."""
+    """The command that starts it for every version, one word per entry; `{model}` is the version's
+    folder, and `{port}` is the port to listen on. Leave it unset if the server is already
+    running."""
     model: str = "{model}"
-    """What it calls the model; vLLM and SGLang call it by its folder."""
+    """The name of the model on that server; vLLM and SGLang use the model's folder."""
     key_variable: str | None = None
-    """Environment variable that holds its key; unset: it needs no key."""
+    """Environment variable that holds its API key; if unset, it needs no key."""
     unchecked: bool = False
-    """Let a version serve though the engine gives no log-probabilities of prompts, so that nothing
-    shows whether it serves what was judged."""
+    """Let a version serve even if the engine provides no log-probabilities of prompts, so that
+    nothing shows whether it serves what was judged."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -48,80 +50,89 @@ class RolloutSettings(Settings):
     """How a new version takes over from the old one."""
 
     steps: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.1, 0.5)
-    """Shares of the traffic that the new version gets, one after another, before all of it."""
+    """Shares of the traffic that the new version gets, one after another, before it gets all of
+    it."""
     step_seconds: float = Field(default=2.0, ge=0)
-    """How long each share is watched at least."""
+    """Minimum time for which each share is watched."""
     min_requests: int = Field(default=500, ge=1)
-    """Requests that each version answers in a step before the next; a step in which fewer come ends
-    after `request_timeout`, and one in which none come after `step_seconds`."""
+    """Requests that each version must answer in a step before the next one begins. A step with
+    fewer requests ends `request_timeout` after `step_seconds`, and a step without any after
+    `step_seconds`."""
     block: int = Field(default=20, ge=1)
-    """Answers of each version whose mean seconds for a token are compared at a time."""
+    """Number of answers of each version whose mean time per token is compared at a time."""
     warm_up: int = Field(default=50, ge=0)
-    """First answers of a new version whose speed does not count, since its caches are cold."""
+    """Number of first answers of a new version whose speed does not count, since its caches are
+    cold."""
 
 
 class JournalSettings(Settings):
-    """What is kept of the answers, for `llm-assets trace --request`; in files of this machine that
-    their owner alone may read."""
+    """What is recorded about answers, for `llm-assets trace --request`, in files on this machine
+    that only their owner can read."""
 
     keep: Literal["off", "hashes", "text"] = "text"
-    """Nothing; which version answered, with keyed hashes of prompt and answer; or the texts too."""
+    """`off` records nothing, `hashes` records which version answered, with keyed hashes of prompt
+    and answer, and `text` also records the texts."""
     days: float = Field(default=1, ge=0)
-    """Days after which what was kept is found no more; the next answer removes it."""
+    """Days after which an entry can no longer be found; the next answer deletes it."""
 
 
 class EndpointSettings(Settings):
-    """The `endpoint` asset: all of it on a laptop, `rollout` alone on Google Cloud."""
+    """The `endpoint` asset: all settings apply on a laptop, but only `rollout` on Google Cloud."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Anything but loopback needs `token_variable`."""
+    """Address to listen on. Any address other than loopback needs `token_variable`."""
     port: int = Field(default=8010, ge=0, le=65_535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 picks a free one."""
     token_variable: str | None = None
-    """Environment variable that holds the bearer token; unset: no token (loopback only)."""
+    """Environment variable that holds the bearer token; if unset, no token is needed (loopback
+    only)."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """Most tokens that one request may ask for; more is refused."""
+    """Maximum tokens that one request may ask for; requests for more are rejected."""
     max_prompt_tokens: int = Field(default=1_536, ge=1)
-    """Longest prompt in tokens; a longer one is refused."""
+    """Maximum length of a prompt, in tokens; longer ones are rejected."""
     max_body_bytes: int = Field(default=256 * 1024, ge=1_024)
-    """Largest request body in bytes."""
+    """Maximum size of a request body, in bytes."""
     max_waiting: int = Field(default=64, ge=1)
-    """Requests in flight at once; further ones get 429 with Retry-After."""
+    """Maximum number of requests in flight; further ones get a 429 with Retry-After."""
     max_connections: int = Field(default=512, ge=1)
-    """Open connections; one more is told 503 and closed."""
+    """Maximum number of open connections; further ones get a 503 and are closed."""
     header_timeout: float = Field(default=10.0, gt=0)
-    """Seconds of silence, or of an incomplete header, after which a connection is closed."""
+    """Seconds without data, or with an incomplete header, after which a connection is closed."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names beside loopback's by which clients may call an endpoint that listens on loopback."""
+    """Host names other than loopback's by which clients may call an endpoint that listens on
+    loopback."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the endpoint (CORS); none by default."""
     request_timeout: float = Field(default=120.0, gt=0)
-    """Seconds after which an unfinished answer is given up."""
+    """Seconds after which an unfinished answer is abandoned."""
     body_timeout: float = Field(default=10.0, gt=0)
-    """Seconds that a client may take to send its request's body."""
+    """Seconds that a client may take to send the body of its request."""
     engine_timeout: float = Field(default=30.0, gt=0)
-    """Seconds without an answer to its health check after which an engine is started again."""
+    """Seconds without a response to its health check after which an engine is restarted."""
     start_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that an engine may take to load its model, and to convert it before, once."""
+    """Seconds that an engine may take to load its model, including the one-time conversion."""
     engine: Annotated[
         Annotated[Literal["auto", "openvino", "transformers"], Tag("name")]
         | Annotated[OpenAIEngine, Tag("server")],
         Discriminator(lambda given: "name" if isinstance(given, str) else "server"),
     ] = "auto"
-    """What computes: `openvino` is fast on a processor, `transformers` runs every model and is the
-    reference; `auto` takes OpenVINO where it runs the model, and the log says which and why; or
-    another server, such as vLLM on a GPU, by its command or its address."""
+    """The engine: `openvino` is fast on a CPU; `transformers` runs every model and is the
+    reference; `auto` uses OpenVINO if it can run the model, and the log says which engine it chose
+    and why. Alternatively, another server, such as vLLM on a GPU, by its command or its address."""
     weights: Weights = "bf16"
-    """How weights are kept: `int8` and `int4` are smaller and faster, and lose a little, by which
-    the gate judges and which is measured before a version gets traffic; `f32` is exact."""
+    """How weights are stored: `int8` and `int4` are smaller and faster but lose a little quality.
+    The gate takes this loss into account, and it is measured before a version gets traffic. `f32`
+    is exact."""
     threads: int | None = Field(default=None, ge=1)
-    """Threads of an engine's arithmetic; absent takes the processors that it may use."""
+    """Number of threads for an engine's computation; if unset, as many as the processors that it
+    may use."""
     cache_tokens: int = Field(default=16_384, ge=512)
-    """Tokens of all requests in flight whose keys and values an engine keeps; more wait."""
+    """Maximum number of tokens, over all requests in flight, whose keys and values an engine keeps;
+    further requests wait."""
     rollout: RolloutSettings = RolloutSettings()
     """How a new version takes over from the old one."""
     journal: JournalSettings = JournalSettings()
-    """What is kept of the answers."""
+    """What is recorded about answers."""
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -21,13 +21,13 @@ class NearDuplicateSettings(Settings):
     """How near-copies are found: MinHash candidates, verified by true Jaccard similarity."""
 
     enabled: bool = True
-    """Whether near-copies are looked for at all; exact copies always are."""
+    """Whether to search for near-copies; exact copies are always searched for."""
     threshold: float = Field(default=0.8, gt=0.3, le=1)
-    """Least Jaccard similarity of the word-shingle sets of two near-copies."""
+    """Minimum Jaccard similarity of the word-shingle sets of two near-copies."""
     shingle_words: int = Field(default=5, ge=1)
-    """Words in a shingle; 5 tells an edited copy from a text on the same subject."""
+    """Words per shingle; 5 distinguishes an edited copy from another text on the same subject."""
     permutations: int = Field(default=126, ge=16, le=1024)
-    """Length of a MinHash signature; 126 find 99.8% of the pairs at a threshold of 0.8."""
+    """Length of a MinHash signature; 126 finds 99.8% of the pairs at a threshold of 0.8."""
 
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -35,28 +35,30 @@ QualityFilter = Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"]
 
 
 class DecontaminationSettings(Settings):
-    """How text that evaluation uses is kept out of training."""
+    """How text that is used for evaluation is kept out of training."""
 
     ngram_size: int = Field(default=13, ge=5)
-    """Words in an n-gram; 13 in a row hardly ever agree by chance."""
+    """Words per n-gram; 13 consecutive words hardly ever match by chance."""
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
-    """Share of a document's n-grams that may stand in evaluation text, or of one such text's in it;
-    0.5, since below it is mostly set phrases and parameter lists."""
+    """Maximum share of a document's n-grams that may appear in evaluation text, and of a single
+    evaluation text's n-grams that may appear in the document. Overlaps below 0.5 are mostly set
+    phrases and parameter lists."""
 
 
 class ClassifierSettings(Settings):
     """A fastText model of your own that labels documents by language, quality or subject."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """Name of the column with the likeliest label; its probability stands under `<name>_score`."""
+    """Name of the column for the most likely label; its probability is in the column
+    `<name>_score`."""
     model: str
-    """The model, a `.bin` or `.ftz` file of `fasttext supervised`."""
+    """The model, a `.bin` or `.ftz` file written by `fasttext supervised`."""
     keep: dict[str, Probability] = Field(default_factory=dict)
-    """Label, without `__label__`, to a probability: documents that reach none of them are
-    dropped."""
+    """Maps a label, without `__label__`, to a minimum probability; documents that reach none of
+    them are dropped."""
     drop: dict[str, Probability] = Field(default_factory=dict)
-    """Label to a probability from which documents are dropped, in place of `keep`; with neither,
-    documents are only labeled."""
+    """Maps a label to the probability from which documents are dropped; use it instead of `keep`.
+    With neither, documents are only labeled."""
 
     @property
     def score_column(self) -> str:
@@ -71,34 +73,36 @@ class ClassifierSettings(Settings):
 
 
 class TemplateSettings(Settings):
-    """What becomes of texts that differ in figures, dates and ids alone: in words with a digit, and
-    in English months and weekdays."""
+    """What happens to texts that differ only in figures, dates and ids, that is, in words with a
+    digit and in English months and weekdays."""
 
     keep: int | None = Field(default=5, ge=1)
-    """Most texts of a template that stay, those that came first; the others are dropped as
-    `template`. `null` keeps all. Either way they share a split."""
+    """Maximum number of texts to keep per template. The earliest ones are kept, and the others are
+    dropped as `template`. `null` keeps all. In either case, the texts of a template are all in the
+    same split."""
     same_share: float = Field(default=0.5, gt=0, le=1)
-    """Least share of a text's bytes that does not differ; below it, as in tables, the figures are
-    the text. 1 looks for no templates."""
+    """Minimum share of a text's bytes that does not differ. Below it, as in tables, the figures
+    count as the content. 1 turns the search for templates off."""
 
 
 class SplitSettings(Settings):
-    """How new text is divided. What was in a split before stays in it, whatever changes here."""
+    """How new text is divided. Text that is already in a split stays there, whatever changes
+    here."""
 
     validation: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the duplicate clusters that training may look at to choose; 5% is some hundred
-    documents of a 10 MB text."""
+    """Share of the duplicate clusters used for validation, that is, to choose between checkpoints
+    or settings; 5% of a 10 MB corpus is about a hundred documents."""
     held_out: float = Field(default=0.05, gt=0, lt=1)
-    """Share that only the gate looks at."""
+    """Share of the duplicate clusters that only the gate sees."""
     seed: int = 0
-    """Draws which new duplicate clusters are held out."""
+    """Seed that determines which new duplicate clusters are held out."""
     sources: dict[str, Literal["train", "validation", "held_out", "replay"]] = Field(
         default_factory=dict
     )
-    """Source name to the split of all its text, such as `held_out` for evaluation files of your
-    own, whose near-copies are kept out of training too. `replay` is general text, kept apart for
-    training to replay at `checkpoint.replay_share`; what evaluation text holds of it is left out,
-    to a run of words."""
+    """Maps a source to the split for all its text, such as `held_out` for evaluation files of your
+    own; their near-copies are kept out of training, too. `replay` is general text that training
+    replays at `checkpoint.replay_share`; a replay document that shares even one run of words with
+    evaluation text is left out."""
 
     @model_validator(mode="after")
     def _leaves_training_text(self) -> "SplitSettings":
@@ -116,30 +120,33 @@ class CleanCorpusSettings(Settings):
     """How raw text becomes clean text."""
 
     repair_encodings: bool = True
-    """Repair, with ftfy, lines that show wrong decoding (`cafÃ©`)."""
+    """Repair wrongly decoded lines (`cafÃ©`) with ftfy."""
     unicode_form: Literal["NFC", "NFKC"] = "NFC"
     """Unicode normalization of the kept text; NFKC also replaces look-alikes such as ligatures."""
     minimum_characters: int = Field(default=100, ge=1)
-    """Shorter documents are dropped, in characters after normalizing; stubs teach little."""
+    """Minimum length of a document, in characters after normalization; shorter ones are dropped,
+    since stubs teach little."""
     maximum_characters: int = Field(default=10_000_000, ge=1)
-    """Longer documents are dropped, in characters; past ten million it is mostly a data dump."""
+    """Maximum length of a document, in characters; longer ones are dropped, since beyond ten
+    million most are data dumps."""
     mask_personal_data: bool = False
-    """Replaces e-mail and public IP addresses by examples; off, since manuals often need theirs."""
+    """Replace e-mail addresses and public IP addresses with sample ones. Off by default, since
+    manuals often need theirs."""
     quality_filters: list[QualityFilter] = Field(default_factory=list)
-    """Filters of web text, applied in this order; technical text fails many."""
+    """Filters for web text, applied in this order; technical text fails many of them."""
     classifiers: list[ClassifierSettings] = Field(default_factory=list)
-    """Models that label documents, after the quality filters and in this order; what one drops, the
-    next ones are not asked about."""
+    """Models that label documents, applied in this order after the quality filters. A document that
+    one of them drops is not passed to the next ones."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
     templates: TemplateSettings = TemplateSettings()
-    """Search for texts of one template; examples of a task are none."""
+    """Search for texts made from the same template; task examples are never counted as such."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of documents that overlap with the evaluation texts."""
     split: SplitSettings = SplitSettings()
     """How new text is divided into training, validation and held-out text."""
     examples_per_reason: int = Field(default=3, ge=0)
-    """How many dropped documents are shown for each reason."""
+    """Number of dropped documents to show for each reason."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> "CleanCorpusSettings":
@@ -178,19 +185,21 @@ MAXIMUM_WEIGHT = 100.0
 class SourceMix(Settings):
     """How much of one source is trained on; validation and held-out text are never sampled.
 
-    One of these at most; documents are chosen by hashes of their ids.
+    Set at most one of these. Documents are chosen by hashes of their ids.
     """
 
     weight: float = Field(default=1, ge=0, le=MAXIMUM_WEIGHT)
-    """Times that the source is seen: 0.5 takes half its documents, 2 takes each twice."""
+    """How many times the source is seen: 0.5 takes half of its documents, 2 takes each one
+    twice."""
     token_budget: int | None = Field(default=None, ge=1)
-    """About how many tokens to take."""
+    """Approximate number of tokens to take."""
     share: float | None = Field(default=None, gt=0, lt=1)
-    """About which share of all training tokens to make it, seen as often as that takes."""
+    """Approximate share of all training tokens to take from this source, repeating it as often as
+    needed."""
     documents: int | None = Field(default=None, ge=1)
-    """About how many documents to take at most."""
+    """Approximate maximum number of documents to take."""
     bytes: int | None = Field(default=None, ge=1)
-    """About how many bytes of text to take at most."""
+    """Approximate maximum number of bytes of text to take."""
 
     @model_validator(mode="after")
     def _one_of_all(self) -> "SourceMix":
@@ -202,55 +211,56 @@ class SourceMix(Settings):
 
 
 class ExampleSettings(Settings):
-    """How examples of a task become rows; plain text has none of this."""
+    """How task examples become rows; these settings do not apply to plain text."""
 
     template: Literal["chat", "plain"] = "chat"
-    """How conversations are written: by the base model's chat template, or each prompt, a newline
-    and its answer."""
+    """How conversations are written: with the base model's chat template (`chat`), or as each
+    prompt, a newline and its answer (`plain`)."""
     chat_template: str | None = None
-    """A Jinja chat template in place of the base model's; the trained model keeps it."""
+    """A Jinja chat template to use instead of the base model's; the trained model keeps it."""
     input_tokens: int = Field(default=256, ge=4)
-    """Most tokens of a pair's input, or of a labeled text."""
+    """Maximum tokens of a pair's input or of a labeled text."""
     target_tokens: int = Field(default=30, ge=2)
-    """Most tokens of a pair's target, its end token included."""
+    """Maximum tokens of a pair's target, including its end token."""
     input_prefix: str = ""
-    """Put before a pair's input, such as T5's `summarize: `. The endpoint's `/predict`
-    puts it before its inputs; a completion's prompt has to bring it."""
+    """Text to put before a pair's input, such as T5's `summarize: `. The endpoint's `/predict` puts
+    it before its inputs; in a completion request, the prompt must already contain it."""
     too_long: Literal["cut", "drop", "refuse"] = "cut"
-    """What becomes of examples that are longer; those that are cut or dropped are counted."""
+    """What happens to examples that are too long; those that are cut or dropped are counted."""
     labels: tuple[str, ...] = ()
-    """The classes in the order of their numbers; by default those that occur, sorted."""
+    """The classes in the order of their numbers; by default, those that occur, sorted."""
 
 
 class TokenizedShardsSettings(Settings):
     """How clean text becomes packed rows of tokens."""
 
     sequence_length: int = Field(default=256, ge=16)
-    """Tokens in a row, start and end tokens included; 256 keeps a step on two cores short."""
+    """Tokens per row, including start and end tokens; 256 keeps a step on two cores short."""
     packing: Literal["concatenate", "best_fit"] = "concatenate"
-    """`concatenate` cuts documents at the row's end, without padding; `best_fit` keeps them whole
-    where they fit, with a little padding."""
+    """`concatenate` cuts documents at the end of a row, without padding; `best_fit` keeps documents
+    whole if they fit, with a little padding."""
     mixing: dict[str, SourceMix] = Field(default_factory=dict)
-    """Source name to how much of it is trained on; sources not named are taken once. What is left
-    out is counted as `not_sampled`."""
+    """Maps a source to how much of it is trained on; sources that are not named are taken once.
+    What is left out is counted as `not_sampled`."""
     fraction: float = Field(default=1, gt=0, le=1)
-    """Share of all training documents that is used, chosen by hash, for trying out on less."""
+    """Share of all training documents to use, chosen by hash, for trials on less text."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
     """Removal of training documents that overlap with held-out text."""
     start_token: str | None = None
-    """Token put before each document; by default the family's own (see `tokenize.tokenizer`)."""
+    """Token to put before each document; by default, that of the model family (see
+    `spark_jobs/tokenize/tokenizer.py`)."""
     end_token: str | None = None
-    """Token put after each document; by default the family's own."""
+    """Token to put after each document; by default, that of the model family."""
     shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)
-    """Size of a shard's tokens at full size; smaller corpora have one shard a split."""
+    """Target size of a shard's tokens, in bytes; small corpora have one shard per split."""
     parity_sample: int = Field(default=200, ge=1)
-    """Documents on which the fast tokenizer must agree with the Hugging Face one; asked again
-    where they, the tokenizer or a library changed."""
+    """Number of documents on which the fast tokenizer must agree with the Hugging Face one. The
+    comparison is repeated if the documents, the tokenizer or a library change."""
     engine: Literal["auto", "gigatoken", "hugging_face"] = "auto"
-    """Tokenizer engine; `auto` takes gigatoken where it agrees with Hugging Face on the sample."""
+    """Tokenizer engine; `auto` uses gigatoken if it agrees with Hugging Face on the sample."""
 
     examples: ExampleSettings = ExampleSettings()
-    """How examples of a task become rows; for the recipes that learn from examples."""
+    """How task examples become rows, for the recipes that learn from examples."""
 
     @model_validator(mode="after")
     def _shares_leave_room(self) -> "TokenizedShardsSettings":

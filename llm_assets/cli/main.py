@@ -35,7 +35,7 @@ version_argument = click.argument("version", type=int)
 name_option = click.option("--name", default=getpass.getuser, help="Who decides (default: you).")
 reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
 generation_option = click.option(
-    "--generation", type=int, hidden=True, help="Of the registry, that the decision was shown for."
+    "--generation", type=int, hidden=True, help="Registry generation that the decision refers to."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 PORT = click.IntRange(1, 65535)
@@ -200,7 +200,7 @@ def stop() -> None:
 
 @commands.command()
 @json_option
-@click.option("--table", is_flag=True, help="Print each one's metrics as Markdown.")
+@click.option("--table", is_flag=True, help="Print every version's metrics as Markdown.")
 def versions(as_json: bool, table: bool) -> None:
     """List all versions and the decisions about them.
 
@@ -249,7 +249,7 @@ def publish(version: int, repository: str, public: bool) -> None:
 def approve(version: int, name: str, reason: str, generation: int | None) -> None:
     """Approve a version by hand.
 
-    The version is served whatever the gate decided.
+    The version is served regardless of the gate's verdict.
 
     \b
     Example:
@@ -288,12 +288,12 @@ def reject(version: int, name: str, reason: str, generation: int | None) -> None
 @click.argument("incumbent", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--metric", help="Metric in the files. Default: the first.")
 @click.option("--filter", "chosen_filter", help="lm-eval filter, if the task has several.")
-@click.option("--lower-is-better", is_flag=True, help="Lower is better (error rates).")
+@click.option("--lower-is-better", is_flag=True, help="Lower is better, as for error rates.")
 @click.option(
     "--look",
     type=click.IntRange(1),
     default=1,
-    help="1, plus the comparisons of a series that found no gain.",
+    help="1 plus the number of earlier comparisons in a series that found no gain.",
 )
 @click.option("--smallest-effect", type=click.FloatRange(0), default=0.005, show_default=True)
 @json_option
@@ -316,7 +316,7 @@ def gate(
     \b
     Examples:
       llm-assets gate new/samples_arc_easy_*.jsonl old/samples_arc_easy_*.jsonl
-      llm-assets gate new.jsonl old.jsonl --metric acc_norm --look 4    after three without a gain
+      llm-assets gate new.jsonl old.jsonl --metric acc_norm --look 4    after 3 without a gain
     """
     from llm_assets.gate.samples import judge_samples
     from llm_assets.gate.verdict import GateSettings
@@ -370,7 +370,7 @@ def _serve_wanted(session: Session) -> None:
 @commands.command()
 @version_argument
 @click.option(
-    "--text", help="Show the documents that contain this, and whether they were trained on."
+    "--text", help="Show the documents that contain this text, and whether they were trained on."
 )
 @json_option
 def explain(version: int, text: str | None, as_json: bool) -> None:
@@ -417,8 +417,8 @@ def document(identifier: str, as_json: bool) -> None:
     help="What to do with other documents that contain a short or very common text.",
 )
 @click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
-@click.option("--yes", is_flag=True, help="Apply it to what is listed.")
-@click.option("--plan", hidden=True, help="What a listing named its plan: --yes does no other one.")
+@click.option("--yes", is_flag=True, help="Apply the decision to what is listed.")
+@click.option("--plan", hidden=True, help="The name of a listed plan; --yes carries out no other.")
 def forget(
     identifiers: tuple[str, ...],
     path: Path | None,
@@ -433,9 +433,10 @@ def forget(
     """Forget documents, and what was trained on them.
 
     Lists the documents, other documents that contain their text, and what was trained on them;
-    --yes forgets them. No later corpus contains them, or a document with their text: with words
-    changed, with something added, or inside other text. The serving model is trained again without
-    them from the first step that read one, and every version that was trained on them is withdrawn.
+    --yes forgets them. No later corpus contains them or any document with their text, even if words
+    are changed, text is added, or it is inside other text. The serving model is trained again
+    without them, from the first step that read one of them, and every version that was trained on
+    them is withdrawn.
 
     \b
     Examples:
@@ -455,10 +456,10 @@ def forget(
 
 
 @commands.command()
-@click.option("--request", help="The request's id, the X-Request-Id of the answer.")
+@click.option("--request", help="The request's id: the X-Request-Id of the answer.")
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
-@click.option("--version", type=int, help="Which version answered; the serving one by default.")
+@click.option("--version", type=int, help="Version that answered. Default: the serving one.")
 @json_option
 def trace(
     request: str | None,
@@ -636,7 +637,7 @@ def board(port: int) -> None:
     """Ask, compare, trace and decide in the browser.
 
     Shows what the model has learned, its versions, the text behind an answer, and decisions.
-    Prometheus can scrape the graph's metrics at /metrics. `up` starts it, too.
+    Prometheus can scrape the graph's metrics at /metrics. `up` starts the board, too.
 
     \b
     Example:
@@ -666,7 +667,7 @@ def board(port: int) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
 @click.option(
-    "--all", "is_whole", is_flag=True, help="Read all text and list everything that is left out."
+    "--all", "is_whole", is_flag=True, help="Read all text, and list everything that is left out."
 )
 @json_option
 def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
@@ -681,7 +682,7 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
       llm-assets check --all        lists every file or row that is left out, and why
       llm-assets check --json | jq .ok
       llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
-      llm-assets check --smoke --nodes 2      and the network between two machines
+      llm-assets check --smoke --nodes 2      also the network between two machines
     """
     settings = load_settings(config_path())
     if settings.platform != "local":
@@ -763,7 +764,7 @@ def _smoke(
 def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
     """Estimate time and cost on Google Cloud.
 
-    For the duration of a training on this machine, see `llm-assets check`.
+    For the duration of training on this machine, see `llm-assets check`.
 
     \b
     Example:
@@ -791,7 +792,7 @@ def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) 
     help="File with what `terraform output -json` printed.",
 )
 def setup(outputs: Path | None) -> None:
-    """Write the cloud project's file from Terraform.
+    """Write the cloud settings file from Terraform.
 
     Reads the outputs of the Terraform configuration in infrastructure/.
 
@@ -849,7 +850,7 @@ def machines(is_ending: bool, as_json: bool) -> None:
 @commands.command()
 @click.argument("page", required=False)
 def docs(page: str | None) -> None:
-    """Read this version's documentation, without a network.
+    """Read this version's documentation offline.
 
     Without PAGE, lists the pages.
 

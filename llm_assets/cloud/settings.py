@@ -161,13 +161,13 @@ class ImageSettings(Settings):
     """Container images, as `images/build.sh` prints them: repository, name and tag."""
 
     spark: str = Field(pattern=IMAGE)
-    """Image of the Dataproc Serverless batches."""
+    """Image for the Dataproc Serverless batches."""
     cuda: str = Field(pattern=IMAGE)
-    """Image of training and evaluation on Vertex AI."""
+    """Image for training and evaluation on Vertex AI."""
     tpu: str | None = Field(default=None, pattern=IMAGE)
-    """Image of training on TPUs; needed where the training's machine has them."""
+    """Image for training on TPUs; needed if the training machine has them."""
     serve: str = Field(pattern=IMAGE)
-    """Image of the Vertex AI endpoint; model versions are registered with it."""
+    """Image for the Vertex AI endpoint; model versions are registered with it."""
 
 
 class SecretSettings(Settings):
@@ -196,29 +196,30 @@ UNSUPPORTED_PROPERTIES = re.compile(r"spark\.(master|yarn\..*|shuffle\.service\.
 
 
 class BatchSettings(Settings):
-    """How the Spark stages run on Dataproc Serverless; by default as it decides."""
+    """How the Spark stages run on Dataproc Serverless, which decides what is not set here."""
 
     runtime_version: str = "2.3"
-    """Dataproc Serverless runtime: 2.3, or one of its patches. It has Spark 3.5, with which the
-    stages are tested, and support until November 2027."""
+    """Dataproc Serverless runtime: 2.3 or one of its patch releases. It has Spark 3.5, with which
+    the stages are tested, and is supported until November 2027."""
     minimum_executors: int | None = Field(default=None, ge=2, le=2000)
-    """Executors that are never taken away; a batch has two at least."""
+    """Executors that are never removed; a batch has at least two."""
     maximum_executors: int | None = Field(default=None, ge=2, le=2000)
-    """Most executors that autoscaling may start; also what bounds a batch's price an hour."""
+    """Maximum number of executors that autoscaling may start; also limits a batch's price per
+    hour."""
     scale_up_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of the executors needed by waiting tasks that autoscaling asks for; 1 is fastest, and
-    costliest if tasks are short."""
+    """Share of the executors needed by waiting tasks that autoscaling requests; 1 is fastest, but
+    most expensive if tasks are short."""
     executor_cores: Literal[4, 8, 16] | None = None
-    """Cores of an executor."""
+    """Cores per executor."""
     compute_tier: Literal["standard", "premium"] | None = None
-    """Processors of driver and executors; `premium` costs more an hour."""
+    """Processors of the driver and the executors; `premium` costs more per hour."""
     shuffle_tier: Literal["standard", "premium"] | None = None
-    """Disks that shuffles go to; `premium` are quicker, for deciding over very many documents."""
+    """Disks for shuffles; `premium` is faster, which helps with very large numbers of documents."""
     properties: dict[str, str] = Field(default_factory=dict)
-    """Further Spark properties by name, such as `spark.executor.memory`; passed on as they are."""
+    """Additional Spark properties by name, such as `spark.executor.memory`; passed on unchanged."""
     time_to_live_hours: float = Field(default=24.0, ge=0.17, le=336)
-    """A batch is ended after this many hours, whatever it does; Dataproc takes 10 minutes at least
-    and 14 days at most."""
+    """A batch is ended after this many hours, whatever it is doing; Dataproc accepts 10 minutes to
+    14 days."""
 
     def spark_properties(self) -> dict[str, str]:
         """The settings as Spark and Dataproc name them."""
@@ -299,29 +300,31 @@ class BatchSettings(Settings):
 
 
 class MachineSettings(Settings):
-    """Machines of a job on Vertex AI or, by `training.runner`, of Google Batch or Cloud TPU."""
+    """Machines for a job on Vertex AI or, depending on `training.runner`, Google Batch or Cloud
+    TPU."""
 
     machine_type: str = "a2-highgpu-1g"
-    """Machine type; has to fit the accelerator. One of the training may have TPUs, such as
+    """Machine type; must match the accelerator. For training, it may have TPUs, such as
     `ct5lp-hightpu-4t`."""
     accelerator_type: str | None = "NVIDIA_TESLA_A100"
-    """Accelerator, as Vertex AI names it; null means none, or TPUs."""
+    """Accelerator, as Vertex AI names it; `null` for none, or for TPUs."""
     accelerator_count: int = Field(default=1, ge=0)
-    """Accelerators a machine; also the training processes a machine."""
+    """Accelerators per machine; also the number of training processes per machine."""
     replicas: int = Field(default=1, ge=1)
-    """Machines; training spreads over all of them."""
+    """Number of machines; training is spread over all of them."""
     reservation: str | None = None
-    """Name of a reservation in the zone of the training, of which `runner: tpu_vm` takes its TPU
-    machine; absent takes what is free."""
+    """Name of a reservation in the training zone from which `runner: tpu_vm` takes its TPU machine;
+    if unset, it takes what is free."""
     zones: tuple[str, ...] = ()
-    """Zones of the region in which Google Batch may take the machines, such as `us-central1-a`;
-    absent means all. Vertex AI chooses by itself; Cloud TPU needs one."""
+    """Zones of the region in which Google Batch may create the machines, such as `us-central1-a`;
+    if empty, all. Vertex AI chooses by itself; Cloud TPU needs exactly one."""
     boot_disk_gb: int = Field(default=200, ge=100)
-    """Boot disk in GB; it has to hold the image and what a program caches."""
+    """Size of the boot disk, in GB; it must hold the image and what programs cache."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
-    """How machines are bought: at once, cheaper but preemptible, or when some become free."""
+    """How machines are obtained: immediately, cheaper but preemptible, or when some become
+    available."""
     timeout_hours: float = Field(default=72.0, gt=0, le=168)
-    """A job is ended by Google after this many hours, whatever it does; seven days at most."""
+    """Google ends a job after this many hours, whatever it is doing; at most seven days."""
     max_wait_hours: float = Field(default=24.0, gt=0)
     """How long a FLEX_START job may wait for machines."""
 
@@ -369,48 +372,51 @@ class VllmSettings(Settings):
     """How vLLM serves a model on accelerators."""
 
     max_model_len: int | None = Field(default=None, ge=16)
-    """Longest prompt and answer together, in tokens; absent takes what the model allows, as far as
-    the accelerators' memory holds it."""
+    """Maximum length of prompt and answer together, in tokens; if unset, what the model allows, as
+    far as it fits into the accelerators' memory."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of an accelerator's memory that vLLM takes."""
+    """Share of an accelerator's memory that vLLM uses."""
     arguments: tuple[str, ...] = ()
-    """More arguments of `vllm serve`, one word per entry; they override all others."""
+    """Additional arguments of `vllm serve`, one word per entry; they override all others."""
 
 
 class EndpointMachineSettings(Settings):
-    """The Vertex AI endpoint: its machines, who reaches it, how long its changes may take."""
+    """The Vertex AI endpoint: its machines, who can reach it, and how long its changes may take."""
 
     machine_type: str = "g2-standard-8"
-    """Machine type of a replica; has to fit the accelerator."""
+    """Machine type of a replica; must match the accelerator."""
     accelerator_type: str | None = "NVIDIA_L4"
-    """Accelerator, as Vertex AI names it; absent means none."""
+    """Accelerator, as Vertex AI names it; `null` for none."""
     accelerator_count: int = Field(default=1, ge=0)
-    """Accelerators a replica."""
+    """Accelerators per replica."""
     minimum_replicas: int = Field(default=1, ge=1)
-    """Replicas of a version that are always there, and paid for; two versions during a rollout."""
+    """Replicas of a version that are always running and paid for; two versions have them during a
+    rollout."""
     maximum_replicas: int = Field(default=1, ge=1)
-    """Replicas of a version under load."""
+    """Maximum number of replicas of a version under load."""
     target_utilization: int = Field(default=60, ge=1, le=100)
-    """Per cent of the accelerator (of the CPU, without one) above which replicas are added."""
+    """Utilization of the accelerator (of the CPU, without one), in percent, above which replicas
+    are added."""
     access_logging: bool = False
-    """Write a line to Cloud Logging, which is paid for, for each request."""
+    """Write a line to Cloud Logging, which is billed, for each request."""
     spot: bool = False
-    """Use spot machines, which are cheaper and may go away while they answer."""
+    """Use spot machines, which are cheaper but may be preempted while they answer."""
     openai_routes: bool = False
-    """Let clients of OpenAI's API talk to the endpoint, by `invoke_route_prefix`, a preview of
-    Vertex AI; `:predict` and `:rawPredict` are not answered then."""
+    """Let clients of OpenAI's API call the endpoint through `invoke_route_prefix`, a preview
+    feature of Vertex AI; `:predict` and `:rawPredict` are then not available."""
     vllm: VllmSettings | None = VllmSettings()
-    """How vLLM serves where there are accelerators; null for an image with another engine."""
+    """How vLLM serves if there are accelerators; `null` for an image with another engine."""
     start_minutes: float = Field(default=30.0, gt=0, le=120)
-    """How long a container may take to load its model and continue its probe."""
+    """How long a container may take to load its model and answer a test prompt."""
     request_seconds: float = Field(default=120.0, gt=0, le=3600)
     """How long one answer may take."""
     drain_seconds: float = Field(default=60.0, ge=0)
-    """Wait between a version's last share of the traffic and its removal."""
+    """Pause between the end of a version's traffic and its removal."""
     private_projects: tuple[str, ...] = ()
-    """Projects that reach the endpoint by Private Service Connect; none makes it a public one."""
+    """Projects that reach the endpoint through Private Service Connect; if empty, the endpoint is
+    public."""
     private_address: str | None = None
-    """URL of your own forwarding rule to a private endpoint; rollouts send their requests there."""
+    """URL of your own forwarding rule to a private endpoint; rollouts send their requests to it."""
 
     @model_validator(mode="after")
     def _agree(self) -> "EndpointMachineSettings":
@@ -425,19 +431,19 @@ class EndpointMachineSettings(Settings):
 
 
 class CostSettings(Settings):
-    """What jobs may cost, by prices that are Google's list prices of a date, or your own."""
+    """Limits on what jobs may cost, at Google's list prices of a given date or at your own."""
 
     run_limit: float | None = Field(default=None, gt=0)
-    """Dollars that the jobs of one run may cost together; then they are cancelled, and what they
-    saved is resumed from once this is raised."""
+    """Dollars that the jobs of one run may cost together. Beyond that, they are cancelled; once the
+    limit is raised, work resumes from what they saved."""
     monthly_limit: float | None = Field(default=None, gt=0)
-    """Dollars that all jobs of a calendar month (UTC) may cost together. The endpoint is not in it:
-    a budget that alerts is for that."""
+    """Dollars that all jobs may cost together in a calendar month (UTC). The endpoint is not
+    included; set a budget alert for it."""
     prices: dict[str, float] = Field(default_factory=dict)
-    """Your own prices, in dollars per hour of a machine type with its accelerators; `dcu` is
+    """Your own prices, in dollars per hour, for machine types with their accelerators; `dcu` is
     Dataproc's compute unit."""
     spot_factor: float = Field(default=0.4, gt=0, le=1)
-    """What spot and flex-start machines cost of the full price, about."""
+    """Approximate price of spot and flex-start machines, as a share of the full price."""
 
     @property
     def has_limits(self) -> bool:
@@ -446,55 +452,55 @@ class CostSettings(Settings):
 
 
 class GoogleCloudSettings(Settings):
-    """Everything `config/google_cloud.yaml` may say."""
+    """All settings of `config/google_cloud.yaml`."""
 
     project: str = Field(pattern=PROJECT)
     """The cloud project's id."""
     region: str = Field(pattern=REGION)
-    """One region for everything: jobs, bucket, images."""
+    """One region for everything: jobs, bucket and images."""
     bucket: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$")
     """Bucket for artifacts, specs and messages, without gs://."""
     service_account: str = Field(pattern=ACCOUNT)
     """The account that jobs run as."""
     serving_account: str | None = Field(default=None, pattern=ACCOUNT)
-    """The account that the endpoint's containers run as, which needs no right at all; if absent,
-    that of the jobs, which may change the store and start jobs."""
+    """The account that the endpoint's containers run as; it needs no permissions at all. If unset,
+    it is that of the jobs, which may change the store and start jobs."""
     builder_account: str | None = Field(default=None, pattern=ACCOUNT)
-    """The account that images are built as; Cloud Build's default one if absent."""
+    """The account that images are built as; if unset, Cloud Build's default account."""
     subnetwork: str | None = None
-    """Subnetwork of the Spark batches, and of the machines of Google Batch, which have no external
-    addresses then; the project's default one if absent."""
+    """Subnetwork of the Spark batches and of the Google Batch machines, which then have no external
+    addresses; if unset, the project's default subnetwork."""
     images: ImageSettings
     """Container images."""
     secrets: SecretSettings = SecretSettings()
     """Secrets by name."""
     tensorboard: str | None = None
-    """Full name of a Vertex AI TensorBoard that training writes to; absent means none."""
+    """Full name of a Vertex AI TensorBoard that training writes to; if unset, none."""
     batch: BatchSettings = BatchSettings()
     """The Spark stages."""
     training: MachineSettings = MachineSettings()
-    """Machines of the training."""
+    """Machines for training."""
     evaluation: MachineSettings = MachineSettings()
-    """The evaluation's machine; it uses one."""
+    """The machine for evaluation; there is only one."""
     endpoint: EndpointMachineSettings = EndpointMachineSettings()
     """The endpoint that serves the champion."""
     cost: CostSettings = CostSettings()
-    """Ceilings in money, and prices."""
+    """Spending limits and prices."""
     web_access: bool = False
-    """Allow a shell in running Vertex AI jobs from the console."""
+    """Allow opening a shell in running Vertex AI jobs from the console."""
     pending_hours: float = Field(default=6.0, gt=0)
-    """A job that got no machines for this long is cancelled, with advice; a FLEX_START job, when it
-    got none for so long after its `max_wait_hours`."""
+    """A job that has waited this many hours for machines is cancelled, with advice; for a
+    FLEX_START job, this time is added to its `max_wait_hours`."""
     lease_hours: float = Field(default=12.0, gt=0)
-    """A training or evaluation that no Dagster run has followed for this many hours saves its state
-    and ends by itself."""
+    """A training or evaluation job that no Dagster run has followed for this many hours saves its
+    state and ends by itself."""
     restarts: int = Field(default=10, ge=0)
-    """How many times in a row a run restarts a preempted or interrupted training that has
-    saved nothing since its last start."""
+    """How many times in a row a run restarts preempted or interrupted training that has saved
+    nothing since its last start."""
     api_endpoint: str | None = None
-    """Address that stands for Google's gRPC APIs, for local tests; absent means Google's own."""
+    """Address to use instead of Google's gRPC APIs, for local tests; if unset, Google's own."""
     rest_endpoint: str | None = None
-    """URL that stands for Google's REST APIs and image registry, for local tests."""
+    """URL to use instead of Google's REST APIs and image registry, for local tests."""
 
     @field_validator("evaluation")
     @classmethod

@@ -9,19 +9,22 @@ from artifacts.storage.files import sha256_of
 
 
 class ExamSettings(Settings):
-    """Questions about facts of the text, each with one right answer and wrong ones of its kind."""
+    """Questions about facts in the text, each with one correct answer and wrong ones of the same
+    kind."""
 
     facts: str
     """A CSV file with the columns `subject`, `relation` and `value`."""
     forms: str
-    """A YAML file: relation to `told` and `asked`; each of `asked` makes a question of a fact."""
+    """A YAML file that maps each relation to `told` and `asked`; each entry of `asked` makes one
+    question per fact."""
     placebo: str | None = None
-    """A table of facts that stand in no text: answers to them that are right beyond chance are no
-    knowledge."""
+    """A table of facts that appear in no text: correct answers about them beyond chance do not
+    indicate knowledge."""
     choices: int = Field(default=4, ge=2)
-    """Answers to choose from; one is right, the others are values of the same relation."""
+    """Number of answers to choose from; one is correct, and the others are values of the same
+    relation."""
     passage_words: int = Field(default=100, ge=20)
-    """Length of the passages that retrieval searches and puts before a question."""
+    """Length, in words, of the passages that retrieval searches and puts before a question."""
 
     def content(self) -> dict[str, Any]:
         """What decides the questions, for the fingerprint: files count by what they hold."""

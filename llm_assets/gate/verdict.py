@@ -13,26 +13,27 @@ CODE_VERSION = "6"
 
 
 class GateSettings(Settings):
-    """What decides, and the thresholds of the verdict."""
+    """The deciding metric and the thresholds of the verdict."""
 
     metric: Literal["held_out", "exam"] = "held_out"
-    """What a candidate must be better at: the recipe's metric on held-out text, or the questions of
-    `exam`, closed book, a fact counting once however often it is asked for. General text and floors
-    bound it either way."""
+    """What a candidate must be better at: the recipe's metric on held-out text, or the closed-book
+    questions of `exam`, where each fact counts once, however often it is asked about. General text
+    and floors set limits in either case."""
     lifetime_error: float = Field(default=0.05, gt=0, lt=0.5)
-    """Chance that a pipeline ever promotes a model that is not better, over its whole life, however
-    many candidates it judges and however often it retries."""
+    """Maximum probability that a pipeline ever promotes a model that is not better, over its whole
+    life, however many candidates it judges and however often it retries."""
     smallest_effect: float = Field(default=0.005, ge=0, allow_inf_nan=False)
-    """By how much a candidate must be measured better than the incumbent, in the unit of the metric
-    that decides (bits per byte, or a share of 1); less is not worth a rollout."""
+    """Minimum measured gain over the incumbent, in the unit of the deciding metric (bits per byte,
+    or a share of 1); a smaller gain is not worth a rollout."""
     general_tolerance: float = Field(default=0.05, ge=0, allow_inf_nan=False)
-    """Bits per byte that a candidate may lose against the base model on general English. The base
-    is the reference, so that small losses do not add up from week to week."""
+    """Bits per byte that a candidate may lose on general English compared with the base model. The
+    base model is the reference so that small losses do not add up from week to week."""
     minimum_documents: int = Field(default=30, ge=30)
-    """Fewest independent held-out documents (duplicate clusters), or facts of the exam, to judge
-    on; below 30 the bounds no longer keep their promise."""
+    """Minimum number of independent held-out documents (duplicate clusters), or of facts in the
+    exam, for a verdict; below 30, the error bounds no longer hold."""
     floors: dict[str, float] = Field(default={})
-    """Metric name to the lowest value a candidate may have, for scores where more is better."""
+    """Maps a metric to the lowest value that a candidate may have, for scores where higher is
+    better."""
 
 
 class ModelVersionSettings(Settings):
@@ -41,7 +42,7 @@ class ModelVersionSettings(Settings):
     gate: GateSettings = GateSettings()
     """What a candidate must show to become champion."""
     license: str | None = None
-    """License of the new model, as an SPDX name; absent means the base model's."""
+    """License of the new model, as an SPDX identifier; if unset, the base model's."""
 
     def content(self) -> dict[str, Any]:
         """What decides a verdict; gates that were settled before they had `metric` stay settled."""

@@ -49,41 +49,42 @@ assert set(PROMPTS) == set(get_args(PromptName))
 
 
 class GeneratorSettings(Settings):
-    """A model that writes about each document, by OpenAI's `/v1/chat/completions`."""
+    """A model that writes about each document, called through OpenAI's `/v1/chat/completions`."""
 
     address: str
-    """Where it answers, such as http://127.0.0.1:8001/v1."""
+    """Its base URL, such as http://127.0.0.1:8001/v1."""
     model: str
-    """What it calls the model."""
+    """The name of the model on that server."""
     key_variable: str | None = None
-    """Environment variable that holds its key; unset: it needs no key."""
+    """Environment variable that holds its API key; if unset, it needs no key."""
     prompts: tuple[PromptName, ...] = tuple(PROMPTS)
-    """What is asked of each passage, in this order."""
+    """What to ask about each passage, in this order."""
     rounds: int = Field(default=1, ge=1)
-    """How often each prompt is asked, each time with another seed."""
+    """How many times to ask each prompt, each time with a different seed."""
     passage_words: int = Field(default=400, ge=20)
-    """Longest passage of a document that is put before a prompt, in words."""
+    """Maximum length, in words, of the passage of a document that is sent with a prompt."""
     answer_tokens: int = Field(default=512, ge=16)
-    """Most tokens of an answer; one that reaches them is left out."""
+    """Maximum tokens of an answer; one that reaches this limit is left out."""
     temperature: float = Field(default=0.7, ge=0, le=2)
-    """How freely the generator writes."""
+    """Sampling temperature of the generator."""
     seed: int = 0
-    """Of the first round."""
+    """Seed of the first round."""
     requests_at_once: int = Field(default=4, ge=1)
-    """Requests in flight."""
+    """Number of concurrent requests."""
     timeout_seconds: float = Field(default=120, gt=0)
     """How long an answer may take."""
     maximum_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of prompts and answers, as the generator counts them, past which nothing is asked."""
+    """Maximum number of prompt and answer tokens, as the generator counts them; beyond it, no more
+    requests are sent."""
     dollars_per_million_tokens: float = Field(default=0, ge=0)
-    """What the generator costs."""
+    """Price of the generator."""
     maximum_dollars: float | None = Field(default=None, gt=0)
-    """Cost past which nothing is asked."""
+    """Maximum cost; beyond it, no more requests are sent."""
     maximum_copied: float = Field(default=0.8, gt=0, le=1)
-    """Share of an answer's five-word n-grams that may stand in its passage; past it, the answer
-    teaches nothing that the document does not."""
+    """Maximum share of an answer's five-word n-grams that may appear in its passage; above it, the
+    answer teaches nothing that the document does not."""
     maximum_new_names: int = Field(default=3, ge=0)
-    """Most capitalized words of an answer that its passage does not have."""
+    """Maximum number of capitalized words in an answer that do not occur in its passage."""
 
     @model_validator(mode="after")
     def _address_is_one(self) -> Self:
@@ -107,18 +108,18 @@ WHERE = {"address", "key_variable", "requests_at_once", "timeout_seconds"}
 
 
 class StudySettings(Settings):
-    """Text made from the training documents, which is trained on beside them."""
+    """Text made from the training documents, to train on in addition to them."""
 
     facts: str | None = None
-    """A CSV file with the columns `subject`, `relation` and `value`; unset: the facts that
-    documents hold in regular form, in tables and lines such as `Weight: 3 kg`."""
+    """A CSV file with the columns `subject`, `relation` and `value`. If unset, the facts that
+    documents contain in a regular form are used: in tables and in lines such as `Weight: 3 kg`."""
     forms: str | None = None
-    """A YAML file: relation to `told`, sentences with `{subject}` and `{value}`; relations that
-    it lacks are told in general forms."""
+    """A YAML file that maps each relation to `told`, sentences with `{subject}` and `{value}`;
+    relations that are missing from it are told in general forms."""
     forms_per_fact: int = Field(default=8, ge=0)
-    """In how many forms each fact is told; 0 tells none."""
+    """Number of forms in which each fact is told; 0 tells none."""
     facts_per_document: int = Field(default=3, ge=1)
-    """Most facts that one derived document tells."""
+    """Maximum number of facts that one derived document tells."""
     generator: GeneratorSettings | None = None
     """A model that writes more about each document."""
 

@@ -10,7 +10,7 @@ from recipes.settings import LoraSettings, TrainingSettings, WarmStartSettings
 
 
 class ContinuedPretrainingSettings(WarmStartSettings):
-    """Goes on training a model that has already learned, on the team's text."""
+    """Continues training a pretrained model on the team's text."""
 
     teaches = "recipes.causal.objective:next_token"
     recipe: Literal["continued_pretraining"] = "continued_pretraining"
@@ -24,24 +24,24 @@ class ContinuedPretrainingSettings(WarmStartSettings):
 
 
 class ExactMatchSettings(Settings):
-    """How the answers that a model writes are compared with the right ones."""
+    """How the model's answers are compared with the correct ones."""
 
     after: str | None = None
-    """The mark that precedes the compared part of an answer, such as `####` in GSM8K;
-    without it, the whole answer. Commas between digits do not count."""
+    """The marker that precedes the compared part of an answer, such as `####` in GSM8K; if unset,
+    the whole answer is compared. Commas between digits are ignored."""
     new_tokens: int = Field(default=256, ge=1)
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
 
 
 class FineTuningSettings(ContinuedPretrainingSettings):
-    """Teaches a causal model to answer: only the assistant's turns of conversations are learned."""
+    """Teaches a causal model to answer: it learns only the assistant's turns of conversations."""
 
     teaches = "recipes.causal.objective:answers"
     recipe: Literal["fine_tuning"]  # type: ignore[assignment]  # each recipe has its own
     """Which recipe this is."""
     exact_match: ExactMatchSettings | None = None
-    """The gate decides by how often the last answer of a conversation is right, instead of by the
-    bits of all answers."""
+    """Let the gate decide by how often the last answer of a conversation is correct, instead of by
+    the bits per byte of all answers."""
 
     @property
     def form(self) -> Form:
@@ -58,7 +58,7 @@ class FineTuningSettings(ContinuedPretrainingSettings):
 
 
 class PretrainingSettings(TrainingSettings):
-    """Trains random weights in the base model's architecture, with its tokenizer."""
+    """Trains randomly initialized weights in the base model's architecture, with its tokenizer."""
 
     teaches = "recipes.causal.objective:next_token"
     recipe: Literal["pretraining"]

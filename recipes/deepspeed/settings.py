@@ -62,7 +62,7 @@ ELSEWHERE = {
 class DeepSpeedSettings(StrategySettings):
     """Train with DeepSpeed's ZeRO (Rajbhandari et al., 2020) instead of FSDP2.
 
-    What `configuration` says on these counts where the section is silent.
+    Values in `configuration` apply to any of these settings that is not set here.
     """
 
     asked_by = "placement.deepspeed"
@@ -70,17 +70,18 @@ class DeepSpeedSettings(StrategySettings):
     libraries = frozenset({"torch", "deepspeed"})
     name: Literal["deepspeed"]
     stage: Literal[1, 2, 3] = 3
-    """What is divided over the workers: the optimizer's state (1), gradients too (2), weights
-    too (3)."""
+    """What is partitioned across the workers: the optimizer state (1), also the gradients (2), also
+    the weights (3)."""
     offload_optimizer: Offload = "none"
-    """Where the optimizer's state and its arithmetic go from a GPU; nvme needs stage 3."""
+    """Where the optimizer state and its computation move from a GPU; `nvme` needs stage 3."""
     offload_parameters: Offload = "none"
-    """Where the weights wait until they are needed; needs stage 3."""
+    """Where the weights are kept until they are needed; `cpu` and `nvme` need stage 3."""
     nvme_folder: str | None = None
-    """A folder on a fast local disk, for what goes to nvme."""
+    """A folder on a fast local disk, for what is offloaded to NVMe."""
     configuration: dict[str, Any] = Field(default={})
-    """A DeepSpeed configuration, or the path of its JSON file, for all that no setting here
-    decides, such as bucket sizes. What other settings decide is refused, unless it is `auto`."""
+    """A DeepSpeed configuration, or the path of its JSON file, for everything that no setting here
+    decides, such as bucket sizes. A key that other settings decide is rejected unless its value is
+    `auto`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -7,16 +7,16 @@ from recipes.settings import ModelFamily, WarmStartSettings
 
 
 class ClassificationSettings(WarmStartSettings):
-    """Teaches an encoder (RoBERTa, BERT, ...) to tell the classes of texts apart.
+    """Teaches an encoder (RoBERTa, BERT, ...) to classify texts.
 
-    Where the base model has no head for these classes, it gets a new one.
+    If the base model has no head for these classes, it gets a new one.
     """
 
     teaches = "recipes.encoders.classification:classes"
     recipe: Literal["classification"]
     """Which recipe this is."""
     class_weights: Literal["none", "balanced"] = "none"
-    """`balanced` lets each class count alike, however few its examples are."""
+    """`balanced` gives every class the same weight, however few examples it has."""
 
     @property
     def form(self) -> Form:
@@ -31,9 +31,10 @@ class ClassificationSettings(WarmStartSettings):
 
 
 class MaskedLanguageModelingSettings(WarmStartSettings):
-    """Goes on training an encoder (RoBERTa, BERT, ...) to tell hidden tokens of the team's text.
+    """Continues training an encoder (RoBERTa, BERT, ...) to predict hidden tokens of the team's
+    text.
 
-    Of the tokens, 15% are hidden, others each time that a row is read.
+    15% of the tokens are hidden, different ones each time a row is read.
     """
 
     teaches = "recipes.encoders.masked:hidden_tokens"

@@ -69,26 +69,27 @@ OPEN_LLM_LEADERBOARD_SHOTS = {
 
 
 class GenerationSettings(Settings):
-    """Short completions of every model side by side, for people to look at."""
+    """Short completions from every model side by side, for people to look at."""
 
     samples: int = Field(default=2, ge=0)
-    """How many held-out documents are continued by each model; 0 turns it off."""
+    """Number of held-out documents that each model continues; 0 turns this off."""
     prompt_tokens: int = Field(default=32, ge=1)
-    """How many of a document's first tokens the model is given."""
+    """Number of a document's first tokens that the model is given."""
     new_tokens: int = Field(default=32, ge=1)
-    """How many tokens each model writes, always the most likely one."""
+    """Number of tokens that each model writes, always the most likely one."""
 
 
 class TaskSettings(Settings):
     """One of lm-eval's tasks."""
 
     name: str
-    """As lm-eval calls it, or as a file in `task_folder` does; `open_llm_leaderboard` stands for
-    ARC, HellaSwag, MMLU, TruthfulQA, Winogrande and GSM8K with the shots that people compare by."""
+    """The task's name in lm-eval or in a file in `task_folder`; `open_llm_leaderboard` stands for
+    ARC, HellaSwag, MMLU, TruthfulQA, Winogrande and GSM8K with the number of shots that is usual in
+    comparisons."""
     shots: int | None = Field(default=None, ge=0)
-    """Solved examples before each question; absent means the task's own number."""
+    """Solved examples before each question; if unset, the task's own number."""
     limit: int | None = Field(default=None, ge=1)
-    """First questions only, of each part of a group; absent means all."""
+    """Use only this many questions, the first ones, of each part of a group; if unset, all."""
 
     @model_validator(mode="after")
     def _leave_a_groups_shots(self) -> "TaskSettings":
@@ -101,31 +102,33 @@ class EvaluationSettings(Settings):
     """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
 
     held_out_tokens: int | None = Field(default=40_000, ge=1)
-    """Most held-out tokens to measure, in the order of a hash of the documents' clusters; absent
-    means all. A quarter is measured first, then half, then all, until the verdict is known;
-    examples of conversations, summaries and classes at once. 10,000 take two cores about 12 s at
-    135 M parameters."""
+    """Maximum number of held-out tokens to measure, in the order of a hash of the documents'
+    clusters; `null` means all. A quarter is measured first, then half, then all, until the verdict
+    is known; examples of conversations, summaries and classes are measured all at once. At 135M
+    parameters, 10,000 tokens take two cores about 12 s."""
     document_tokens: int | None = Field(default=512, ge=16)
-    """Most tokens of one document, its first ones: many short looks judge more surely than few long
-    ones. Absent means all of it."""
+    """Maximum number of tokens to measure per document, beginning with its first: many short
+    samples give a more certain verdict than a few long ones. `null` means the whole document."""
     minimum_documents: int = Field(default=36, ge=1)
-    """Independent documents (duplicate clusters) measured first even where they hold more than a
-    quarter of `held_out_tokens`; the gate needs 30."""
+    """Minimum number of independent documents (duplicate clusters) to measure first, even if they
+    hold more than a quarter of `held_out_tokens`; the gate needs 30."""
     newest_tokens: int | None = Field(default=2_500, ge=1)
-    """Most held-out tokens that are measured of the newest slice by itself, once there are two, as
-    `held_out_newest_bits_per_byte`; absent means all."""
+    """Maximum number of held-out tokens of the newest slice to measure separately, once there are
+    two slices, as `held_out_newest_bits_per_byte`; `null` means all."""
     general_tokens: int | None = Field(default=2_500, ge=1)
-    """Most tokens of the shipped general-English text to measure; absent: all 10,000."""
+    """Maximum number of tokens of the included general English text to measure; `null` means all
+    10,000."""
     generation: GenerationSettings = GenerationSettings()
-    """Completions side by side."""
+    """Side-by-side completions."""
     tasks: tuple[TaskSettings, ...] = ()
-    """Tasks of lm-eval, reported as `<task>_<metric>`; those on the hub need a connection."""
+    """lm-eval tasks, reported as `<task>_<metric>`; those on the Hub need a connection."""
     task_folder: str | None = None
-    """Local folder of lm-eval task files of your own."""
+    """Local folder with lm-eval task files of your own."""
     seed: int = 0
-    """Decides, with the candidate's weights, which documents are taken."""
+    """Determines, together with the candidate's weights, which documents are sampled."""
     batch_tokens: int = Field(default=2_048, ge=1)
-    """Most tokens in one forward pass, by what the memory holds; where, not what."""
+    """Maximum number of tokens per forward pass, to be chosen by the available memory; it does not
+    change what is measured."""
 
     @property
     def lm_eval_tasks(self) -> list[TaskSettings]:

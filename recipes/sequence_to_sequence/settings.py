@@ -30,7 +30,7 @@ class SequenceToSequenceSettings(WarmStartSettings):
     """Which recipe this is."""
     generation: TextGenerationSettings = TextGenerationSettings()
     metric: Literal["rouge1", "rouge2", "rougeL", "exact_match"] = "rougeL"
-    """What the gate decides by, example by example; the others are reported."""
+    """The metric by which the gate decides, example by example; the others are reported."""
 
     @property
     def form(self) -> Form:

@@ -250,25 +250,26 @@ TAKEN_OVER = ("activation_checkpointing", "compile", "replicas", "tensor_paralle
 
 
 class TorchtuneSettings(WarmStartSettings):
-    """Runs a recipe of torchtune, as `tune run <run> --config <config>` does, on the graph's rows.
+    """Runs a torchtune recipe, as `tune run <run> --config <config>` does, on the graph's rows.
 
-    Budget, batch, precision, optimizer and schedule are those of the torchtune configuration.
+    Batch, precision, optimizer and schedule are those of the torchtune configuration, and so is the
+    budget unless `budget` is set.
     """
 
     teaches = "recipes.torchtune.objective:objective"
     recipe: Literal["torchtune"]
     """Which recipe this is."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """That of the configuration's `dtype`, of which the weights are as well."""
+    """The precision given by the configuration's `dtype`, which the weights have, too."""
     run: Program
-    """Which of torchtune's recipes runs."""
+    """Which of torchtune's recipes to run."""
     overrides: dict[str, Any] = Field(default_factory=dict)
-    """Changes to the configuration, dotted key to value, such as `optimizer.lr: 1e-5`."""
+    """Changes to the configuration by dotted key, such as `optimizer.lr: 1e-5`."""
     config: dict[str, Any]
-    """A torchtune YAML file, the name of one that torchtune ships (`llama3_2/1B_full`), or its
-    content."""
+    """A torchtune YAML file, the name of one that torchtune ships (`llama3_2/1B_full`), or the
+    configuration itself."""
     data: Literal["pretraining", "conversations"] = "pretraining"
-    """What it learns from: text, or the answers in conversations. The recipes of DPO learn from
+    """What it learns from: text, or the answers in conversations. The DPO recipes learn from
     prompts with a chosen and a rejected answer."""
 
     @model_validator(mode="before")

@@ -14,7 +14,7 @@ which runs."""
 
 
 class TpuSettings(StrategySettings):
-    """Trains on all TPU chips of one machine, in the environment that `make setup-tpu` makes."""
+    """Trains on all TPU chips of one machine, in the environment that `make setup-tpu` creates."""
 
     asked_by = "placement.device: tpu"
     builds = "recipes.tpu.strategy:build"

@@ -141,14 +141,14 @@ def kind_of(path: str) -> str:
 
 
 class PairColumns(Settings):
-    """A text and what is to be written for it, such as a summary."""
+    """A text and the target to write for it, such as a summary."""
 
     form: Literal["pairs"]
-    """Which form the examples have."""
+    """The form of the examples."""
     document_column: str = "document"
     """The column or JSON key of the input."""
     summary_column: str = "summary"
-    """The column or JSON key of what is to be written."""
+    """The column or JSON key of the target."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -160,9 +160,9 @@ class ConversationColumns(Settings):
     """Conversations, or instructions with their answers."""
 
     form: Literal["conversations"]
-    """Which form the examples have."""
+    """The form of the examples."""
     layout: Literal["messages", "alpaca", "prompt_answer"] = "messages"
-    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `input` and `output`, under
+    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `input` and `output`, with
     Alpaca's own prompt; `prompt_answer`: two columns."""
     messages_column: str = "messages"
     """The column or JSON key of the list, for `messages`."""
@@ -182,10 +182,10 @@ class ConversationColumns(Settings):
 
 
 class LabeledColumns(Settings):
-    """Texts with the class that each belongs to."""
+    """Texts, each with its class."""
 
     form: Literal["labeled"]
-    """Which form the examples have."""
+    """The form of the examples."""
     text_column: str = "text"
     """The column or JSON key of the text."""
     label_column: str = "label"
@@ -201,7 +201,7 @@ class PreferenceColumns(Settings):
     """Prompts, each with a better and a worse answer."""
 
     form: Literal["preferences"]
-    """Which form the examples have."""
+    """The form of the examples."""
     layout: Literal["answers", "conversations"] = "answers"
     """`answers`: a prompt and two answers, all strings; `conversations`: two lists of
     `{role, content}` that differ in their last answer."""
@@ -235,73 +235,77 @@ class PackageDocs(Settings):
     """The docstrings of Python packages installed in this environment, read without importing."""
 
     type: Literal["package_docs"]
-    """Which kind of source this is."""
+    """The kind of source."""
     name: str = "package_docs"
     """The source's name; every document carries it."""
     packages: list[str] = Field(min_length=1)
     """Top-level import names, such as `numpy`; each must be installed."""
     minimum_characters: int = Field(default=200, ge=1)
-    """Shortest docstring taken, in characters; below 200 most are one-line signatures."""
+    """Minimum length of a docstring, in characters; most docstrings below 200 are one-line
+    signatures."""
 
 
 class Facts(Settings):
-    """A table of facts, told as text: what a database holds, each fact in several forms."""
+    """A table of facts, for example from a database, told as text: each fact in several forms."""
 
     type: Literal["facts"]
-    """Which kind of source this is."""
+    """The kind of source."""
     name: str = "facts"
     """The source's name; every document carries it."""
     path: str
-    """A CSV file with the columns `subject`, `relation` and `value`; a subject has one value of a
-    relation."""
+    """A CSV file with the columns `subject`, `relation` and `value`; a subject has only one value
+    per relation."""
     forms: str
-    """A YAML file: relation to `told`, sentences with `{subject}` and `{value}`, and `asked`, the
-    questions of `exam`."""
+    """A YAML file that maps each relation to `told`, sentences with `{subject}` and `{value}`, and
+    `asked`, the questions of `exam`."""
     facts_per_document: int = Field(default=4, ge=1)
-    """Sentences in a document, each tells another fact of its subject."""
+    """Sentences per document; each states a different fact about its subject."""
 
 
 class Files(Settings):
-    """Files of text, of many formats, each also compressed (`.gz`, `.zst`, `.bz2`, `.xz`)."""
+    """Text files in many formats, optionally compressed (`.gz`, `.zst`, `.bz2`, `.xz`)."""
 
     type: Literal["files"]
-    """Which kind of source this is."""
+    """The kind of source."""
     name: str = "files"
     """The source's name; every document carries it."""
     path: str
-    """A file, a folder (read with its subfolders) or a glob, local or `gs://`, also with braces:
-    `name.{1..128}-of-128.jsonl.gz`."""
+    """A file, a folder (read with its subfolders) or a glob, local or `gs://`, optionally with
+    braces: `name.{1..128}-of-128.jsonl.gz`."""
     text_column: str = "text"
     """The column or JSON key that holds the text; unused for plain text files."""
     text_template: str | tuple[str, ...] | None = None
-    """How the text is made of several columns or JSON keys, in place of `text_column`, such as
-    `"Question: {question}\\nAnswer: {answer}"`. A line whose columns are all empty is left out. Of
-    several templates a row takes the first of which it has all columns, else the first of which it
-    has any."""
+    """How the text is composed of several columns or JSON keys, instead of `text_column`, such as
+    `"Question: {question}\\nAnswer: {answer}"`. A line of the template whose columns are all empty
+    is left out. If there are several templates, a row uses the first one for which it has all
+    columns, otherwise the first one for which it has any."""
     examples: ExampleColumns | None = None
-    """The columns of examples to learn a task from, in place of a text column."""
+    """The columns of examples to learn a task from, instead of a text column."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id; if unset, file and row are used."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of documents that may be unreadable (set aside, counted) before the run fails."""
+    """Share of documents that may be unreadable (they are set aside and counted) before the run
+    fails."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
-    """What is read: `text` (also Markdown, reStructuredText, logs, README and LICENSE), `html`,
-    `pdf`, `docx`, `notebook`, `mail` (`.eml`, `.mbox`), `subtitles`, `xml`, `rtf`, `odt`, `pptx`,
-    `xlsx`, `epub`, `json` (one object a line, or a list of them), `csv` (also `.tsv`), `parquet`,
-    `archive` (zip and tar) and, if named here, `code`. Files of any other format are counted and
-    named. Text that is not UTF-8 is decoded where its encoding can be told, and counted."""
+    """Which formats to read: `text` (also Markdown, reStructuredText, logs, README and LICENSE),
+    `html`, `pdf`, `docx`, `notebook`, `mail` (`.eml`, `.mbox`), `subtitles`, `xml`, `rtf`, `odt`,
+    `pptx`, `xlsx`, `epub`, `json` (one object per line, or a list of objects), `csv` (also `.tsv`),
+    `parquet`, `archive` (zip and tar) and, if named here, `code`. Files in any other format are
+    counted and named. Text that is not UTF-8 is decoded if its encoding can be determined, and
+    counted."""
     on_bad_file: Literal["stop", "quarantine"] = "stop"
-    """What happens when a file as a whole cannot be read, being damaged, encrypted or not
-    permitted: the run stops, or the file is left out, named and counted. With
+    """What happens if an entire file cannot be read because it is damaged or encrypted or because
+    permission is denied: the run stops, or the file is left out, named and counted. With
     `quarantine`, unreadable files or rows do not end a run as long as some text remains."""
     hidden: bool = False
-    """Whether files and folders whose names begin with a dot are read."""
+    """Whether to read files and folders whose names begin with a dot."""
     follow_links: bool = False
-    """Whether links to files outside the folder are read; links to folders never are."""
+    """Whether to follow links to files outside the folder; links to folders are never followed."""
     maximum_document_megabytes: float = Field(default=64, gt=0, le=1024)
-    """Largest document, in megabytes of text; a larger one is set aside and counted."""
+    """Maximum size of a document, in megabytes of text; larger ones are set aside and counted."""
     maximum_expansion: float = Field(default=200, gt=1)
-    """Times its compressed size that a file may unpack to; more is taken for a compression bomb."""
+    """Maximum ratio of a file's unpacked size to its compressed size; a file that exceeds it is
+    treated as a compression bomb."""
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
@@ -343,26 +347,27 @@ class HuggingFaceDataset(Settings):
     """A Hugging Face dataset."""
 
     type: Literal["hugging_face"]
-    """Which kind of source this is."""
+    """The kind of source."""
     name: str = "hugging_face"
     """The source's name; every document carries it."""
     dataset: str
-    """The dataset's name on the Hub, or a local or bucket folder. If HF_HUB_OFFLINE is set, the
-    Hub's cache is read."""
+    """The dataset's name on the Hub, or a folder, local or in a bucket. If HF_HUB_OFFLINE is set,
+    the Hub's cache is read."""
     subset: str | None = None
-    """The dataset's subset (its configuration name), where it has several."""
+    """The dataset's subset (its configuration name), if it has several."""
     split: str = "train"
-    """Which split is read."""
+    """Which split to read."""
     revision: str | None = None
-    """A Git revision of the dataset on the Hub; by default its newest."""
+    """A Git revision of the dataset on the Hub; by default, the newest."""
     text_column: str = "text"
     """The column that holds the text."""
     examples: ExampleColumns | None = None
-    """The columns of examples to learn a task from, in place of a text column."""
+    """The columns of examples to learn a task from, instead of a text column."""
     id_column: str | None = None
     """The column that holds the document's id; if unset, the row number is used."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of documents that may lack text (set aside, counted) before the run fails."""
+    """Share of documents that may lack text (they are set aside and counted) before the run
+    fails."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -374,26 +379,27 @@ class BigQuery(Settings):
     """A BigQuery table or query, exported to Parquet in the bucket as a pinned snapshot."""
 
     type: Literal["bigquery"]
-    """Which kind of source this is."""
+    """The kind of source."""
     name: str = Field(default="bigquery", pattern=r"^[a-z][a-z0-9_]*$")
     """The source's name; every document carries it."""
     table: str | None = Field(default=None, pattern=TABLE)
-    """`project.dataset.table`; either this or `query`."""
+    """`project.dataset.table`; give either this or `query`."""
     query: str | None = None
-    """One SELECT statement that gives the id and text columns."""
+    """One SELECT statement that returns the id and text columns."""
     id_column: str = Field(default="id", pattern=COLUMN)
     """The column that identifies a document."""
     text_column: str = Field(default="text", pattern=COLUMN)
     """The column that holds the text."""
     watermark_column: str | None = Field(default=None, pattern=COLUMN)
-    """A column that grows when rows are added or changed, such as `ingested_at`. With the number of
-    rows it tells whether the text changed; without it, when the table was last modified does."""
+    """A column whose value grows when rows are added or changed, such as `ingested_at`. Together
+    with the number of rows, it shows whether the text has changed; without it, the table's
+    modification time does."""
     export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
     """Folder in Cloud Storage for the exported Parquet files; letters, digits and `._=@+-`."""
     project: str
     """The project that runs and pays for the BigQuery jobs."""
     location: str = "US"
-    """Where the dataset is."""
+    """Where the dataset is located."""
     maximum_gigabytes_billed: float = Field(default=100.0, gt=0)
     """A job that would read more gigabytes than this is refused before it costs anything."""
 
