@@ -26,19 +26,19 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 LARGEST_DIFFERENCE = 1e-5
 HEAD = """# Models
 
-`base_model` takes a Hugging Face folder, or a model on the Hub, with weights in safetensors. Each
+`base_model` accepts a Hugging Face folder, or a model on the Hub, with weights in safetensors. Each
 family below was tested with random weights at a small size, in the layout in which its models are
-published. *Exact* means that the loss of texts, packed as they are trained on, equals that of
-transformers' own forward pass within 1 part in 100,000. A model that cannot be exact is refused
-when `base_model` is built, and so is a family that the recipe does not train. The recipes of causal
-models load the same network and differ in which tokens count, so one comparison stands for them.
+published. *Exact* means that the loss on texts, packed as in training, equals that of transformers'
+own forward pass within 1 part in 100,000. A model that cannot be exact is refused when
+`base_model` is built, and so is a family that the recipe does not train. The recipes for causal
+models load the same network and differ in which tokens count, so one comparison covers them.
 `python -m tests.published_models` writes this page; `make soak` checks all rows, `make test` some.
 
 A tokenizer that was published without `tokenizer.json` is converted once, by transformers'
-converters. It then has to read a sample in many scripts as sentencepiece does with the published
+converters. It must then tokenize a sample in many scripts as sentencepiece does with the published
 file (tiktoken, for `vocab.json` with `merges.txt`). No converted tokenizer, including those on the
-Hub, reads a letter followed by two standalone combining marks as sentencepiece does. Weights that
-exist only as pickles (`pytorch_model*.bin`) are refused, with the command that converts them.
+Hub, tokenizes a letter followed by two standalone combining marks as sentencepiece does. Weights
+that exist only as pickles (`pytorch_model*.bin`) are refused, with the command that converts them.
 
 | models | type | tokenizer as tried | recipes | outcome |
 |---|---|---|---|---|

@@ -37,10 +37,10 @@ STAGES = (
 )
 HEAD = """# Reliability
 
-What happens when something breaks: where, what the user sees, and what happens next. Each row is a
-test that injects the fault for real and fails if it ends in a traceback, a hang, a process left
-behind or a false success. `python -m tests.reliability` writes this page from the tests, and a test
-compares it. Rows marked * are tested by `make soak`, all others by `make test`.
+This page lists tested faults by stage, with what the user sees and what happens next. Each row is a
+test that really injects the fault and fails on a traceback, a hang, a process left behind or a
+false success. `python -m tests.reliability` writes this page from the tests, and a test verifies
+it. Rows marked * are tested by `make soak`, all others by `make test`.
 
 {count} faults.
 """

@@ -147,10 +147,10 @@ def render() -> str:
     ruled = sum(bool(row["rules"]) for row in TABLE.values())
     newest = max(rule["since"] for rule in rules if "since" in rule)
     lines = [
-        f"{len(rules)} rules of {ruled} methods are checked, of {len(TABLE)} that are called:",
-        f"{hashed} as the protos and API descriptions of the installed packages have them, and",
-        f"{len(rules) - hashed} as Google's pages did, the newest entered on {newest}.",
-        f"Requests of gRPC methods set {fields} fields; no others pass.",
+        f"{len(rules)} rules are checked, for {ruled} of the {len(TABLE)} methods that are called:",
+        f"{hashed} as stated in the installed packages' protos and API descriptions, and",
+        f"{len(rules) - hashed} as stated on Google's pages, the newest entered on {newest}.",
+        f"Requests to gRPC methods set {fields} fields; no others are accepted.",
         "",
         "| call | right | rule, and the stand-in that keeps it | only Google can tell |",
         "|---|---|---|---|",

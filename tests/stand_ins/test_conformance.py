@@ -239,14 +239,12 @@ REGIONS = "/compute/v1/projects/local-project/regions"
 ACCOUNT = f"/v1/projects/local-project/serviceAccounts/{SERVICE_ACCOUNT}:testIamPermissions"
 REFUSED: dict[tuple[str, str], Breach] = {
     ("CreateCustomJob", "the first worker pool has one replica"): job(replicas=2),
-    ("CreateCustomJob", "worker pools are there"): job(pools=0),
+    ("CreateCustomJob", "worker pools are given"): job(pools=0),
     ("CreateCustomJob", "the caller may act as the account"): partial(
         without_rights, "CreateCustomJob"
     ),
-    ("CreateCustomJob", "machine and accelerators go together"): job(
-        "a2-highgpu-1g", machine_spec=L4
-    ),
-    ("CreateCustomJob", "the boot disk is one of the machine's"): job(
+    ("CreateCustomJob", "machine and accelerators match"): job("a2-highgpu-1g", machine_spec=L4),
+    ("CreateCustomJob", "the boot disk is of an allowed type"): job(
         pool={"disk_spec": {"boot_disk_type": "pd-balanced"}}
     ),
     ("CreateCustomJob", "at most 100 variables"): job(
@@ -257,23 +255,23 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ("CreateCustomJob", "flex-start has the same machines in all pools"): job(
         worker_pool_specs=[POOL, LARGER], scheduling={"strategy": "FLEX_START"}
     ),
-    ("CreateCustomJob", "a TPU machine's topology is its own"): job("ct5lp-hightpu-4t"),
+    ("CreateCustomJob", "a TPU machine's topology fits it"): job("ct5lp-hightpu-4t"),
     ("CreateBatch", "form of the id"): batch("A_batch"),
     ("CreateBatch", "form and number of labels"): batch(labels={"Upper": "a"}),
     ("CreateBatch", "10 minutes to 14 days"): batch(
         environment_config={"execution_config": {"ttl": {"seconds": 60}}}
     ),
-    ("CreateBatch", "runtimes that have support"): batch(version="2.2"),
-    ("CreateBatch", "cores, executors and tiers of properties"): batch(
+    ("CreateBatch", "supported runtimes"): batch(version="2.2"),
+    ("CreateBatch", "cores, executors and tiers in properties"): batch(
         properties={"spark.executor.cores": "3"}
     ),
-    ("CreateBatch", "no properties of YARN or the shuffle service"): batch(
+    ("CreateBatch", "no YARN or shuffle service properties"): batch(
         properties={"spark.yarn.queue": "a"}
     ),
     ("CreateJob", "form of the id"): machines("A_job"),
     ("CreateJob", "form of labels"): machines(labels={"goog-own": "a"}),
     ("CreateJob", "one task group"): machines(groups=2),
-    ("CreateJob", "locations of the job's region"): machines(places=["zones/europe-west4-a"]),
+    ("CreateJob", "locations in the job's region"): machines(places=["zones/europe-west4-a"]),
     ("CreateJob", "at most ten retries"): machines(max_retry_count=11),
     ("CreateJob", "volumes are under /mnt/disks, and in the container"): machines(
         volumes=[{"mount_path": "/gcs/bucket", "gcs": {"remote_path": "bucket"}}]
@@ -282,7 +280,7 @@ REFUSED: dict[tuple[str, str], Breach] = {
         instance={"policy": {"machine_type": "n1-standard-4"}, "install_gpu_drivers": True}
     ),
     ("CreateJob", "the caller may act as the account"): partial(without_rights, "CreateJob"),
-    ("CreateQueuedResource", "a request is of a zone"): queued(parent=PLACE),
+    ("CreateQueuedResource", "a request belongs to a zone"): queued(parent=PLACE),
     ("CreateQueuedResource", "form of the id"): queued(name="a job"),
     ("CreateQueuedResource", "one node, in the zone of the request"): queued(of=f"{PLACE}-b"),
     ("CreateQueuedResource", "a machine boots with its own runtime version"): queued(
@@ -290,29 +288,29 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ),
     ("CreateQueuedResource", "form of a reservation's name"): reserved,
     ("CreateQueuedResource", "form of labels"): queued(labels={"goog-own": "a"}),
-    ("CreateQueuedResource", "256 KB of metadata in a value"): queued(
+    ("CreateQueuedResource", "at most 256 KB per metadata value"): queued(
         metadata={"a": "a" * 262_145}
     ),
     ("CreateQueuedResource", "the caller may act as the account"): partial(
         without_rights, "CreateQueuedResource"
     ),
-    ("DeleteQueuedResource", "a running machine goes by force alone"): delete_without_force,
-    ("AccessSecretVersion", "project, secret and version are there"): secret(
+    ("DeleteQueuedResource", "deleting a running machine requires force"): delete_without_force,
+    ("AccessSecretVersion", "project, secret and version exist"): secret(
         "projects/local-project/secrets/token/versions/2"
     ),
     ("AccessSecretVersion", "a destroyed version has no value"): secret(
         "projects/local-project/secrets/token/versions/latest", destroyed=True
     ),
     ("UploadModel", "form of the id"): upload(request={"model_id": "Model!"}),
-    ("UploadModel", "a version belongs to a model that is there"): upload(
+    ("UploadModel", "a version belongs to an existing model"): upload(
         request={"parent_model": MODEL}
     ),
-    ("UploadModel", "the artifact is a folder of Cloud Storage"): upload(artifact="/models/m"),
+    ("UploadModel", "the artifact is a Cloud Storage folder"): upload(artifact="/models/m"),
     ("UploadModel", "form of labels"): upload(labels={"Upper": "a"}),
-    ("UploadModel", "one of predict route and invoke prefix"): upload(
+    ("UploadModel", "either predict route or invoke prefix"): upload(
         predict_route="/predict", invoke_route_prefix="/*"
     ),
-    ("UploadModel", "a deployment takes two hours at most"): upload(
+    ("UploadModel", "a deployment takes at most two hours"): upload(
         deployment_timeout={"seconds": 7_201}
     ),
     ("UpdateModel", "labels of model and version are mixed; which fields change"): on_upload(
@@ -321,7 +319,7 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ("MergeVersionAliases", "form of aliases; an alias names one version"): on_upload(
         "MergeVersionAliases", name=MODEL, version_aliases=["An alias"]
     ),
-    ("ImportModelEvaluation", "metrics are the schema's, numbers finite"): on_upload(
+    ("ImportModelEvaluation", "metrics follow the schema, numbers are finite"): on_upload(
         "ImportModelEvaluation",
         parent=MODEL,
         model_evaluation={"metrics_schema_uri": SCHEMA, "metrics": {"unknown": 1.0}},
@@ -329,17 +327,17 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ("CreateEndpoint", "form of the id"): on_endpoint("E_"),
     ("DeployModel", "form of the id"): deploy({"dedicated_endpoint_enabled": True}, id="one"),
     ("DeployModel", "the caller may act as the account"): partial(without_rights, "DeployModel"),
-    ("DeployModel", "machine and accelerators go together"): deploy(
+    ("DeployModel", "machine and accelerators match"): deploy(
         {"dedicated_endpoint_enabled": True}, "a2-highgpu-1g"
     ),
-    ("DeployModel", "at least one replica, and no fewer at most"): deploy(
+    ("DeployModel", "at least one replica, maximum not below minimum"): deploy(
         {"dedicated_endpoint_enabled": True}, replicas=0
     ),
     ("DeployModel", "an invoke prefix needs a dedicated endpoint"): deploy({}),
     ("UpdateEndpoint", "shares sum to 100, or there are none"): on_endpoint(
         split={"1": 50}, paths=["traffic_split"]
     ),
-    ("UpdateEndpoint", "only what the mask names"): on_endpoint(split={}, paths=["labels"]),
+    ("UpdateEndpoint", "only fields in the mask change"): on_endpoint(split={}, paths=["labels"]),
     ("serviceusage.services.batchGet", "at most 30 names"): post(
         "GET", SERVICES + "&".join(["names=projects/1/services/a"] * (MOST_NAMES + 1))
     ),
@@ -347,8 +345,8 @@ REFUSED: dict[tuple[str, str], Breach] = {
         "iam.projects.serviceAccounts.testIamPermissions",
         "no patterns of permissions",
     ): post("POST", ACCOUNT, permissions=["iam.*"]),
-    ("compute.regions.get", "only regions that are there"): post("GET", f"{REGIONS}/europe-west9"),
-    ("compute.subnetworks.get", "a subnetwork is of one region"): post(
+    ("compute.regions.get", "only existing regions"): post("GET", f"{REGIONS}/europe-west9"),
+    ("compute.subnetworks.get", "a subnetwork belongs to one region"): post(
         "GET", f"{REGIONS}/europe-west9/subnetworks/inside"
     ),
 }
@@ -365,18 +363,18 @@ BIGQUERY = "spark_jobs/read/test_bigquery.py::test_"
 LAUNCHER = "recipes/launcher/test_launcher.py::test_"
 ENDINGS = "llm_assets/pipes/test_endings.py::test_"
 KEPT = {
-    ("CreateJob", "a machine has the file of all hosts"): (
+    ("CreateJob", "a machine has the file that lists all hosts"): (
         f"{LAUNCHER}two_machines_of_batch_train_together_under_torchrun"
     ),
-    ("CreateJob", "a task is ended after its greatest duration"): (
+    ("CreateJob", "a task is stopped after its maximum duration"): (
         f"{ENDINGS}job_is_ended_by_google_after_its_greatest_duration"
     ),
-    ("GetJob", "why a job waits or failed is among its events"): (
+    ("GetJob", "events say why a job waits or failed"): (
         f"{ENDINGS}job_that_gets_no_machines_is_ended_with_those_it_had"
     ),
     ("ListJobs", "pages"): LISTS,
     ("ListJobs", "labels are filtered"): LABELS,
-    ("DeleteJob", "machines bill until a deletion is done"): (
+    ("DeleteJob", "machines are billed until deletion is complete"): (
         f"{ENDINGS}run_waits_until_its_machines_are_gone"
     ),
     ("CreateQueuedResource", "a machine runs its startup script"): (
@@ -385,12 +383,12 @@ KEPT = {
     ("CreateQueuedResource", "a request that got no machine in time fails"): (
         f"{ENDINGS}request_that_nobody_waits_for_is_given_up_by_google"
     ),
-    ("GetQueuedResource", "who took the machine away is told"): (
+    ("GetQueuedResource", "the resource says who took the machine"): (
         f"{ENDINGS}job_whose_machine_is_lost_goes_on_on_another"
     ),
     ("ListLocations", "pages"): LISTS,
     ("ListQueuedResources", "pages"): LISTS,
-    ("DeleteQueuedResource", "a machine bills until its deletion is done"): (
+    ("DeleteQueuedResource", "a machine is billed until its deletion is complete"): (
         f"{ENDINGS}run_waits_until_its_machines_are_gone"
     ),
     ("DeleteNode", "the request stays, suspended by its user"): (
@@ -407,15 +405,15 @@ KEPT = {
         "over quota a job is queued",
     ): f"{ENDINGS}job_that_gets_no_machines_is_ended_with_those_it_had",
     ("GetCustomJob", "the error comes after the state"): f"{LAUNCHER}failed_training_never_exits_0",
-    ("GetCustomJob", "names hold the project's number"): (
+    ("GetCustomJob", "names contain the project's number"): (
         f"{ENDINGS}killed_dagster_finds_its_job_again"
     ),
     ("ListCustomJobs", "pages"): LISTS,
     ("ListCustomJobs", "labels are filtered"): LABELS,
-    ("CancelCustomJob", "a cancelled job is kept"): (
+    ("CancelCustomJob", "a canceled job is kept"): (
         f"{ENDINGS}job_that_is_being_cancelled_is_not_adopted"
     ),
-    ("CreateBatch", "processors of the region's quota"): (
+    ("CreateBatch", "processors within the region's quota"): (
         f"{HERE}test_a_batch_without_processors_fails"
     ),
     ("ListBatches", "pages"): LISTS,
@@ -424,34 +422,34 @@ KEPT = {
         f"{CLOUD}secrets.py::test_token_is_there_while_the_block_runs"
     ),
     ("GetSecretVersion", "a destroyed version says so"): FAULTS,
-    ("UploadModel", "the container is shown to nobody"): (
+    ("UploadModel", "the container is never returned"): (
         "llm_assets/registry/test_vertex.py::"
         "test_another_serving_image_is_a_new_upload_of_the_same_number"
     ),
-    ("UploadModel", "a probe that fails ends the container"): (
+    ("UploadModel", "a failing probe stops the container"): (
         f"{HERE}test_a_container_whose_probe_fails_is_ended"
     ),
     ("ListModelVersions", "pages"): LISTS,
     ("ListModelEvaluations", "pages"): LISTS,
-    ("CreateEndpoint", "a dedicated endpoint has an address of its own"): (
+    ("CreateEndpoint", "a dedicated endpoint has its own address"): (
         f"{ENDPOINTS}endpoint_is_a_dedicated_one_with_the_machines_of_the_settings"
     ),
     ("ListOperations", "pages"): (
         f"{CLOUD}endpoint_faults.py::test_a_change_on_a_later_page_of_operations_is_awaited"
     ),
-    ("GetOperation", "a failed operation holds its error"): (
+    ("GetOperation", "a failed operation contains its error"): (
         f"{CLOUD}endpoint_faults.py::test_version_that_disappoints_is_taken_back"
     ),
-    ("UndeployModel", "what has traffic is not undeployed"): (
+    ("UndeployModel", "a version with traffic is not undeployed"): (
         f"{ENDPOINTS}stopping_a_half_done_rollout_removes_both_versions"
     ),
     ("DeleteEndpoint", "nothing is deployed"): f"{ENDPOINTS}stopping_removes_all_that_costs",
-    ("GetProject", "the name holds the number"): FAULTS,
-    ("TestIamPermissions", "only what the caller has"): RIGHTS,
-    ("serviceusage.services.batchGet", "an API that is off has a state of its own"): FAULTS,
+    ("GetProject", "the name contains the number"): FAULTS,
+    ("TestIamPermissions", "only the caller's rights"): RIGHTS,
+    ("serviceusage.services.batchGet", "a disabled API has its own state"): FAULTS,
     (
         "serviceusage.services.consumerQuotaMetrics.list",
-        "limits of regions are in the full view alone",
+        "regional limits only in the full view",
     ): FAULTS,
     ("serviceusage.services.consumerQuotaMetrics.list", "pages"): (
         f"{CLOUD}check.py::test_project_in_which_all_is_well_has_no_problem"
@@ -459,48 +457,48 @@ KEPT = {
     ("cloudbilling.projects.getBillingInfo", "a closed account keeps its name"): FAULTS,
     (
         "iam.projects.serviceAccounts.testIamPermissions",
-        "only what the caller has on that account",
+        "only the caller's rights on that account",
     ): RIGHTS,
     (
         "artifactregistry.projects.locations.repositories.testIamPermissions",
-        "only what the caller has on that repository",
+        "only the caller's rights on that repository",
     ): RIGHTS,
-    ("policytroubleshooter.iam.troubleshoot", "who may not see a policy is told so"): (
+    ("policytroubleshooter.iam.troubleshoot", "callers who may not see a policy are told so"): (
         f"{CLOUD}check.py::test_rights_that_the_caller_may_not_see_are_unknown_and_no_problem"
     ),
-    ("compute.regions.get", "quotas with what is used of them"): (
+    ("compute.regions.get", "quotas with their usage"): (
         f"{CLOUD}check.py::test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for"
     ),
-    ("compute.subnetworks.get", "whether Google's APIs are reached"): (
+    ("compute.subnetworks.get", "whether Google's APIs can be reached"): (
         f"{CLOUD}check.py::"
         "test_subnetwork_without_private_access_is_told_with_the_command_that_gives_it"
     ),
-    ("storage.objects.insert", "a generation that is not the object's is refused"): (
+    ("storage.objects.insert", "a generation other than the object's is refused"): (
         "artifacts/test_object_lease.py::test_lost_lease_is_an_error_for_who_held_it"
     ),
-    ("storage.objects.insert", "an object is written once a second"): (
+    ("storage.objects.insert", "an object is written at most once per second"): (
         f"{HERE}test_an_object_is_not_written_over_and_over"
     ),
-    ("storage.objects.rewrite", "a generation that is not the object's is refused"): (
+    ("storage.objects.rewrite", "a generation other than the object's is refused"): (
         "artifacts/test_transfer.py::test_large_file_goes_up_in_parallel_parts_and_comes_back_equal"
     ),
-    ("storage.buckets.get", "deleted objects are kept where the bucket says so"): (
+    ("storage.buckets.get", "deleted objects are kept if the bucket says so"): (
         f"{CLOUD}check.py::test_bucket_that_keeps_what_is_deleted_is_told_with_what_that_costs"
     ),
-    ("storage.buckets.testIamPermissions", "only what the caller has on that bucket"): RIGHTS,
-    ("bigquery.jobs.insert", "files of a given-up export stay"): (
+    ("storage.buckets.testIamPermissions", "only the caller's rights on that bucket"): RIGHTS,
+    ("bigquery.jobs.insert", "files of an abandoned export stay"): (
         f"{BIGQUERY}files_of_an_export_that_was_given_up_are_not_read"
     ),
-    ("bigquery.jobs.cancel", "a job may go on for ever"): (
+    ("bigquery.jobs.cancel", "a job may run forever"): (
         f"{BIGQUERY}job_that_takes_too_long_is_cancelled_and_told"
     ),
-    ("bigquery.tables.get", "what has changed has another etag"): (
+    ("bigquery.tables.get", "a changed table has a new etag"): (
         f"{BIGQUERY}a_row_edited_in_place_is_noticed_without_a_watermark"
     ),
-    ("aiplatform.projects.locations.endpoints.predict", "a version by its share"): (
+    ("aiplatform.projects.locations.endpoints.predict", "a version is chosen by its share"): (
         f"{ENDPOINTS}versions_follow_each_other_and_go_back_without_a_failed_request"
     ),
-    ("aiplatform.projects.locations.endpoints.predict", "ten megabytes at most"): (
+    ("aiplatform.projects.locations.endpoints.predict", "at most ten megabytes"): (
         f"{ENDPOINTS}openai_bodies_pass_raw_prediction_and_large_ones_nowhere"
     ),
     (
@@ -513,7 +511,7 @@ KEPT = {
     ): f"{ENDPOINTS}openai_clients_talk_to_the_endpoint_while_versions_follow_each_other",
     (
         "aiplatform.projects.locations.endpoints.deployedModels.invoke.invoke",
-        "the version that is named, whatever its share",
+        "the named version, whatever its share",
     ): f"{ENDPOINTS}openai_version_that_does_worse_is_taken_back",
 }
 """Rule to a test, in this folder's neighbors, that holds only where the stand-in keeps it."""
