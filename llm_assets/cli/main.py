@@ -225,7 +225,7 @@ def versions(as_json: bool, table: bool) -> None:
 @commands.command()
 @version_argument
 @click.argument("repository")
-@click.option("--public", is_flag=True, help="Create a public repository, or upload to one.")
+@click.option("--public", is_flag=True, help="Create a public repository, or permit one.")
 def publish(version: int, repository: str, public: bool) -> None:
     """Upload a version to the Hugging Face Hub.
 
@@ -817,7 +817,7 @@ def machines(is_ending: bool, as_json: bool) -> None:
     """List Google Cloud jobs that are incurring costs.
 
     Lists the jobs of all services, with their machines, start times and costs so far. Runs end
-    their own jobs; --end is for jobs that were left behind.
+    their own jobs; --end is for jobs that were left behind, but ends those of active runs too.
 
     \b
     Examples:

@@ -104,11 +104,11 @@ class DataprocBatches(service.RemoteService):
 class PipesDataprocServerlessClient(RemoteJobPipesClient["BatchControllerClient"]):
     """A Pipes client for Dataproc Serverless batches.
 
-    A batch gets a name that follows from what it does (`fingerprint`). So a run that finds it
-    running or succeeded follows it instead of starting a second one, and one that failed is
-    replaced. When the run is cancelled, for whatever reason, so is the batch.
+    A batch gets a name derived from its `fingerprint`. A run that finds the batch running or
+    succeeded therefore attaches to it instead of starting a second one, and one that failed is
+    replaced. When the run is canceled, for whatever reason, so is the batch.
 
-    The program receives its Pipes parameters as arguments, and has to open its session so:
+    The program receives its Pipes parameters as arguments, and must open its session like this:
 
         with open_dagster_pipes(
             params_loader=PipesCliArgsParamsLoader(),

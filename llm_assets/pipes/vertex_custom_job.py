@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
 PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
 QUEUED = "Vertex AI keeps a job queued while the project's quota for its machines is used up"
-"""Its page on the training service says so; the job itself says nothing."""
+"""Documented on Vertex AI's training page; the job itself reports no reason."""
 PHASES = {
     "JOB_STATE_QUEUED": service.Phase.WAITING,
     "JOB_STATE_PENDING": service.Phase.WAITING,
@@ -113,12 +113,12 @@ class VertexCustomJobs(service.RemoteService):
 class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
     """A Pipes client for Vertex AI custom jobs.
 
-    A job carries labels that follow from what it does (`fingerprint`). So a run that finds it
-    running or succeeded follows it instead of starting a second one, and one that failed is
-    replaced. A job whose program exits with status 75 or ends without a word, or whose machines
-    were preempted, is started again within the run, up to `limits.restarts` times; the program is
-    to continue from its last checkpoint. When the run is cancelled, for whatever reason, so is the
-    job.
+    A job carries labels derived from its `fingerprint`. A run that finds the job running or
+    succeeded therefore attaches to it instead of starting a second one, and one that failed is
+    replaced. A job whose program exits with status 75 or ends without reporting a result, or whose
+    machines were preempted, is started again within the run, up to `limits.restarts` times; the
+    program must continue from its last checkpoint. When the run is canceled, for whatever reason,
+    so is the job.
 
     Every container receives the Pipes parameters in its environment; one process of the job, the
     first of the first replica, has to open the session:

@@ -49,18 +49,19 @@ assert set(PROMPTS) == set(get_args(PromptName))
 
 
 class GeneratorSettings(Settings):
-    """A model that writes about each document, called through OpenAI's `/v1/chat/completions`."""
+    """A model that writes about each document, called through an OpenAI-compatible
+    `/v1/chat/completions` endpoint."""
 
     address: str
     """Its base URL, such as http://127.0.0.1:8001/v1."""
     model: str
     """The name of the model on that server."""
     key_variable: str | None = None
-    """Environment variable that holds its API key; if unset, it needs no key."""
+    """Environment variable that holds its API key; leave it unset if the server needs no key."""
     prompts: tuple[PromptName, ...] = tuple(PROMPTS)
     """What to ask about each passage, in this order."""
     rounds: int = Field(default=1, ge=1)
-    """How many times to ask each prompt, each time with a different seed."""
+    """How many times to send each prompt, each time with a different seed."""
     passage_words: int = Field(default=400, ge=20)
     """Maximum length, in words, of the passage of a document that is sent with a prompt."""
     answer_tokens: int = Field(default=512, ge=16)

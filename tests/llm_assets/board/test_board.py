@@ -148,7 +148,7 @@ def test_the_first_page_names_documents_that_the_version_before_had_not_read(sho
     listed = re.findall(r'manual/(\d+)</a> <span class="small">version 2 at step', shown)
     assert int(listed[0]) >= len(shop.documents) - len(ADDED), "added text comes first"
     assert "documents that the version before had not</h1>" in shown
-    assert "let it serve" in shown and "before, version 1 served since" in shown
+    assert "approved it" in shown and "before that, version 1 had been serving since" in shown
     for number in listed:
         assert shop.documents[int(number)].strip()[:40] in shown
     state = shop.registry.state()
@@ -438,7 +438,7 @@ def test_a_service_that_does_not_run_is_said_with_its_log(apart: Board) -> None:
 def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:
     empty = LocalRegistry(tmp_path / "none", "manual")
     with client_of(board_of(shop, registry=empty)) as client:
-        assert "Nothing serves yet" in client.get("/").text
+        assert "Nothing is serving yet" in client.get("/").text
         assert "no version to decide on" in client.get("/decide").text
         assert "There are none yet" in client.get("/versions").text
         assert '<button id="go" disabled>' in client.get("/ask").text

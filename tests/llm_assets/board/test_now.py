@@ -8,8 +8,8 @@ from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, clien
 @pytest.mark.parametrize(
     ("won", "lost", "told", "heading"),
     [
-        (1, 5, "5 questions that the base model knew", "the answer to 1 question that"),
-        (0, 1, "1 question that the base model knew", "Version 1 serves"),
+        (1, 5, "It got 5 questions wrong that the base model got right", "the answer to 1 question that"),
+        (0, 1, "It got 1 question wrong that the base model got right", "Version 1 is serving"),
         (3, 0, "", "the answer to 3 questions that"),
     ],
 )
@@ -22,7 +22,7 @@ def test_the_first_page_says_what_was_lost_however_little_was_won(
         shown = " ".join(client.get("/").text.split())
         questions = client.get("/versions/1").text
     assert heading in shown.partition("</h1>")[0]
-    assert ("It lost the answer to" in shown) == bool(lost) == ('id="lost"' in questions)
+    assert ("see the questions" in shown) == bool(lost) == ('id="lost"' in questions)
     assert told in shown
 
 
