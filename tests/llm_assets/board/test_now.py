@@ -8,7 +8,7 @@ from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, clien
 @pytest.mark.parametrize(
     ("won", "lost", "told", "heading"),
     [
-        (1, 5, "It got 5 questions wrong that the base model got right", "answer to 1 question that"),
+        (1, 5, "It got 5 questions wrong that the base model got right", "answer to 1 question"),
         (0, 1, "It got 1 question wrong that the base model got right", "Version 1 is serving"),
         (3, 0, "", "the answer to 3 questions that"),
     ],
