@@ -85,7 +85,8 @@ def test_the_graph_works_on_the_minor_version_of_dagster_before(tmp_path: Path) 
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     told = [sys.executable, "-c", "import dagster; print(dagster.__version__)"]
     assert subprocess.check_output(told, env=environment, text=True).startswith("1.12.")
-    done = subprocess.run(["pytest", "-n", "0", *tests], env=environment, cwd=ROOT)
+    run_tests = (sys.executable, "-m", "pytest", "-n", "0", *tests)
+    done = subprocess.run(run_tests, env=environment, cwd=ROOT)
     assert done.returncode == 0
 
 
