@@ -90,6 +90,7 @@ def routes(board: Board) -> list[Route]:
             chosen=chosen[-1] if chosen else None,
             served=[one for one in state.history if one.alias == "champion"],
             learned=learned,
+            is_overruled=champion is not None and _is_rejected(state, champion),
             # An exam says what was learned from which document.
             read=find_new_text(board, state, champion) if champion and not won else ([], 0),
             now=now,
@@ -111,23 +112,36 @@ def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> K
         return None
     before = _version_before(state, version)
     number = None if before is None or before.is_base else before.version
-    return board.remember(_learned, [evaluation, find_exam(evaluation)], number)
+    past = _text_of(board.store, before) if before else None
+    return board.remember(_learned, [evaluation, find_exam(evaluation), past], number)
 
 
-def _learned(evaluation: Artifact, _: Artifact | None, before: int | None) -> Knowledge:
+def _learned(
+    evaluation: Artifact, _: Artifact | None, past: Artifact | None, before: int | None
+) -> Knowledge:
     metric = Metric.model_validate(evaluation.stats["metric"])
     measured = evaluation.stats["metrics"].get(f"held_out_{metric.name}", {})
     role = "incumbent" if "incumbent" in measured else "base"
     answers = read_answers(evaluation, role)
     is_base = role == "base" or before is None
+    won = [one for one in answers if one.is_won]
+    added = _added(past, {_source(one) for one in won}) if past else set()
+    # An answer from old text is less of a news: an earlier version may have given it, too.
+    won.sort(key=lambda one: _source(one) not in added)
     return Knowledge(
         before="the base model" if is_base else f"version {before}",
-        won=[one for one in answers if one.is_won],
+        won=won,
         lost=[one for one in answers if one.is_lost],
         shares=exam_shares(evaluation.stats, role),
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
     )
+
+
+def _source(answers: AnswerPair) -> str:
+    """The document that has the answer; empty where none is known."""
+    passage = answers.question["passage"]
+    return str(passage["document"]) if passage else ""
 
 
 NewText = tuple[list[tuple[Exposure, str]], int]
@@ -139,11 +153,10 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
 
     They are counted among the first MOST_LOOKED_AT of its text.
     """
-    clean = board.store.find_named("clean_corpus", version.lineage.get("clean_corpus", ""))
-    before = _version_before(state, version)
+    clean, before = _text_of(board.store, version), _version_before(state, version)
     if clean is None or before is None:
         return [], 0
-    past = board.store.find_named("clean_corpus", before.lineage.get("clean_corpus", ""))
+    past = _text_of(board.store, before)
     runs, older = (runs_behind(board.store, state, one) for one in (version, before))
 
     def find(clean: Artifact, *_: int) -> NewText:
@@ -153,9 +166,7 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
         read = [one for one in exposures(runs, rows) if one.lessons]
         new = [one for one in read if one.lessons[0].run not in older]
         if past:
-            ids = pa.array([one.document for one in new], pa.string())
-            known = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
-            added = set(ids.to_pylist()) - set(known["id"].to_pylist())
+            added = _added(past, {one.document for one in new})
             new.sort(key=lambda one: one.document not in added)
         ids = pa.array([one.document for one in new[:MOST_SHOWN]], pa.string())
         texts = parts.scanner(["id", "text"], pc.field("id").isin(ids)).head(len(ids))
@@ -166,6 +177,23 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
         return [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]], len(new)
 
     return board.remember(find, [clean], version.version, before.version)
+
+
+def _text_of(store: Store, version: ModelVersion) -> Artifact | None:
+    return store.find_named("clean_corpus", version.lineage.get("clean_corpus", ""))
+
+
+def _added(past: Artifact, documents: set[str]) -> set[str]:
+    """Of documents, those that an earlier text did not have."""
+    ids = pa.array(sorted(documents - {""}), pa.string())
+    known = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
+    return set(ids.to_pylist()) - set(known["id"].to_pylist())
+
+
+def _is_rejected(state: RegistryState, version: ModelVersion) -> bool:
+    """Whether the gate was against it, so that a person let it serve all the same."""
+    verdicts = state.verdicts_of(version.weights)
+    return bool(verdicts) and not verdicts[-1].promoted
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:

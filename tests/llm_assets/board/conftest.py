@@ -106,7 +106,8 @@ class SmallStore:
         asked = [
             {"id": str(number), "question": f"Where is lamp {number}?", "choices": choices}
             | {"value": "Riga", "subject": f"lamp {number}", "relation": "place"}
-            | {"placebo": False, "passage": None}
+            | {"placebo": False}
+            | {"passage": {"document": f"lamp {number}", "text": f"Lamp {number} is from Riga."}}
             for number in range(won + lost)
         ]
         right = [float(number < won) for number in range(won + lost)]
@@ -143,9 +144,13 @@ class SmallStore:
         texts: Sequence[str],
         step: int = 3,
         settings: dict[str, Any] | None = None,
+        promoted: bool = True,
         **lineage: str,
     ) -> ModelVersion:
-        """A version of a run that was trained on texts in one step; it serves."""
+        """A version of a run that was trained on texts in one step; it serves.
+
+        Where the gate does not promote it, Ada lets it serve.
+        """
         newest = self.registry.state().versions[-1]
         read = {"text": text_numbers(texts), "start": [0] * len(texts), "end": [7] * len(texts)}
         read |= {"step": [step] * len(texts), "row": list(range(len(texts)))}
@@ -165,7 +170,9 @@ class SmallStore:
         lineage |= {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
         changes = {"model_fingerprint": made.fingerprint, "lineage": lineage}
         found = entry(name).model_copy(update=changes)
-        version = self.registry.enter(found, verdict(name, newest.weights))
+        version = self.registry.enter(found, verdict(name, newest.weights, promoted))
+        if not promoted:
+            self.registry.approve(version.version, "Ada", "It knows lamp 1")
         self.registry.confirm(version.version)
         return version
 

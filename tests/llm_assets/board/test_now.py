@@ -39,3 +39,18 @@ def test_the_first_page_tells_alarms_with_their_remedy_and_machines_with_their_p
         assert ("Nothing is running." in answer.text) == (refresh is None)
     assert "3 GB &lt;free&gt;. What to do: <code>llm-assets clean</code>" in answer.text
     assert f"<li>{job}</li>" in answer.text and "llm-assets machines --end" in answer.text
+
+
+def test_the_first_page_leads_with_an_answer_from_new_text_and_says_who_overruled_the_gate(
+    small: SmallStore,
+) -> None:
+    texts = {"lamp 0": "Lamp 0 is from Riga.", "lamp 1": "Lamp 1 is from Riga."}
+    small.train(small.clean("1", {"lamp 0": texts["lamp 0"]}), ["x"])
+    evaluation, corpus = small.examine(won=2, lost=1), small.clean("2", texts)
+    small.train(corpus, ["y"], promoted=False, eval_metrics=evaluation.fingerprint)
+    with client_of(board_of(small)) as client:
+        shown = " ".join(client.get("/").text.split())
+    figure, _, rest = shown.partition("</figure>")
+    assert "Where is lamp 1?" in figure and "Where is lamp 0?" in rest
+    assert rest.startswith(" <p>It got 1 question wrong")
+    assert "<b>Ada</b> approved it although the gate had rejected it, and" in rest
