@@ -88,5 +88,5 @@ def test_what_cannot_be_loaded_says_why(own: Project) -> None:
     store = own.folder.parent / "pipeline" / "store"
     shutil.rmtree(store / "raw_corpus")
     code, printed = materialize(own, "longest")
-    assert code != 0 and f"`raw_corpus` is not in {store}." in printed
+    assert code != 0 and f"`raw_corpus` is not in {store}." in printed, printed
     assert 'with: dagster asset materialize --select "*raw_corpus"' in printed
