@@ -764,7 +764,7 @@ def _smoke(
 def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
     """Estimate time and cost on Google Cloud.
 
-    For the duration of training on this machine, see `llm-assets check`.
+    To see how long training takes on this machine, run `llm-assets check`.
 
     \b
     Example:

@@ -34,7 +34,7 @@ class ExactMatchSettings(Settings):
 
 
 class FineTuningSettings(ContinuedPretrainingSettings):
-    """Teaches a causal model to answer: it learns only the assistant's turns of conversations."""
+    """Teaches a causal model to answer: it learns only from the assistant's turns in conversations."""
 
     teaches = "recipes.causal.objective:answers"
     recipe: Literal["fine_tuning"]  # type: ignore[assignment]  # each recipe has its own
