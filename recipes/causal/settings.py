@@ -34,7 +34,8 @@ class ExactMatchSettings(Settings):
 
 
 class FineTuningSettings(ContinuedPretrainingSettings):
-    """Teaches a causal model to answer: it learns only from the assistant's turns in conversations."""
+    """Teaches a causal model to answer: it learns only from the assistant's turns in
+    conversations."""
 
     teaches = "recipes.causal.objective:answers"
     recipe: Literal["fine_tuning"]  # type: ignore[assignment]  # each recipe has its own

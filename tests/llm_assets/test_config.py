@@ -61,7 +61,7 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         (
             "model_version: {gate: {metric: exam}}\nexam: {facts: f.csv, forms: f.yaml}\n"
             "endpoint: {weights: int8}",
-            "weights as they were trained, but `endpoint.weights` serves them in int8",
+            "tests the unquantized weights, but `endpoint.weights` serves int8",
         ),
         (
             "endpoint: {engine: vllm}",
