@@ -157,11 +157,11 @@ class OptimizerSettings(Settings):
     gradient_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     skip_gradient_above: float = Field(default=10.0, gt=1)
-    """A step is skipped if its gradient norm is more than this many times the recent median or is not
-    finite."""
+    """A step is skipped if its gradient norm is more than this many times the recent median or is
+    not finite."""
     accept_after_skips: int = Field(default=4, ge=1)
-    """After this many consecutive steps are skipped for their gradient norm, their norms replace the
-    recent ones, so that training continues on text of a different kind."""
+    """After this many consecutive steps are skipped for their gradient norm, their norms replace
+    the recent ones, so that training continues on text of a different kind."""
     stop_after_skips: int = Field(default=8, ge=1)
     """Number of consecutive skipped steps that ends training; the gate then rejects the result."""
 
