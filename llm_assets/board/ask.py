@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
 from llm_assets.board.engines import OnDemandEngines
-from llm_assets.board.pages import Board, Fields, fragment, number, page, posted
+from llm_assets.board.pages import Board, Fields, find_behind, fragment, number, page, posted
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
@@ -60,8 +60,7 @@ def routes(board: Board) -> list[BaseRoute]:
         status = endpoint_status(board.settings)
         shares = {one.version: one.share for one in status.routes if one.share} if status else {}
         champion = state.find("champion")
-        lineage = champion.lineage if champion else {}
-        own = board.store.find_named("eval_metrics", lineage.get("eval_metrics", ""))
+        own = find_behind(board.store, champion, "eval_metrics") if champion else None
         # What a base model can be asked is what its newest candidate was.
         evaluation = own or board.record.find_current("eval_metrics")
         exam = find_exam(evaluation) if evaluation else None

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Store, layout
-from llm_assets.board.pages import Board, page
+from llm_assets.board.pages import Board, find_behind, page
 from llm_assets.exam.questions import AnswerPair, exam_shares, find_exam, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.passages import Exposure, exposures
@@ -107,12 +107,12 @@ def routes(board: Board) -> list[Route]:
 
 def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> Knowledge | None:
     """By the version's own evaluation; None where that is gone, or there never was one."""
-    evaluation = board.store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
+    evaluation = find_behind(board.store, version, "eval_metrics")
     if evaluation is None:
         return None
     before = _version_before(state, version)
     number = None if before is None or before.is_base else before.version
-    past = _text_of(board.store, before) if before else None
+    past = find_behind(board.store, before, "clean_corpus") if before else None
     return board.remember(_learned, [evaluation, find_exam(evaluation), past], number)
 
 
@@ -125,9 +125,9 @@ def _learned(
     answers = read_answers(evaluation, role)
     is_base = role == "base" or before is None
     won = [one for one in answers if one.is_won]
-    added = _added(past, {_source(one) for one in won}) if past else set()
+    added = _added(past, {one.document for one in won if one.document}) if past else set()
     # An answer from old text is less of a news: an earlier version may have given it, too.
-    won.sort(key=lambda one: _source(one) not in added)
+    won.sort(key=lambda one: one.document not in added)
     return Knowledge(
         before="the base model" if is_base else f"version {before}",
         won=won,
@@ -136,12 +136,6 @@ def _learned(
         gains=_gains(evaluation, role, metric),
         unit=metric.unit,
     )
-
-
-def _source(answers: AnswerPair) -> str:
-    """The document that has the answer; empty where none is known."""
-    passage = answers.question["passage"]
-    return str(passage["document"]) if passage else ""
 
 
 NewText = tuple[list[tuple[Exposure, str]], int]
@@ -153,10 +147,11 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
 
     They are counted among the first MOST_LOOKED_AT of its text.
     """
-    clean, before = _text_of(board.store, version), _version_before(state, version)
+    clean = find_behind(board.store, version, "clean_corpus")
+    before = _version_before(state, version)
     if clean is None or before is None:
         return [], 0
-    past = _text_of(board.store, before)
+    past = find_behind(board.store, before, "clean_corpus")
     runs, older = (runs_behind(board.store, state, one) for one in (version, before))
 
     def find(clean: Artifact, *_: int) -> NewText:
@@ -179,21 +174,17 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
     return board.remember(find, [clean], version.version, before.version)
 
 
-def _text_of(store: Store, version: ModelVersion) -> Artifact | None:
-    return store.find_named("clean_corpus", version.lineage.get("clean_corpus", ""))
-
-
 def _added(past: Artifact, documents: set[str]) -> set[str]:
     """Of documents, those that an earlier text did not have."""
-    ids = pa.array(sorted(documents - {""}), pa.string())
+    ids = pa.array(sorted(documents), pa.string())
     known = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
-    return set(ids.to_pylist()) - set(known["id"].to_pylist())
+    return documents - set(known["id"].to_pylist())
 
 
 def _is_rejected(state: RegistryState, version: ModelVersion) -> bool:
     """Whether the gate was against it, so that a person let it serve all the same."""
     verdicts = state.verdicts_of(version.weights)
-    return bool(verdicts) and not verdicts[-1].promoted
+    return bool(verdicts) and not any(verdict.promoted for verdict in verdicts)
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:

@@ -25,6 +25,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.registry.base import Registry
+from llm_assets.registry.state import ModelVersion
 from serving.api.app import check_origin
 from serving.errors import ServingError
 from serving.settings import EndpointSettings
@@ -106,6 +107,11 @@ class Board:
         bearer = request.headers.get("authorization", "").encode()
         is_signed_in = hmac.compare_digest(given, self.session.encode())
         return hmac.compare_digest(bearer, f"Bearer {self.key}".encode()) or is_signed_in
+
+
+def find_behind(store: Store, version: ModelVersion, kind: str) -> Artifact | None:
+    """The artifact of a kind that a version stands on; None where it is gone, or there was none."""
+    return store.find_named(kind, version.lineage.get(kind, ""))
 
 
 def _finalize(value: Any) -> Any:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from artifacts.numbers import run_starts
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.store import Artifact
-from llm_assets.board.pages import Board, number, page
+from llm_assets.board.pages import Board, find_behind, number, page
 from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.start import find_manifest, find_record
@@ -145,7 +145,7 @@ def find_coverage(board: Board) -> Coverage | None:
     champion = board.registry.state().find("champion")
     if champion is None:
         return None
-    clean = board.store.find_named("clean_corpus", champion.lineage.get("clean_corpus", ""))
+    clean = find_behind(board.store, champion, "clean_corpus")
     record = find_record(board.store, champion.model_fingerprint, SEEN_NAME)
     if clean is None or record is None:
         return None

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from artifacts.progress import format_duration
 from artifacts.store.store import Artifact, Store
 from llm_assets.board.now import SizedScore, find_learned, read_scores
-from llm_assets.board.pages import Board, number, page
+from llm_assets.board.pages import Board, find_behind, number, page
 from llm_assets.exam.questions import AnswerPair, read_answers
 from llm_assets.gate.verdict import Comparison
 from llm_assets.registry.card import (
@@ -200,17 +200,17 @@ def _measured(
     store: Store, version: ModelVersion, other: ModelVersion
 ) -> tuple[Artifact, str] | None:
     """The evaluation and the role in it: of a base model, in that of the version made from it."""
-    own = store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
+    own = find_behind(store, version, "eval_metrics")
     if own:
         return own, "candidate"
-    beside = store.find_named("eval_metrics", other.lineage.get("eval_metrics", ""))
+    beside = find_behind(store, other, "eval_metrics")
     is_its_base = other.lineage.get("base_model") == version.model_fingerprint
     return (beside, "base") if beside and version.is_base and is_its_base else None
 
 
 def _losses(store: Store, version: ModelVersion) -> list[tuple[float, float]]:
     """Step and training loss, a mean over a stretch of steps where there are many."""
-    made = store.find_named("checkpoint", version.lineage.get("checkpoint", ""))
+    made = find_behind(store, version, "checkpoint")
     lines = read_metrics(made.url) if made else []
     known = [(line["step"], line["loss"]) for line in lines if line["loss"] is not None]
     finite = [point for point in known if math.isfinite(point[1])]

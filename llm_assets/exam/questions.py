@@ -200,6 +200,12 @@ class AnswerPair:
         return str(self.question["relation"])
 
     @property
+    def document(self) -> str | None:
+        """The one that says the answer; None where no text does."""
+        passage = self.question["passage"]
+        return passage["document"] if passage else None
+
+    @property
     def is_won(self) -> bool:
         """Whether the later model alone was right, with no text at hand."""
         return self.task == CLOSED_BOOK and self.after > self.before

@@ -137,7 +137,6 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     own = 1 - stats["samples_replayed"] / max(1, stats["samples_seen"])
     share = own * stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
     read = f"{share:.1%} of" if share < 1 else f"{share:.1f} passes over"
-
     return [
         (
             "training",

@@ -22,7 +22,7 @@ def test_the_first_page_says_what_was_lost_however_little_was_won(
         shown = " ".join(client.get("/").text.split())
         questions = client.get("/versions/1").text
     assert heading in shown.partition("</h1>")[0]
-    assert ("see the questions" in shown) == bool(lost) == ('id="lost"' in questions)
+    assert bool(lost) == ("see the questions" in shown) == ('id="lost"' in questions)
     assert told in shown
 
 
@@ -53,4 +53,4 @@ def test_the_first_page_leads_with_an_answer_from_new_text_and_says_who_overrule
     figure, _, rest = shown.partition("</figure>")
     assert "Where is lamp 1?" in figure and "Where is lamp 0?" in rest
     assert rest.startswith(" <p>It got 1 question wrong")
-    assert "<b>Ada</b> approved it although the gate had rejected it, and" in rest
+    assert "<b>Ada</b> put it into service although the gate had rejected it, and" in rest
