@@ -292,6 +292,10 @@ class PlacementSettings(ExecutionSettings):
     """Number of neighboring workers that split every matrix between them, for layers too large for
     one worker; sharding and replication apply across these groups. It must divide the number of the
     model's heads."""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Number of stages that the layers are split into, for models too large for one machine, since
+    stages exchange only the hidden states of the layers between them. Each share of the global
+    batch must be at least as many passes of `device_batch_size` rows."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows per forward pass on one worker; the rest of the global batch is processed by gradient
     accumulation."""
@@ -487,10 +491,16 @@ class TrainingSettings(Settings):
             faults.append(f"schedule.warmup_steps ({warmup}) is longer than the {steps} steps")
         if self.adapters and self.optimizer.name == "muon":
             faults.append("lora is trained with adamw")
-        if self.placement.tensor_parallel > 1 and (self.adapters or self.optimizer.name == "muon"):
-            faults.append("placement.tensor_parallel goes with neither lora nor muon")
-        if self.precision == "float8" and (self.adapters or self.placement.tensor_parallel > 1):
-            faults.append("precision: float8 goes with neither lora nor placement.tensor_parallel")
+        split = {
+            f"placement.{name}"
+            for name in ("tensor_parallel", "pipeline_parallel")
+            if getattr(self.placement, name) > 1
+        }
+        if self.adapters or self.optimizer.name == "muon":
+            faults += [f"{name} goes with neither lora nor muon" for name in sorted(split)]
+        if self.precision == "float8":
+            refused = sorted(split | ({"lora"} if self.adapters else set()))
+            faults += [f"precision: float8 does not go with {name}" for name in refused]
         if self.placement.strategy:
             faults += self.placement.strategy.faults(self)
         return faults
@@ -503,6 +513,7 @@ class TrainingSettings(Settings):
             "optimizer.name: muon": self.optimizer.name == "muon",
             "placement.replicas": placement.replicas > 1,
             "placement.tensor_parallel": placement.tensor_parallel > 1,
+            "placement.pipeline_parallel": placement.pipeline_parallel > 1,
             "placement.compile: always": placement.compile == "always",
             "checkpointing.in_background: always": self.checkpointing.in_background == "always",
         } | more

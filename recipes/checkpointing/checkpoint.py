@@ -455,8 +455,7 @@ def export_model(
     Adapters are merged, and written by themselves into the folder `<folder>-adapter`.
     """
     model = strategy.model
-    names = model.hugging_face_names()
-    weights = ((names[name], tensor) for name, tensor in strategy.weights())
+    weights = ((model.hugging_face_name(name), tensor) for name, tensor in strategy.weights())
     if not workers.is_rank_zero:
         # Each is gathered from all workers.
         deque(weights, maxlen=0)

@@ -55,7 +55,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
-        """The loss of this worker's batch in nats, summed over targets, in the run's precision."""
+        """The loss of this worker's batch in nats, summed over targets, in the run's precision.
+
+        Where several workers compute the same rows, the loss is the mean of what they return.
+        """
+
+    def accumulate(self, batches: Sequence[Batch | ExampleBatch], scale: float) -> torch.Tensor:
+        """The sum of the batches' losses; `scale` times its gradient is that of the step."""
+        losses = []
+        for batch in batches:
+            loss = self.loss(batch)
+            self.backward(loss * scale, batch is batches[-1])
+            losses.append(loss.detach())
+        return functools.reduce(torch.add, losses)
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
@@ -154,12 +166,8 @@ def train_step(
         sum(batch.pair_count for batch in batches),
     )
     began = time.perf_counter()
-    local_loss = torch.zeros((), device=workers.device)
-    for batch in batches:
-        loss = strategy.loss(batch)
-        # Gradients are averaged over workers, hence the factor.
-        strategy.backward(loss * (workers.dp_size / max(targets, 1.0)), batch is batches[-1])
-        local_loss += loss.detach()
+    # Gradients are averaged over workers, hence the factor.
+    local_loss = strategy.accumulate(batches, workers.dp_size / max(targets, 1.0))
 
     @functools.cache
     def loss_sum() -> float:
@@ -220,8 +228,7 @@ class FullySharded(Strategy):
         is_finite: Callable[[], bool],
         before_update: Callable[[], None],
     ) -> Update:
-        found = nn.utils.clip_grad_norm_(self.model.parameters(), self._gradient_clip)
-        whole = found.full_tensor() if isinstance(found, DTensor) else found
+        whole = self._clip()
         has_loss, norm = is_finite(), float(whole)
         skipped = not has_loss or not math.isfinite(norm) or norm > largest_norm
         if not skipped:
@@ -231,6 +238,11 @@ class FullySharded(Strategy):
                 optimizer.step()
         self.model.zero_grad(set_to_none=True)
         return Update(norm, skipped)
+
+    def _clip(self) -> torch.Tensor:
+        """The gradient's norm over all workers, before it is clipped."""
+        found = nn.utils.clip_grad_norm_(self.model.parameters(), self._gradient_clip)
+        return found.full_tensor() if isinstance(found, DTensor) else found
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, held in get_model_state_dict(self.model).items():

@@ -29,6 +29,8 @@ class Workers:
     """Rank among the workers of this machine."""
     tensor_parallel: int = 1
     """Neighboring workers that compute the same rows, each with a part of every matrix."""
+    pipeline_parallel: int = 1
+    """Stages, each of a run of workers, that compute the same rows one after another."""
     chips: int = 1
     """Of a TPU that this worker spreads its rows over."""
     group: dist.ProcessGroup | None = None
@@ -47,18 +49,23 @@ class Workers:
 
     @property
     def dp_rank(self) -> int:
-        """Which part of the global batch this worker computes, alone or with its neighbors."""
-        return self.rank // self.tensor_parallel
+        """Which part of the global batch this worker computes, alone or with others."""
+        return self.rank // self.tensor_parallel % self.dp_size
 
     @property
     def dp_size(self) -> int:
         """Into how many parts the global batch is divided."""
-        return self.count // self.tensor_parallel
+        return self.count // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
-    def is_tp_rank_zero(self) -> bool:
+    def is_first_of_part(self) -> bool:
         """True on one of the workers that compute the same rows."""
-        return self.rank % self.tensor_parallel == 0
+        return self.rank % self.tensor_parallel == 0 and self.stage == 0
+
+    @property
+    def stage(self) -> int:
+        """Of the pipeline, from 0."""
+        return self.rank * self.pipeline_parallel // self.count
 
     @property
     def described(self) -> str:
@@ -70,13 +77,13 @@ class Workers:
         return device_batch_size * self.chips
 
     def sum(self, *values: float) -> list[float]:
-        """Sums of each value over all parts of the global batch."""
+        """Sums over all parts of the global batch of each value's mean over a part's workers."""
         if self.count == 1:
             return list(values)
         # On the host: a sum on a GPU would wait for all that it still computes.
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, group=self.group)
-        return (tensor / self.tensor_parallel).tolist()
+        return (tensor / (self.count // self.dp_size)).tolist()
 
     def agree(self, *wishes: bool) -> list[bool]:
         """What any worker wishes, all do."""

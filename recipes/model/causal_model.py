@@ -328,18 +328,17 @@ class TrainableModel(nn.Module):
             return
         # Adapters and such have their memory already.
         self._apply(lambda held: torch.empty_like(held, device=device) if held.is_meta else held)
-        names = self.hugging_face_names()
-        tensors = {names[name]: tensor for name, tensor in self.state_dict().items()}
+        tensors = {self.hugging_face_name(name): held for name, held in self.state_dict().items()}
         reader = HuggingFaceStorageReader(str(self.unread))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.distributed")
             dcp.load(tensors, storage_reader=reader, no_dist=True)
         self.unread = None
 
-    def hugging_face_names(self) -> dict[str, str]:
-        """This model's state-dict key to the key in a Hugging Face checkpoint."""
+    def hugging_face_name(self, name: str) -> str:
+        """The key in a Hugging Face checkpoint of a key of this model's state dict."""
         prefix = "network.inner." if isinstance(self.network, TransformersNetwork) else "network."
-        return {name: name.removeprefix(prefix) for name in self.state_dict()}
+        return name.removeprefix(prefix)
 
 
 def _size(parameter: torch.Tensor) -> int:

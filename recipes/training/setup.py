@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
 from recipes.device import device_of
+from recipes.distributed.pipeline import PipelineParallel, StageModel
 from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
@@ -113,10 +114,11 @@ def training_memory(
     width = 4 if training.precision == "float32" else 2
     moments = 2 if training.optimizer.name == "adamw" else 1
     in_flight, degree = min(tokens, TOKENS_IN_FLIGHT["cuda"]), training.placement.tensor_parallel
+    stages = training.placement.pipeline_parallel
     divided = max(workers // training.placement.replicas, 1)
     embeddings = vocabulary * hidden * (1 if text.tie_word_embeddings else 2)
-    copied = parameters if width == 2 else 0
-    if divided > degree:
+    copied = parameters // stages if width == 2 else 0
+    if divided > degree and stages == 1:
         copied = embeddings + 2 * max(parameters - embeddings, 0) // layers
     # Of each token and layer in float32 the residual stream, twice; in the type of the products
     # what both norms, the queries and the attention give, keys and values, and three times the
@@ -127,12 +129,16 @@ def training_memory(
     product = width + (8 if tokens > in_flight else 4 * (width < 4))
     logits = vocabulary * (width * in_flight / degree + product * hidden)
     state = ((8 + 4 * moments) * trained + 4 * (parameters - trained)) / divided
+    if stages > 1:
+        # The schedule keeps a stage's weights and gradients whole until all passes are done.
+        state += 4 * trained * (1 / (degree * stages) - 1 / divided)
     if strategy := training.placement.strategy:
         state = strategy.state_bytes(parameters, trained, moments, workers)
     return TrainingMemory(
         state=state,
         copies=width * copied / degree,
         logits=logits,
+        # A stage of a pipeline has a part of the layers, and as many passes under way at once.
         activations=layers * of_a_layer,
         # Logits are gone when the last layer is computed again.
         recomputed=layers * tokens * 4 * hidden + max(of_a_layer - logits, 0),
@@ -239,26 +245,32 @@ def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
     Raises:
         UserError: the model is not of this project's decoder, or its sizes are not divisible.
     """
-    network = model.network
-    if not isinstance(network, Decoder):
-        raise UserError(
-            "`checkpoint.placement.tensor_parallel` splits Llama-shaped models only (Llama, "
-            "Mistral, Qwen2, Qwen3); this one runs through transformers. Set it to 1."
-        )
+    network = decoder_of(model, "tensor_parallel")
     _check_divisible(network.shape, mesh.size())
     for layer in network.layers:
         parallelize_module(layer, mesh, _layer_plan(), src_data_rank=None)
-    parallelize_module(
-        network.model,
-        mesh,
-        {"embed_tokens": RowwiseParallel(input_layouts=Replicate())},
-        src_data_rank=None,
-    )
-    if not network.shape.tied_embeddings:
+    if hasattr(network.model, "embed_tokens"):
+        parallelize_module(
+            network.model,
+            mesh,
+            {"embed_tokens": RowwiseParallel(input_layouts=Replicate())},
+            src_data_rank=None,
+        )
+    if hasattr(network, "lm_head"):
         _distribute(network.lm_head, mesh, Shard(0))
     for module in network.modules():
         _distribute(module, mesh, Replicate())
     model.loss = split_cross_entropy
+
+
+def decoder_of(model: TrainableModel, setting: str) -> Decoder:
+    """The decoder that a setting of `checkpoint.placement` divides; raises UserError of others."""
+    if not isinstance(model.network, Decoder):
+        raise UserError(
+            f"`checkpoint.placement.{setting}` splits Llama-shaped models only (Llama, Mistral, "
+            "Qwen2, Qwen3); this one runs through transformers. Set it to 1."
+        )
+    return model.network
 
 
 def split_cross_entropy(hidden: Tensor, head_weight: DTensor, targets: Tensor) -> Tensor:
@@ -326,7 +338,8 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
     """Split parameters, gradients and optimizer state over the workers, layer by layer.
 
     Args:
-        model: changed in place; with one worker it stays as it is.
+        model: a whole one, or this worker's stage; changed in place; with one worker it stays as
+            it is.
         workers: all workers of the run.
         replicas: groups that each hold the whole model (hybrid sharding); 1 shards over all.
         precision: on a GPU, bfloat16 also travels between workers as such.
@@ -358,6 +371,7 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
 
 def _mesh(workers: Workers, replicas: int) -> DeviceMesh:
     sizes = {
+        "stage": workers.pipeline_parallel,
         "replicate": replicas,
         "shard": workers.dp_size // replicas,
         "tensor": workers.tensor_parallel,
@@ -402,16 +416,21 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
 
 
 def _check_division(spec: TrainingSpec, workers: Workers) -> None:
-    replicas = spec.training.placement.replicas
-    degree = spec.training.placement.tensor_parallel
-    if workers.count % (replicas * degree):
+    placement = spec.training.placement
+    replicas, degree, stages = (
+        placement.replicas,
+        placement.tensor_parallel,
+        placement.pipeline_parallel,
+    )
+    if workers.count % (replicas * degree * stages):
         raise UserError(
             f"`checkpoint.placement.replicas` ({replicas}) times "
-            f"`checkpoint.placement.tensor_parallel` ({degree}) does not divide the "
+            f"`checkpoint.placement.tensor_parallel` ({degree}) times "
+            f"`checkpoint.placement.pipeline_parallel` ({stages}) does not divide the "
             f"{workers.count} workers."
         )
     batch = spec.training.budget.global_batch_size
-    shares = workers.count * workers.chips // degree
+    shares = workers.count * workers.chips // (degree * stages)
     if batch % shares:
         kind, other = "chips", "another machine"
         if workers.chips == 1:
@@ -419,6 +438,19 @@ def _check_division(spec: TrainingSpec, workers: Workers) -> None:
         raise UserError(
             f"`checkpoint.budget.global_batch_size` is {batch} rows, which {shares} {kind} cannot "
             f"share evenly. Choose a multiple of {shares}, or {other}."
+        )
+    rows, share = placement.device_batch_size, batch // shares
+    if stages > 1 and (share % rows or share // rows < stages):
+        fitting = [n for n in range(1, share // stages + 1) if share % n == 0]
+        remedy = (
+            f"Set `checkpoint.placement.device_batch_size` to {fitting[-1]}."
+            if fitting
+            else f"Set `checkpoint.budget.global_batch_size` to {stages * shares * rows}."
+        )
+        raise UserError(
+            f"A pipeline of {stages} stages needs at least {stages} passes of equal size in each "
+            f"step, but its share of `checkpoint.budget.global_batch_size` is {share} rows, and a "
+            f"pass takes `checkpoint.placement.device_batch_size` ({rows}) of them. {remedy}"
         )
 
 
@@ -494,10 +526,17 @@ def build_strategy(
         build = resolve_name(placement.strategy.builds)
         return build(spec, workers, precision, lambda: _build_model(spec, objective, workers))
     model = _build_model(spec, objective, workers)
+    clip = training.optimizer.gradient_clip
+    if placement.pipeline_parallel > 1:
+        decoder_of(model, "pipeline_parallel")
+        model = StageModel(model, workers, precision)
     shard(model, workers, placement.replicas, precision)
     model.read_weights(workers.device)
     optimizers = build_optimizers(model, training.optimizer)
-    clip = training.optimizer.gradient_clip
+    if isinstance(model, StageModel):
+        shape = placement.device_batch_size, spec.shards.sequence_length
+        passes = training.budget.global_batch_size // workers.dp_size // shape[0]
+        return PipelineParallel(model, optimizers, clip, precision, workers, shape, passes)
     return FullySharded(model, optimizers, clip, precision, workers.device)
 
 

@@ -310,7 +310,12 @@ class Trainer:
         # Resolved once, so that no later start computes in another precision unnoticed.
         self._precision = choose_precision(spec.training.precision, workers.device)
         spec = spec.with_precision(self._precision)
-        workers = replace(workers, tensor_parallel=spec.training.placement.tensor_parallel)
+        placement = spec.training.placement
+        workers = replace(
+            workers,
+            tensor_parallel=placement.tensor_parallel,
+            pipeline_parallel=placement.pipeline_parallel,
+        )
         self._spec, self._training, self._workers = spec, spec.training, workers
         self._interruption, self._report = interruption, report
         self._run_folder = Path(spec.run_folder)
@@ -339,7 +344,7 @@ class Trainer:
         validation = spec.open_shards("validation")
         check_tokens((self._shards, validation), spec.shards_folder, workers)
         self._validation = Validation(validation, self._training, self._objective, workers)
-        audits = self._training.logging.audit_rows and workers.is_tp_rank_zero
+        audits = self._training.logging.audit_rows and workers.is_first_of_part
         self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._state = self._resume()
         self._bests = checkpoint.BestExports(self._run_folder / BEST_NAME, self._state.best_step)

@@ -158,10 +158,10 @@ def _read(path: Path) -> ImportedSettings:
     if content.keys() >= MEGATRON:
         raise UserError(
             f"{path} is a configuration of Megatron's pretraining of GPT, not of summaries. Begin "
-            "with config/gpt2_124m_from_scratch.yaml, whose base model gives the sizes: "
-            "tensor_parallel is `checkpoint.placement.tensor_parallel`, micro_batch is "
-            "`device_batch_size` there, seq_len is `tokenized_shards.sequence_length`; there is no "
-            "pipeline parallelism."
+            "with config/gpt2_124m_from_scratch.yaml and a Llama-shaped `base_model` of these "
+            "sizes: tensor_parallel and pipeline_parallel are settings of `checkpoint.placement`, "
+            "micro_batch is `device_batch_size` there, and seq_len is "
+            "`tokenized_shards.sequence_length`."
         )
     nested = {key: value for key, value in content.items() if key not in FLAT}
     for key, (section, name) in FLAT.items():

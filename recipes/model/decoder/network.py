@@ -465,6 +465,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.recompute = False
+        self.begins = self.ends = True
+        """Whether it has the embedding, and the last norm; a stage of a pipeline may not."""
         self.model = DecoderStack(shape)
         if not shape.tied_embeddings:
             self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
@@ -479,20 +481,46 @@ class Decoder(nn.Module):
         """The output matrix, shape (vocabulary, hidden size)."""
         return self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
 
+    def keep_stage(self, index: int, count: int) -> None:
+        """Drop all but one of `count` stages of about as many layers; names stay as they are.
+
+        The last stage keeps tied embeddings too, as its output matrix.
+        """
+        first, end = (len(self.layers) * place // count for place in (index, index + 1))
+        kept = nn.ModuleList()
+        for number in range(first, end):
+            kept.add_module(str(number), self.layers[number])
+        self.model.layers = kept
+        self.begins, self.ends = index == 0, index == count - 1
+        if not self.begins and not (self.ends and self.shape.tied_embeddings):
+            del self.model.embed_tokens
+        if not self.ends:
+            del self.model.norm
+            if not self.shape.tied_embeddings:
+                del self.lm_head
+
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
+        self, given: torch.Tensor, positions: torch.Tensor, segments: torch.Tensor
     ) -> torch.Tensor:
-        """Hidden states of shape (rows, sequence_length, hidden_size) after the last norm."""
-        frequencies, scale = rotary_frequencies(self.shape.rope, self.shape.head_dim, tokens.device)
+        """Hidden states of shape (rows, sequence_length, hidden_size), after the last norm.
+
+        Args:
+            given: tokens of shape (rows, sequence_length); of a stage that does not begin, what
+                the stage before gave.
+            positions: of the same shape as tokens, from each segment's start.
+            segments: of the same shape, numbers within the row.
+        """
+        frequencies, scale = rotary_frequencies(self.shape.rope, self.shape.head_dim, given.device)
         rotation = rotation_at(positions, frequencies, scale)
-        hidden = self.model.embed_tokens(tokens)
-        mask = segment_mask(segments, compute_dtype(self.head_weight))
-        for layer in self.model.layers:
+        hidden = self.model.embed_tokens(given) if self.begins else given
+        weight = next(layer.self_attn.q_proj.weight for layer in self.layers)
+        mask = segment_mask(segments, compute_dtype(weight))
+        for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
                 hidden = layer(hidden, rotation, mask)
-        return self.model.norm(hidden)
+        return self.model.norm(hidden) if self.ends else hidden
 
     @torch.no_grad()
     def initialize(self) -> None:

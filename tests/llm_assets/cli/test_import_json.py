@@ -179,7 +179,7 @@ def test_every_other_preset_is_taken_as_it_is(name: str, tmp_path: Path) -> None
 def test_a_configuration_of_megatrons_pretraining_is_told_what_to_use(tmp_path: Path) -> None:
     content = {"data_file_name": "wiki", "tensor_parallel": 4, "pipeline_parallel": 12}
     sizes = {"nlayers": 70, "hidden": 14_336, "heads": 112, "seq_len": 2048}
-    with pytest.raises(UserError, match=r"Megatron.*gpt2_124m_from_scratch.*no pipeline par"):
+    with pytest.raises(UserError, match=r"Megatron.*gpt2_124m_from_scratch.*pipeline_parallel are"):
         import_file(write(tmp_path, content | sizes), REVISION)
 
 

@@ -1,0 +1,221 @@
+"""A model whose layers are split into stages that work on different rows at the same time.
+
+Each stage computes a forward and a backward pass of another batch in turn ("1F1B", Narayanan et
+al., "Efficient Large-Scale Language Model Training", 2021), by torch's schedule. Within a stage,
+weights are sharded and split as without stages, and keep their names, so that a training state
+goes on with any number of stages.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+
+from artifacts.errors import UserError
+from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, ExampleBatch
+from recipes.device import mixed_precision
+from recipes.distributed.strategy import FullySharded
+from recipes.distributed.workers import Workers
+from recipes.model.causal_model import TrainableModel
+from recipes.model.decoder.network import Decoder
+from recipes.optimization import Optimizers
+from recipes.settings import Precision
+
+
+class StageModel(TrainableModel):
+    """The layers of one stage; the last one's forward is the loss."""
+
+    network: Decoder
+
+    def __init__(self, model: TrainableModel, workers: Workers, precision: Precision) -> None:
+        """Keep this worker's stage of a model with a decoder, which is changed in place.
+
+        Raises:
+            UserError: it has fewer layers than there are stages.
+        """
+        network = model.network
+        assert isinstance(network, Decoder), "only those are split"
+        super().__init__(network)
+        if len(network.layers) < workers.pipeline_parallel:
+            raise UserError(
+                f"`checkpoint.placement.pipeline_parallel` is {workers.pipeline_parallel}, but the "
+                f"model has {len(network.layers)} layers. Set it to {len(network.layers)} or less."
+            )
+        self.exported_config, self.exported_files = model.exported_config, model.exported_files
+        self.recomputes, self.unread = model.recomputes, model.unread
+        self._precision = precision
+        self._whole = model.parameter_count, model.trained_count
+        network.keep_stage(workers.stage, workers.pipeline_parallel)
+
+    @property
+    def parameter_count(self) -> int:
+        return self._whole[0]
+
+    @property
+    def trained_count(self) -> int:
+        return self._whole[1]
+
+    def forward(  # type: ignore[override]
+        self,
+        given: torch.Tensor,
+        positions: torch.Tensor,
+        segments: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states for the next stage, or the loss in nats, of shape (1,)."""
+        with mixed_precision(self._precision, given.device):
+            hidden = self.network(given, positions, segments)
+            if not self.network.ends:
+                return hidden
+            # Not a view, whose hooks FSDP2 could lose.
+            return torch.stack([self.loss(hidden, self.network.head_weight, targets)])
+
+
+class PipelineParallel(FullySharded):
+    """A stage that its workers share out by FSDP2, among the other stages."""
+
+    def __init__(
+        self,
+        model: StageModel,
+        optimizers: Optimizers,
+        gradient_clip: float,
+        precision: Precision,
+        workers: Workers,
+        batch_shape: tuple[int, int],
+        passes: int,
+    ) -> None:
+        """Every worker calls it.
+
+        Args:
+            batch_shape: rows and tokens of each batch.
+            passes: batches of a step.
+        """
+        super().__init__(model, optimizers, gradient_clip, precision, workers.device)
+        self._stage, self._workers, self._rows = model, workers, batch_shape[0]
+        # Column by column: the workers that hold the stages of one part of the global batch.
+        per_stage = workers.count // workers.pipeline_parallel
+        columns = [list(range(n, workers.count, per_stage)) for n in range(per_stage)]
+        self._column = columns[workers.rank % per_stage]
+        self._group, _ = dist.new_subgroups_by_enumeration(columns)
+        self._host_group, _ = dist.new_subgroups_by_enumeration(columns, backend="gloo")
+        self._ends_group, _ = dist.new_subgroups_by_enumeration([c[:: len(c) - 1] for c in columns])
+        held = workers.gather({name: w.shape for name, w in model.state_dict().items()})
+        self._holders: dict[str, tuple[int, torch.Size]] = {}
+        """Of each weight, the first stage that has it, and its shape, in the order of layers."""
+        for stage in range(workers.pipeline_parallel):
+            for name, shape in held[stage * per_stage].items():
+                self._holders.setdefault(name, (stage, shape))
+        self._tied = (
+            "network.model.embed_tokens.weight" if model.network.shape.tied_embeddings else ""
+        )
+        """Of a weight that the first and the last stage hold alike."""
+        self._losses: list[torch.Tensor] = []
+        self._scale = 1.0
+        self._schedule = Schedule1F1B(
+            self._torch_stage(batch_shape), passes, self._scaled_loss, scale_grads=False
+        )
+        self._forward_only = ScheduleGPipe(self._torch_stage(batch_shape), 1)
+
+    def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
+        found = self._run(self._forward_only.step, [batch])
+        return self._shared([] if found is None else [found])
+
+    def accumulate(self, batches: Sequence[Batch | ExampleBatch], scale: float) -> torch.Tensor:
+        self._scale = scale
+        self._losses.clear()
+        self._run(self._schedule.step, batches, return_outputs=False)
+        return self._shared(self._losses)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        held = dict(super().weights())
+        for name, (stage, shape) in self._holders.items():
+            whole = held[name] if name in held else torch.empty(shape)
+            dist.broadcast(whole, self._column[stage], group=self._host_group)
+            yield name, whole
+
+    def tensors(self) -> dict[str, Any]:
+        tensors = super().tensors()
+        # One file of the training state has these, for all stages.
+        groups = tensors["optimizer"]["param_groups"]
+        every = self._workers.gather([group["params"] for group in groups])
+        for group, *names in zip(groups, *every, strict=True):
+            group["params"] = list(dict.fromkeys(itertools.chain.from_iterable(names)))
+        return tensors
+
+    def _clip(self) -> torch.Tensor:
+        counted = []
+        for name, parameter in self.model.named_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if name == self._tied:
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                dist.all_reduce(local, group=self._ends_group)
+            if self._holders[name][0] == self._workers.stage:
+                counted.append(gradient)
+        found = nn.utils.get_total_norm(counted)
+        squared = (found.full_tensor() if isinstance(found, DTensor) else found).square()
+        dist.all_reduce(squared, group=self._group)
+        norm = squared.sqrt()
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), self._gradient_clip, norm)
+        return norm
+
+    def _torch_stage(self, batch_shape: tuple[int, int]) -> PipelineStage:
+        """The stage with the shapes of what it takes and gives, so that nothing is tried out."""
+        network = self._stage.network
+        # The residual stream is in float32.
+        stream = torch.empty(*batch_shape, network.shape.hidden_size, device="meta")
+        stream.requires_grad_()
+        tokens = torch.empty(batch_shape, dtype=torch.int64, device="meta")
+        loss = torch.empty(1, device="meta", requires_grad=True)
+        return PipelineStage(
+            self._stage,
+            self._workers.stage,
+            self._workers.pipeline_parallel,
+            self._device,
+            input_args=tokens if network.begins else stream,
+            output_args=loss if network.ends else stream,
+            group=self._group,
+        )
+
+    def _run(
+        self, schedule: Callable[..., Any], batches: Sequence[Batch | ExampleBatch], **options: Any
+    ) -> Any:
+        parts = [vars(_padded(batch, self._rows)).values() for batch in batches]
+        joined = Batch(*map(torch.cat, zip(*parts, strict=True))).to(self._device)
+        given = [joined.tokens] if self._stage.network.begins else []
+        return schedule(
+            *given,
+            positions=joined.positions,
+            segments=joined.segments,
+            targets=joined.targets,
+            target=joined.targets if options else None,
+            **options,
+        )
+
+    def _scaled_loss(self, loss: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._losses.append(loss.detach())
+        return loss.sum() * self._scale
+
+    def _shared(self, losses: list[torch.Tensor]) -> torch.Tensor:
+        """What the loss's mean over the stages comes from: the last one has it alone."""
+        count = self._workers.pipeline_parallel
+        return count * sum((loss.sum() for loss in losses), torch.zeros((), device=self._device))
+
+
+def _padded(batch: Batch | ExampleBatch, rows: int) -> Batch:
+    """The batch with rows that nothing is learnt from, as stages exchange batches of one size."""
+    assert isinstance(batch, Batch), "decoders are trained on packed rows"
+    more = (0, 0, 0, rows - len(batch.tokens))
+    return Batch(
+        F.pad(batch.tokens, more),
+        F.pad(batch.targets, more, value=IGNORED),
+        F.pad(batch.positions, more),
+        F.pad(batch.segments, more, value=PADDING_SEGMENT),
+    )
