@@ -112,15 +112,24 @@ def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict
     return {"lm_eval": version("lm_eval"), "files": state.hexdigest()}
 
 
-def _scores(task: str, samples: list[dict[str, Any]]) -> list[TaskScores]:
-    metrics = [m for m in samples[0]["metrics"] if isinstance(samples[0][m], int | float)]
-    names = [str(s["doc"].get("document", s["doc_id"])) for s in samples]
-    clusters = [str(s["doc"].get("cluster", s["doc_id"])) for s in samples]
-    chosen = [_likeliest(sample["filtered_resps"]) for sample in samples]
-    return [
-        TaskScores(task, one, names, clusters, np.array([float(s[one]) for s in samples]), chosen)
-        for one in metrics
-    ]
+def _scores(task: str, every: list[dict[str, Any]]) -> list[TaskScores]:
+    by_filter: dict[str, list[dict[str, Any]]] = {}
+    for sample in every:
+        by_filter.setdefault(sample["filter"], []).append(sample)
+    scores = []
+    for name, samples in by_filter.items():
+        # A task such as gsm8k scores each answer once for each way to read it.
+        suffix = f"_{name.replace('-', '_')}" if len(by_filter) > 1 else ""
+        documents = [str(s["doc"].get("document", s["doc_id"])) for s in samples]
+        clusters = [str(s["doc"].get("cluster", s["doc_id"])) for s in samples]
+        chosen = [_likeliest(sample["filtered_resps"]) for sample in samples]
+        for metric in samples[0]["metrics"]:
+            if isinstance(samples[0][metric], int | float):
+                values = np.array([float(sample[metric]) for sample in samples])
+                scores.append(
+                    TaskScores(task, metric + suffix, documents, clusters, values, chosen)
+                )
+    return scores
 
 
 def _likeliest(answers: Sequence[Any]) -> int | None:

@@ -359,7 +359,9 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         "metric": metric.model_dump(),
         "scorer": scorer.identity if scorer else None,
         "data": {task: digest(documents) for task, documents in tasks.items()}
-        | digest_tasks(lm_eval_tasks, task_folders),
+        | digest_tasks(lm_eval_tasks, task_folders)
+        # Scores of before mixed the filters of a task that has several.
+        | ({"filters": "apart"} if settings.lm_eval_tasks else {}),
     }
     return Data(
         tasks=tasks,

@@ -17,6 +17,7 @@ from artifacts.shards.format import ShardStats
 from recipes.evaluation.harness import SEED, run_tasks, write_task
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
+    OPEN_LLM_LEADERBOARD_SHOTS,
     EvaluationSettings,
     GenerationSettings,
     ModelSource,
@@ -195,3 +196,99 @@ def test_scores_with_solved_examples_are_those_of_lm_evals_own_command(
     assert theirs["n-shot"][TASK] == 2
     for one in found:
         assert one.values.mean() == pytest.approx(theirs["results"][TASK][f"{one.metric},none"])
+
+
+DEFINITIONS = {
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "mmlu": "mmlu/default/mmlu_anatomy.yaml",
+    "truthfulqa_mc2": "truthfulqa/truthfulqa_mc2.yaml",
+    "winogrande": "winogrande/default.yaml",
+    "gsm8k": "gsm8k/gsm8k.yaml",
+}
+
+
+def own_questions(task: str) -> list[dict[str, Any]]:
+    """Questions of our own in the columns of a leaderboard's task."""
+    parts = ["valve", "pump", "filter", "gauge"]
+    rows: list[dict[str, Any]] = []
+    for number in range(30):
+        right = number % 4
+        asked = f"Which part of unit {number} is in place {right}?"
+        turned = [parts[(number + place) % 4] for place in range(4)]
+        rows.append(
+            {
+                "arc_challenge": {
+                    "question": asked,
+                    "choices": {"text": turned, "label": ["A", "B", "C", "D"]},
+                    "answerKey": "ABCD"[right],
+                },
+                "hellaswag": {
+                    "activity_label": "Repairing a pump",
+                    "ctx_a": f"[header] A fitter opens unit {number}.",
+                    "ctx_b": "the fitter",
+                    "endings": [f"takes out the {part} [step] and closes it." for part in turned],
+                    "label": str(right),
+                },
+                "mmlu": {"question": asked, "choices": turned, "answer": right},
+                "truthfulqa_mc2": {
+                    "question": asked,
+                    "mc1_targets": {"choices": turned, "labels": [1, 0, 0, 0]},
+                    "mc2_targets": {"choices": turned, "labels": [1, number % 2, 0, 0]},
+                },
+                "winogrande": {
+                    "sentence": f"In unit {number} the _ is worn, so it is exchanged.",
+                    "option1": turned[0],
+                    "option2": turned[1],
+                    "answer": str(1 + number % 2),
+                },
+                "gsm8k": {
+                    "question": f"A unit has {number} valves and 2 pumps. How many parts has it?",
+                    "answer": f"{number} and 2 are {number + 2}.\n#### {number + 2}",
+                },
+            }[task]
+        )
+    return rows
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("task", OPEN_LLM_LEADERBOARD_SHOTS)
+def test_leaderboards_definitions_score_as_by_lm_evals_own_command(
+    task: str, tmp_path: Path, base_model: Path, model: Any, tokenizer: Any
+) -> None:
+    """lm-eval's own files with the leaderboard's shots; the questions alone are ours."""
+    from recipes.evaluation.shared_context import SharedContextLM
+
+    theirs = Path(lm_eval.tasks.__file__).parent / DEFINITIONS[task]
+    shots = OPEN_LLM_LEADERBOARD_SHOTS[task]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps(row) + "\n" for row in own_questions(task)))
+    splits = dict.fromkeys(("train", "dev", "validation", "test"), str(questions))
+    name, folder = f"our_{task}", tmp_path / "tasks"
+    folder.mkdir()
+    (folder / f"{name}.yaml").write_text(
+        f"include: {theirs}\ntask: {name}\ntag: null\ndataset_path: json\ndataset_name: null\n"
+        f"dataset_kwargs: {json.dumps({'data_files': splits})}\n"
+        # The tiny model has room for no more.
+        + ("generation_kwargs: {max_gen_toks: 16, do_sample: false}\n" if task == "gsm8k" else "")
+    )
+    found = run_tasks(
+        SharedContextLM(model, tokenizer, 4_096), [TaskSettings(name=name, shots=shots)], [folder]
+    )
+    command = [
+        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu"),
+        *("--model_args", f"pretrained={base_model},dtype=float32", "--tasks", name),
+        *("--include_path", str(folder), "--num_fewshot", str(shots), "--batch_size", "1"),
+        *("--seed", str(SEED), "--output_path", str(tmp_path / "theirs")),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (written,) = (tmp_path / "theirs").rglob("results_*.json")
+    results = json.loads(written.read_text())["results"][name]
+    expected = {
+        key.removesuffix(",none").replace(",", "_").replace("-", "_"): value
+        for key, value in results.items()
+        if "," in key and "_stderr" not in key
+    }
+    assert {one.metric: one.values.mean() for one in found} == pytest.approx(expected)
+    assert {len(one.samples) for one in found} == {30}
