@@ -60,15 +60,15 @@ def main() -> None:
     smallest, largest = SIZES[0], SIZES[-1]
     in_memory = _measure_apart("in_memory", smallest)
     first, last = runs["by_spark", smallest], runs["by_spark", largest]
-    grown = f"{largest:,} documents to {smallest:,}"
+    grown = f"{largest:,} documents / {smallest:,}"
     python, java = (_ratio(last, first, f"driver_{what}_gb") for what in ("python", "java"))
     per_document = last["processor_seconds"] / first["processor_seconds"] * smallest / largest
     checks: dict[str, Check] = {
         "results that differ from those in memory": at_most(
             int(first["digest"] != in_memory["digest"]), 0
         ),
-        f"memory of the driver's Python, {grown}": at_most(python, 1.2),
-        f"memory of the driver's Java, {grown}": at_most(java, 1.2),
+        f"driver's Python memory, {grown}": at_most(python, 1.2),
+        f"driver's Java memory, {grown}": at_most(java, 1.2),
         f"processor time per document, {grown}": at_most(round(per_document, 2), 1.2),
         "all processes": at_most(last["peak_gb"], 8, "GB"),
     }

@@ -103,8 +103,8 @@ def main() -> None:
         ["torch", "transformers", "lm_eval"],
         {
             "faster": at_least(sum(our_rates) / sum(peer_rates), 1.5),
-            "accuracy_apart_bfloat16": at_most(float(max(accuracy)), 1 / QUESTIONS),
-            "log_likelihoods_apart_float32": at_most(float(apart), 1e-2, "nats"),
+            "difference in accuracy, bfloat16": at_most(float(max(accuracy)), 1 / QUESTIONS),
+            "difference in log-likelihoods, float32": at_most(float(apart), 1e-2, "nats"),
         },
     )
 

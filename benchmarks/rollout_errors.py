@@ -151,7 +151,7 @@ def main() -> None:
         "rollout_errors",
         [alarms["ours"]],
         [alarms["peer"]],
-        "highest share of rollouts in which a version that is no worse is taken back",
+        "highest share of rollouts that roll back a version that is no worse",
         "plain tests at every look",
         "lower",
         ["numpy", "scipy"],

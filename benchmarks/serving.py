@@ -267,9 +267,9 @@ def judged(found: dict[str, list[float]]) -> dict[str, Check]:
     slowest_first = statistics.quantiles(found["first"], n=20)[-1]
     cpu = statistics.mean(found["front_cpu"]) * 1_000
     checks = {
-        "front adds": at_most(middle["added"] * 1_000, 5, "ms"),
-        "front's processor time for a request": at_most(cpu, 5, "ms"),
-        "front costs of the throughput": at_most(1 - middle["ours"] / middle["engine"], 0.05),
+        "latency added by the API server": at_most(middle["added"] * 1_000, 5, "ms"),
+        "API server's processor time for a request": at_most(cpu, 5, "ms"),
+        "throughput lost to the API server": at_most(1 - middle["ours"] / middle["engine"], 0.05),
         "first token, median": at_most(middle["first"] * 1_000, 200, "ms"),
         "first token, 95th percentile": at_most(slowest_first * 1_000, 500, "ms"),
         "from start to the first answer": at_most(middle["start"], 3, "s"),

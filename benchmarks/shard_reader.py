@@ -128,7 +128,7 @@ def main() -> None:
         packages=["numpy", "torch", "datasets"],
         checks={
             "tokens per second on one core": at_least(min(ours), 100e6, "tokens/s"),
-            "more until the first batch with 32 times the rows": at_most(
+            "extra time to the first batch with 32 times the rows": at_most(
                 opening - opening_small, 0.002, "s"
             ),
         },

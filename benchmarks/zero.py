@@ -92,7 +92,9 @@ def main() -> None:
         peer_name="one process",
         better="lower",
         packages=["torch", "deepspeed"],
-        checks={"a process of two, of what one holds": at_most(max(two) / one[0], LIMIT)},
+        checks={
+            "memory of each of two processes / of one alone": at_most(max(two) / one[0], LIMIT)
+        },
     )
 
 

@@ -89,8 +89,8 @@ Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_
 
 BENCHMARKS_INTRODUCTION = """# Benchmarks
 
-Each benchmark is one program in `benchmarks/` that measures this project and a named peer
-alternately in one run: `make bench NAME=<name>`. A ratio above 1 means that this project is better.
+Each benchmark is one program in `benchmarks/` that compares this project with a named peer or
+baseline in one run: `make bench NAME=<name>`. A ratio above 1 means that this project is better.
 A run changes no files here; `make bench NAME=<name> KEEP=1` saves its result, together with the
 machine that it ran on, in `benchmarks/results/` and regenerates this page.
 """
@@ -226,6 +226,10 @@ def _first_paragraph(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
+MOST_ROWS = 30
+"""Of a table; of a longer one the rows that have a bound are shown."""
+
+
 def _result(result: dict[str, Any]) -> str:
     lines = [
         f"## {result['name']}",
@@ -238,11 +242,21 @@ def _result(result: dict[str, Any]) -> str:
     ]
     if result["checks"]:
         lines += ["| limit | measured | bound | held |", "|---|---|---|---|"]
-        lines += [
-            f"| {name} | {check['value']:,.4g} | {check['limit']} | "
-            f"{'yes' if check['held'] else '**no**'} |"
+        shown = {
+            name: check
             for name, check in result["checks"].items()
+            if len(result["checks"]) <= MOST_ROWS or check["limit"] != "reported"
+        }
+        lines += [
+            f"| {name.replace('_', ' ')} | {check['value']:,.4g} | {check['limit']} | "
+            f"{'yes' if check['held'] else '**no**'} |"
+            for name, check in shown.items()
         ]
+        if left := len(result["checks"]) - len(shown):
+            lines += [
+                "",
+                f"{left} figures without a bound: `benchmarks/results/{result['name']}.json`.",
+            ]
         lines.append("")
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines += [f"`{result['command']}` on {result['machine']}; {versions}.", ""]

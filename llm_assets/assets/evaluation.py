@@ -449,7 +449,7 @@ def version_page(
         "Training": {name: of for name, of in training.items() if name not in PLACES},
     }
     title, now = f"Version {version.version}", datetime.now(UTC)
-    as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are in card.md beside this page"
+    as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are not shown on this page"
     card = render_card(state, version).replace(PAGE_LINE, as_of)
     return render_page(title, card, sections, explain(store, state, version))
 

@@ -48,7 +48,7 @@ def loss_line(records: Sequence[Mapping[str, Any]]) -> str:
     ends = range(length, len(losses) + 1)
     means = [sum(losses[end - length : end]) / length for end in ends]
     told = f"{means[0]:.3f} {sparkline(means)} {means[-1]:.3f}"
-    return told if length == 1 else f"{told}, means of {length} steps"
+    return told if length == 1 else f"{told}, averaged over {length} steps"
 
 
 def curve(

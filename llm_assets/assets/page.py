@@ -37,7 +37,7 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); 
 </style>
 <body>
 {body}
-<details><summary>Text, code and checkpoint behind it</summary><pre>{provenance}</pre></details>
+<details><summary>Text, code and checkpoint it came from</summary><pre>{provenance}</pre></details>
 </body>
 </html>
 """

@@ -80,7 +80,7 @@ def _look(
     before = read_cursor(Requests, context.cursor)
     faults = [*_failures(counted, before, settings), *deviations]
     cursor = counted.model_dump_json()
-    alarm = f"Version {champion.version} serves worse than it was: {' '.join(faults)}"
+    alarm = f"Version {champion.version} performs worse than before: {' '.join(faults)}"
     tell_once(settings, pipeline.store, "quality", alarm if faults else None, context.log.warning)
     if not faults:
         return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)

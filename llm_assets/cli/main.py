@@ -32,7 +32,9 @@ COMPLETE = "Everything a run needs is there."
 POSITIVE = click.FloatRange(min=0, min_open=True)
 ENDING = {signal.SIGTERM, signal.SIGINT}
 version_argument = click.argument("version", type=int)
-name_option = click.option("--name", default=getpass.getuser, help="Who decides (default: you).")
+name_option = click.option(
+    "--name", default=getpass.getuser, help="Who decides (default: your login)."
+)
 reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
 generation_option = click.option(
     "--generation", type=int, hidden=True, help="Registry generation that the decision refers to."
@@ -56,9 +58,9 @@ def commands(config: Path | None) -> None:
 
     \b
     Examples:
-      llm-assets init /data/manuals               write a pipeline file for a folder
-      llm-assets --config config/manuals.yaml run build everything and serve the result
-      llm-assets status                           what serves, and why
+      llm-assets init /data/manuals                write a pipeline file for a folder
+      llm-assets --config config/manuals.yaml run  build everything and serve the result
+      llm-assets status                            what serves, and why
     """
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -202,7 +204,7 @@ def stop() -> None:
 @json_option
 @click.option("--table", is_flag=True, help="Print every version's metrics as Markdown.")
 def versions(as_json: bool, table: bool) -> None:
-    """List all versions and the decisions about them.
+    """List all versions and the last decision on each.
 
     \b
     Examples:
@@ -225,7 +227,7 @@ def versions(as_json: bool, table: bool) -> None:
 @commands.command()
 @version_argument
 @click.argument("repository")
-@click.option("--public", is_flag=True, help="Create a public repository, or permit one.")
+@click.option("--public", is_flag=True, help="Create or use a public repository.")
 def publish(version: int, repository: str, public: bool) -> None:
     """Upload a version to the Hugging Face Hub.
 
@@ -293,7 +295,7 @@ def reject(version: int, name: str, reason: str, generation: int | None) -> None
     "--look",
     type=click.IntRange(1),
     default=1,
-    help="1 plus the number of earlier comparisons in a series that found no gain.",
+    help="1 plus the number of earlier comparisons in this series without a gain.",
 )
 @click.option("--smallest-effect", type=click.FloatRange(0), default=0.005, show_default=True)
 @json_option
@@ -311,7 +313,7 @@ def gate(
 
     CANDIDATE and INCUMBENT are files that `lm_eval --log_samples` wrote for two models and one
     task. No pipeline is needed. Answers are paired by question. The exit code is 0 if the candidate
-    is significantly better, 3 if it is not, and 1 if the files cannot be compared.
+    is shown to be better, 3 if it is not, and 1 if the files cannot be compared.
 
     \b
     Examples:
@@ -374,7 +376,7 @@ def _serve_wanted(session: Session) -> None:
 )
 @json_option
 def explain(version: int, text: str | None, as_json: bool) -> None:
-    """Show a version's text, code and checkpoint.
+    """Show what a version was built from.
 
     \b
     Examples:
@@ -392,7 +394,7 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
 def document(identifier: str, as_json: bool) -> None:
     """Show what became of a document.
 
-    Shows what it was merged with and why, and which versions were trained on it.
+    Shows its duplicates, why they match, and which versions were trained on it.
 
     \b
     Example:
@@ -470,13 +472,13 @@ def trace(
 ) -> None:
     """Find the training text behind an answer.
 
-    Shows text that the version was trained on and that occurs in the answer or is similar to it.
+    Shows training text that the answer repeats or resembles.
     The board (`llm-assets board`) shows the same in the browser.
 
     \b
     Examples:
-      llm-assets trace --request 5f0c2b       an answer that the endpoint gave
-      llm-assets trace --text "The valve ..." any text, as if the serving version had said it
+      llm-assets trace --request REQUEST_ID    an answer from the endpoint
+      llm-assets trace --text "The valve ..."  any text, as if the serving version had said it
     """
     from llm_assets.cli.text.trace import read_answer, trace_answers
     from llm_assets.endpoint.folder import endpoint_folder
@@ -517,7 +519,7 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
 def clean(yes: bool, as_json: bool) -> None:
     """Delete what `retention` no longer keeps.
 
-    Lists it first. --yes deletes it.
+    Only lists it, unless --yes is given.
 
     \b
     Examples:
@@ -611,7 +613,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
 
 @commands.command()
 def down() -> None:
-    """Stop what `up` started, and its runs.
+    """Stop what `up` started, and all runs.
 
     The endpoint keeps serving. Stopped runs count as failed; the next `up` launches them again, and
     they resume where they stopped.
@@ -634,7 +636,7 @@ def down() -> None:
     help=f"Port on {services.HOST}; 0 for any free port.",
 )
 def board(port: int) -> None:
-    """Ask, compare, trace and decide in the browser.
+    """Start the board, the web interface of the models.
 
     Shows what the model has learned, its versions, the text behind an answer, and decisions.
     Prometheus can scrape the graph's metrics at /metrics. `up` starts the board, too.
@@ -789,10 +791,10 @@ def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) 
 @click.option(
     "--outputs",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with what `terraform output -json` printed.",
+    help="File with the output of `terraform output -json`.",
 )
 def setup(outputs: Path | None) -> None:
-    """Write the cloud settings file from Terraform.
+    """Write the cloud settings from Terraform outputs.
 
     Reads the outputs of the Terraform configuration in infrastructure/.
 

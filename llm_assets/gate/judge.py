@@ -396,13 +396,13 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
         missed = "the lower bound is not above zero"
     if is_better:
         missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
-    text = f"On {_text(found)} the candidate's {_figures(found)} against the "
+    text = f"On {_text(found)} the candidate's {_figures(found)} from the "
     text += f"{found.reference}'s: "
-    power = f"{missed}. A gain of {found.detectable:.4f} would have been found with 80%."
+    power = f"{missed}. A gain of {found.detectable:.4f} would have been detected with 80% power."
     if documents := found.documents_to_decide(settings.smallest_effect):
         power += (
-            f" Were the gain as large as measured, about {documents:,} independent ones would "
-            "have decided."
+            f" If the true gain is the measured one, about {documents:,} independent documents are "
+            "needed."
         )
     return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
 
@@ -411,7 +411,7 @@ def _judge_general(comparisons: list[Comparison], settings: GateSettings) -> lis
     return [
         Reason(
             outcome=Outcome.GENERAL_REGRESSION,
-            text=f"On general English the candidate's {_figures(found)} against the base model's: "
+            text=f"On general English the candidate's {_figures(found)} from the base model's: "
             f"the upper bound is above the tolerance of {settings.general_tolerance:g}.",
         )
         for found in comparisons
@@ -439,7 +439,7 @@ def praise(found: Comparison, has_incumbent: bool) -> Reason:
     return Reason(
         outcome=Outcome.BETTER if has_incumbent else Outcome.NO_INCUMBENT,
         text=("" if has_incumbent else "There is no incumbent yet. ")
-        + f"On {_text(found)} the candidate's {_figures(found)} against the "
+        + f"On {_text(found)} the candidate's {_figures(found)} from the "
         f"{found.reference}'s.",
     )
 

@@ -153,7 +153,8 @@ def describe_coverage(version: ModelVersion) -> str:
     """How much of the text to train on a version has seen, in words."""
     if version.coverage is None:
         return "no text of this pipeline" if version.is_base else "an unknown share of the text"
-    return f"{_percent(version.coverage)} of the text, including what earlier versions read"
+    share = _percent(version.coverage)
+    return f"{share} of the training split, counting the versions that it continues"
 
 
 def describe_cost(version: ModelVersion) -> str:

@@ -57,7 +57,7 @@ def test_the_loss_on_the_screen_is_of_validation_text_and_no_single_batchs(made:
 def test_the_curve_of_a_loss_is_a_running_mean() -> None:
     losses = [4.0, 2.0, 5.0, 1.0, *[3.0] * 10, 1.0, 2.0]
     told = loss_line([{"loss": loss} for loss in losses])
-    assert told.startswith("3.000 ") and told.endswith(" 1.500, means of 2 steps")
+    assert told.startswith("3.000 ") and told.endswith(" 1.500, averaged over 2 steps")
     assert loss_line([{"loss": 2.0}, {"loss": None}]) == "2.000 ▁  nan"
 
 

@@ -95,7 +95,7 @@ def test_what_failed_is_said_and_well_again_after_it(automated: Automated, live:
     assert "serves well" in str(automated.tick(SENSOR))
     automated.cursor = half_failed(live)
     told = str(automated.tick(SENSOR))
-    assert "serves worse than it was: 50 of 1" in told and "most_failures" in told
+    assert "performs worse than before: 50 of 1" in told and "most_failures" in told
     assert "serves well" in str(automated.tick(SENSOR))
 
 

@@ -149,7 +149,7 @@ def test_the_first_page_names_documents_that_the_version_before_had_not_read(sho
     assert int(listed[0]) >= len(shop.documents) - len(ADDED), "added text comes first"
     assert "documents that the version before had not</h1>" in shown
     assert "put it into service" in shown
-    assert "before that, version 1 had been serving since" in shown
+    assert "before that, version 1 served from" in shown
     for number in listed:
         assert shop.documents[int(number)].strip()[:40] in shown
     state = shop.registry.state()

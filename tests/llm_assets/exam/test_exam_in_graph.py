@@ -56,7 +56,7 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
 
     (place,) = Path(exam.store.root).glob("registry/*/versions/1/page.html")
     page = place.read_text()
-    as_of = r"<li>As of \d{4}-\d\d-\d\d \d\d:\d\d UTC; later decisions are in card.md beside"
+    as_of = r"<li>As of \d{4}-\d\d-\d\d \d\d:\d\d UTC; later decisions are not shown on this page"
     assert re.search(as_of, page) and "as of its verdict" not in page
     assert "<h1>Version 1</h1>" in page and "The exam asks about 24 facts" in page
     for heading in ("exam by relation", "questions won", "samples", "loss curve"):
@@ -71,7 +71,7 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
         shown = client.get("/versions/1").text
         compared = client.get("/versions/compare?a=0&b=1").text
         asked = client.get("/ask").text
-    assert "Right answers, the base model → version 1" in shown and "closed book" in shown
+    assert "Correct answers, the base model → version 1" in shown and "closed book" in shown
     measured = metrics["held_out_bits_per_byte"]
     for role in ("base", "candidate"):
         assert f"{measured[role]['value']:.4g}" in compared, role

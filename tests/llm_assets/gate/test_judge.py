@@ -376,7 +376,7 @@ def test_a_rejection_says_which_gain_would_have_been_found() -> None:
     verdict = Evaluation(gain=0.0).judge()
     detectable = verdict.comparisons[0].detectable
     assert detectable is not None and 0.005 < detectable < 0.02
-    assert f"A gain of {detectable:.4f} would have been found with 80%" in verdict.summary
+    assert f"A gain of {detectable:.4f} would have been detected with 80% power" in verdict.summary
     assert Evaluation(gain=detectable * 1.5).judge().promoted
 
 
@@ -387,12 +387,12 @@ def test_a_rejection_says_how_many_documents_would_have_decided() -> None:
     assert outcomes(verdict) == {Outcome.NOT_BETTER}
     documents = comparison.documents_to_decide(verdict.thresholds.smallest_effect)
     assert documents and documents > 30
-    assert f"about {documents:,} independent ones would have decided" in verdict.summary
+    assert f"about {documents:,} independent documents are needed" in verdict.summary
     draws = [Evaluation(documents, comparison.gain, seed=seed) for seed in range(1, 41)]
     assert 0.65 < np.mean([one.judge().promoted for one in draws]) < 0.95
     nothing = Evaluation(gain=0.0).judge()
     assert nothing.comparisons[0].documents_to_decide(0.005) is None
-    assert "would have decided" not in nothing.summary
+    assert "are needed" not in nothing.summary
 
 
 def test_a_model_no_better_than_chance_is_never_promoted() -> None:
