@@ -82,16 +82,17 @@ class SparkSettings(Settings):
     """Whether a local session serves Spark's own web UI while it runs, on a free port of 127.0.0.1;
     the run's log has the link."""
     copied_by_process: int = Field(default=COPIED_BY_PROCESS, ge=0)
-    """Maximum megabytes of files in buckets, as stored there, that `raw_corpus` copies in its own
-    process. Above this limit, Spark tasks copy them; the result is the same, byte for byte."""
+    """Maximum size of files in buckets, in megabytes as stored there, that `raw_corpus` copies in
+    its own process. Above this limit, Spark tasks copy them; the result is the same, byte for
+    byte."""
     documents_in_memory: int = Field(default=DOCUMENTS_IN_MEMORY, ge=0)
-    """Maximum number of documents, including those in the lineage's record, about which the driver
-    decides in Python, at 970 bytes each. Above this limit, Spark joins decide; the result is the
-    same, byte for byte."""
+    """Maximum number of documents, including those in the lineage's record, that the driver
+    deduplicates and assigns to splits in memory, at 970 bytes each. Above this limit, Spark joins
+    do so; the result is the same, byte for byte."""
     held_out_in_memory: int = Field(default=HELD_OUT_IN_MEMORY, ge=0)
-    """Maximum megabytes of held-out text whose n-grams every task holds in memory, at 5 bytes per
-    byte of text. Above this limit, Spark joins them with the n-grams of the other text; the shards
-    are the same, byte for byte."""
+    """Maximum size of held-out text, in megabytes, whose n-grams every task holds in memory, at 5
+    bytes per byte of text. Above this limit, Spark joins them with the n-grams of the other text;
+    the shards are the same, byte for byte."""
 
 
 class TrainingRunnerSettings(Settings):
@@ -103,8 +104,9 @@ class TrainingRunnerSettings(Settings):
     deletes them afterward; `tpu_vm` does the same with a TPU machine for training, and evaluates
     with `google_batch`."""
     restarts: int = Field(default=3, ge=0)
-    """How many times in a row, without new progress, a run restarts local training that was
-    interrupted (exit code 75) or lost a worker. Google Cloud has its own setting."""
+    """How many times in a row a run restarts local training that was interrupted (exit code 75) or
+    lost a worker; a new checkpoint resets the count. On Google Cloud, `restarts` in
+    `config/google_cloud.yaml` applies instead."""
 
 
 class PipelineSettings(Settings):
@@ -124,7 +126,8 @@ class PipelineSettings(Settings):
     owners: tuple[str, ...] = ()
     """Who is responsible for the assets: e-mail addresses, or `team:name`."""
     retrain_cron: str = "0 3 * * 1"
-    """When the schedule retrains, as a cron expression in `automation.time_zone`."""
+    """When the schedule retrains, as a cron expression in `automation.time_zone`. The schedule is
+    off until you turn it on in the UI."""
 
     raw_corpus: RawCorpusSettings
     clean_corpus: CleanCorpusSettings = CleanCorpusSettings()
@@ -133,10 +136,10 @@ class PipelineSettings(Settings):
     checkpoint: RecipeSettings = Field(default_factory=lambda: training_settings({}))
     exam: ExamSettings | None = None
     """Questions about facts in the text, to test whether a model knows what it has read. If unset,
-    there is no asset `exam`."""
+    the graph has no `exam` asset."""
     study: StudySettings | None = None
     """Text made from the documents, in many forms, to train on in addition to the documents. If
-    unset, there is no asset `study`."""
+    unset, the graph has no `study` asset."""
     eval_metrics: EvaluationSettings = EvaluationSettings()
     model_version: ModelVersionSettings = ModelVersionSettings()
     endpoint: EndpointSettings = EndpointSettings()

@@ -15,7 +15,7 @@ WINDOW = re.compile(
 
 
 class QualitySettings(Settings):
-    """When the serving version counts as having become worse, and what happens then."""
+    """When the serving version counts as degraded, and what happens then."""
 
     then: Literal["tell", "retrain"] = "tell"
     """`tell` reports it, also to those whom `notifications` names; `retrain` additionally runs the
@@ -29,25 +29,26 @@ class AutomationSettings(Settings):
     """When runs are launched automatically, and when they are not."""
 
     enabled: bool = False
-    """Whether sensors and schedules are on from the start; each can also be switched in the UI.
-    Nothing happens automatically without a running `dagster-daemon` (`make up` keeps one
-    running)."""
+    """Whether the sensors that launch runs are on from the start; each sensor and schedule can also
+    be switched in the UI. Nothing happens automatically without a running `dagster-daemon`
+    (`make up` keeps one running)."""
     continue_from_champion: bool = True
     """Whether automatic runs continue training the serving model, long enough to read the newest
-    text; otherwise, they train as `checkpoint` says."""
+    text, but at most eight times `checkpoint.budget`; otherwise, they train as `checkpoint`
+    says."""
     time_zone: str = "UTC"
     """Time zone of all cron expressions and of `blackouts`, such as `Europe/Berlin`."""
     blackouts: tuple[str, ...] = ()
-    """Times at which nothing is launched: `08:00-18:00` or `mon-fri 08:00-18:00`; a window may span
-    midnight."""
+    """Times at which no training run is launched: `08:00-18:00` or `mon-fri 08:00-18:00`; a window
+    may span midnight."""
     check_seconds: int = Field(default=300, ge=1)
-    """How often the sources and the endpoint are checked, in seconds."""
+    """How often the sources, the base model and the endpoint are checked, in seconds."""
     quiet_minutes: float = Field(default=5, ge=0)
     """How long the text must stay unchanged before it is trained on."""
     minimum_changed_megabytes: float = Field(default=0, ge=0)
-    """How much of the files must differ from what the wanted model was trained on, if all sources
-    are files; files that were only renamed never count. Other sources count whenever they
-    change."""
+    """How much of the files must differ from what the wanted version (the one that should serve)
+    was trained on, if all sources are files; files that were only renamed never count. Other
+    sources count whenever they change."""
     retries: int = Field(default=3, ge=0)
     """How many times a failed run is launched again."""
     retry_minutes: float = Field(default=10, ge=0)
@@ -65,10 +66,11 @@ class AutomationSettings(Settings):
     Hub is only reported, since the pipeline file pins one."""
     quality: QualitySettings = QualitySettings()
     longer_attempts: int = Field(default=1, ge=0)
-    """How many times a model that the gate rejected is followed by one trained twice as long on the
-    same text, before automation waits for more text or a person."""
+    """How many times a model that the gate rejected as not better is followed by one trained twice
+    as long on the same text, before automation waits for more text or a person."""
     monthly_hours: float | None = Field(default=None, gt=0)
-    """Maximum total hours that runs launched by automation may take in a calendar month."""
+    """Maximum total hours of automatic runs in a calendar month; once they are used up, no more
+    training runs are launched."""
     monthly_cost: float | None = Field(default=None, gt=0)
     """The same limit in money, at `cost_per_hour`."""
     cost_per_hour: float | None = Field(default=None, gt=0)
@@ -160,15 +162,16 @@ class RetentionSettings(Settings):
     """Maximum size of all caches together, in units of 10^9 bytes; the least recently used entries
     are deleted first."""
     cron: str = "0 5 * * 0"
-    """When the schedule cleans, as a cron expression in `automation.time_zone`."""
+    """When the schedule cleans, as a cron expression in `automation.time_zone`. For a store in a
+    bucket, the schedule is off until you turn it on in the UI."""
 
 
 class ForgettingSettings(Settings):
-    """What `llm-assets forget` does in addition to keeping a document out of every later corpus."""
+    """How `llm-assets forget` signs its certificates, and how long withdrawn weights are kept."""
 
     signing_key: str = ".llm_assets/forgetting.pem"
     """File with the ed25519 key, in PEM format, that signs certificates. If it does not exist, it
-    is created, and so is a file with its public half, with the extension `.pub`."""
+    is created, and so is a file with the public key, with the extension `.pub`."""
     grace_days: float = Field(default=7, ge=0)
     """How long the weights of withdrawn versions are kept so that you can go back; then cleaning
     removes them, except those of a version that is still serving."""

@@ -91,7 +91,7 @@ class TextEstimate:
         for language, written in self.languages.most_common(1):
             if language != "English":
                 told.append(
-                    f"{written / self.languages.total():.0%} of the documents seem to be "
+                    f"{written / self.languages.total():.0%} of the documents seem to be in "
                     f"{language}; the default base model and the replayed text are English: set "
                     "`base_model` to another model, and choose the replayed text in "
                     "`clean_corpus.split.sources`"
@@ -394,7 +394,9 @@ def _base(settings: PipelineSettings) -> Base:
 
 def _need_dataset(source: HuggingFaceDataset) -> None:
     if source.dataset.startswith(("/", ".")) and not Path(source.dataset).is_dir():
-        raise UserError(f"Source {source.name!r}: there is no folder {source.dataset}.")
+        raise UserError(
+            f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
+        )
 
 
 def _need_port(settings: PipelineSettings) -> None:
@@ -444,8 +446,8 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     if share < 0.95:
         whole = round(text.tokens / row_tokens) or 1
         budget_key = "`checkpoint.budget.steps`"
-        told += f"; one pass takes about {whole:,} ({budget_key}){time(text.tokens)}"
-    return [f"{told}, at the speed of the last training." if speed else f"{told}."]
+        told += f"; one pass takes about {whole:,} steps ({budget_key}){time(text.tokens)}"
+    return [f"{told}, at the speed of the last training run." if speed else f"{told}."]
 
 
 def _tokens_per_second(settings: PipelineSettings) -> float | None:

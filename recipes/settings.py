@@ -105,11 +105,12 @@ class BudgetSettings(Settings):
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps of the whole run; 32 if steps, tokens and epochs are all unset."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens to train on, instead of `steps`; rounded up to whole steps, at least one."""
+    """Tokens to train on, instead of `steps`; rounded up to whole steps, and at least one step's
+    worth."""
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Passes over the train split, instead of `steps`; rounded up to whole steps. If a run
-    continues from the champion, only text that no model before it has seen counts, and
-    `order.seen_share` is added to it."""
+    """Passes over the train split, instead of `steps`; rounded up to whole steps. In a run that
+    continues from the champion, a pass covers only text that the champion and its predecessors have
+    not seen, plus `order.seen_share`."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows per step, over all workers and accumulation steps."""
 
@@ -132,15 +133,16 @@ BUDGETS = ("steps", "tokens", "epochs")
 
 
 class OrderSettings(Settings):
-    """Which rows are used by a run that continues from the champion; other runs use all rows
-    alike."""
+    """Which rows a run that continues from the champion reads, and in which order; other runs read
+    all rows alike."""
 
     new_first: bool = True
-    """Train on the newest text first, then on everything else that the lineage has not seen."""
+    """Train on the newest text first, then on everything else that the lineage (the champion and
+    its predecessors) has not seen."""
     seen_share: float = Field(default=0.25, ge=0, lt=1)
-    """Share of the rows that the lineage has seen before, to counter forgetting. Ibrahim et al.
-    (2024) replay 5% if the text shifts little and 25% if it shifts a lot, for example to a new
-    subject."""
+    """Share of the run's rows taken from what the lineage has seen before, to counter forgetting.
+    Ibrahim et al. (2024) replay 5% if the text shifts little and 25% if it shifts a lot, for
+    example to a new subject."""
 
 
 class OptimizerSettings(Settings):
@@ -227,7 +229,7 @@ class ValidationSettings(ExecutionSettings):
     every_steps: int = Field(default=16, ge=1)
     """Steps between validations, in addition to those before the first and after the last step."""
     rows: int = Field(default=32, ge=1)
-    """Maximum number of validation rows to read each time; they are chosen once, by hash."""
+    """Maximum number of validation rows to read each time, always the same ones."""
 
 
 class StrategySettings(Settings):
@@ -284,18 +286,18 @@ class PlacementSettings(ExecutionSettings):
 
     workers: int | None = Field(default=None, ge=1)
     """Number of training processes over all machines. If unset, one locally, and on Google Cloud
-    one for each accelerator of each machine. If a different number starts, the run ends before its
+    one for each accelerator of each machine. If a different number starts, the run fails before its
     first step."""
     replicas: int = Field(default=1, ge=1)
     """Number of worker groups that each hold the whole model; 1 shards it over all workers."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Number of neighboring workers that split every matrix between them, for layers too large for
-    one worker; sharding and replication apply across these groups. It must divide the number of the
-    model's heads."""
+    one worker; sharding and replication apply across these groups. It must divide the numbers of
+    attention heads, key-value heads and feed-forward units."""
     pipeline_parallel: int = Field(default=1, ge=1)
-    """Number of stages that the layers are split into, for models too large for one machine, since
-    stages exchange only the hidden states of the layers between them. Each share of the global
-    batch must be at least as many passes of `device_batch_size` rows."""
+    """Number of stages that the layers are split into, for models too large for one machine: stages
+    exchange only hidden states. Each worker group's share of the global batch must make at least
+    this many passes of `device_batch_size` rows."""
     device_batch_size: int = Field(default=4, ge=1)
     """Rows per forward pass on one worker; the rest of the global batch is processed by gradient
     accumulation."""
@@ -307,8 +309,8 @@ class PlacementSettings(ExecutionSettings):
     """Whether to compile the layers with torch.compile; `auto` does so on a GPU, where it pays off
     within minutes."""
     strategy: Annotated[SerializeAsAny[StrategySettings | None], PlainValidator(_strategy)] = None
-    """An alternative to the default, which is FSDP2 over processes on GPUs or, if there are none,
-    on the CPU."""
+    """An alternative to the default, FSDP2 over processes on GPUs or, if there are none, on the
+    CPU; written as `deepspeed: {...}` or `device: tpu`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -355,8 +357,8 @@ class CheckpointingSettings(ExecutionSettings):
     """When the training state is saved, and which checkpoints are kept."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints, which is what a failure can cost. If unset, 8; on a GPU, where
-    steps are short, only `every_minutes` applies."""
+    """Steps between checkpoints, which is the most that a failure can cost. If unset, 8; on a GPU,
+    where steps are short, only `every_minutes` applies."""
     every_minutes: float | None = Field(default=15.0, gt=0)
     """Maximum minutes between checkpoints."""
     permanent_every_steps: int | None = Field(default=None, ge=1)
@@ -374,8 +376,8 @@ class LoggingSettings(ExecutionSettings):
 
     every_steps: int | None = Field(default=None, ge=1)
     """Steps between values in TensorBoard and Weights & Biases, and between hardware readings. The
-    last step is always logged, and `metrics.jsonl` has a line for every step. If unset, 1, and 10
-    on a GPU, where steps are short."""
+    last step is always logged, and `metrics.jsonl` has a line for every step. If unset, 1, or 10 on
+    a GPU, where steps are short."""
     audit_rows: bool = False
     """Record every row that each worker trained on, as proof of the order of the data."""
     profile_steps: tuple[int, ...] = ()
@@ -408,8 +410,8 @@ class TrainingSettings(Settings):
     more on an L4, H100 or later. What `auto` resolves to is part of the fingerprint."""
     replay_share: float = Field(default=0, ge=0, lt=1)
     """Share of the rows that are general text, replayed evenly throughout training to counter
-    forgetting; `clean_corpus.split.sources` names the sources. 0.05 to 0.25 are usual if such text
-    is available."""
+    forgetting; `clean_corpus.split.sources` names the sources. Values of 0.05 to 0.25 are usual if
+    such text is available."""
     budget: BudgetSettings = BudgetSettings()
     order: OrderSettings = OrderSettings()
     optimizer: OptimizerSettings = OptimizerSettings()

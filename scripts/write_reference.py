@@ -30,16 +30,16 @@ A pipeline is one YAML file in `config/`. The environment variable `{CONFIG_VARI
 file. If it is not set, `{DEFAULT_CONFIG}` is used or, if that does not exist, the
 only pipeline file there is.
 
-Its keys are the assets of the graph, in the order in which data flows: `raw_corpus` says where the
-text comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of
+Most of its keys are assets of the graph, in the order in which data flows: `raw_corpus` says where
+the text comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of
 tokens, `base_model` where training starts, `checkpoint` how the model is trained, `eval_metrics`
 what it is measured on, `model_version` when it is promoted, and `endpoint` how it is served. Only
-the sources and the base model are required; every other key has a default that suits a laptop.
-`spark` and `training` say where the work is done.
+`name`, the sources and the base model are required; every other key has a default that suits a
+laptop. `spark` and `training` say where the work is done.
 
-An artifact depends on its own settings and on those upstream of it, so a change rebuilds that asset
-and everything downstream. Settings for where and how work runs do not affect results; sections that
-contain only such settings say so.
+What an asset contains depends on its own settings and on those upstream of it, so changing one
+rebuilds its asset and everything downstream. Settings that only say where and how work runs rebuild
+nothing.
 
 Unknown keys are rejected with a list of the valid names, and all errors in a file are reported at
 once. This page is generated from the code by `make docs`.
@@ -84,7 +84,7 @@ TOUCHED_FIRST = [
 
 CLOUD_INTRODUCTION = """# Google Cloud
 
-Every key of `config/google_cloud.yaml`, which pipelines with `platform: google_cloud` share.
+Every key of `config/google_cloud.yaml`, which all pipelines that run work on Google Cloud share.
 """
 
 BENCHMARKS_INTRODUCTION = """# Benchmarks

@@ -28,10 +28,10 @@ class OpenAIEngine(Settings):
     model: str = "{model}"
     """The name of the model on that server; vLLM and SGLang use the model's folder."""
     key_variable: str | None = None
-    """Environment variable that holds its API key; if unset, it needs no key."""
+    """Environment variable that holds its API key; leave it unset if the server needs no key."""
     unchecked: bool = False
-    """Let a version serve even if the engine provides no log-probabilities of prompts, so that
-    nothing shows whether it serves what was judged."""
+    """Let a version serve even if the engine returns no prompt log-probabilities, without which
+    nothing shows that it serves the model that was evaluated."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -53,7 +53,7 @@ class RolloutSettings(Settings):
     """Shares of the traffic that the new version gets, one after another, before it gets all of
     it."""
     step_seconds: float = Field(default=2.0, ge=0)
-    """Minimum time for which each share is watched."""
+    """Minimum time for which each share is watched, in seconds."""
     min_requests: int = Field(default=500, ge=1)
     """Requests that each version must answer in a step before the next one begins. A step with
     fewer requests ends `request_timeout` after `step_seconds`, and a step without any after
@@ -73,11 +73,12 @@ class JournalSettings(Settings):
     """`off` records nothing, `hashes` records which version answered, with keyed hashes of prompt
     and answer, and `text` also records the texts."""
     days: float = Field(default=1, ge=0)
-    """Days after which an entry can no longer be found; the next answer deletes it."""
+    """How many whole days (UTC) after the day of an answer its entry can be found; the first answer
+    of each day deletes older entries."""
 
 
 class EndpointSettings(Settings):
-    """The `endpoint` asset: all settings apply on a laptop, but only `rollout` on Google Cloud."""
+    """The `endpoint` asset. On Google Cloud, only `rollout` applies."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Any address other than loopback needs `token_variable`."""
@@ -87,7 +88,7 @@ class EndpointSettings(Settings):
     """Environment variable that holds the bearer token; if unset, no token is needed (loopback
     only)."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """Maximum tokens that one request may ask for; requests for more are rejected."""
+    """Maximum number of tokens that a request may ask for; requests for more are rejected."""
     max_prompt_tokens: int = Field(default=1_536, ge=1)
     """Maximum length of a prompt, in tokens; longer ones are rejected."""
     max_body_bytes: int = Field(default=256 * 1024, ge=1_024)
@@ -108,7 +109,7 @@ class EndpointSettings(Settings):
     body_timeout: float = Field(default=10.0, gt=0)
     """Seconds that a client may take to send the body of its request."""
     engine_timeout: float = Field(default=30.0, gt=0)
-    """Seconds without a response to its health check after which an engine is restarted."""
+    """Seconds that an engine may leave a health check unanswered before it is restarted."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take to load its model, including the one-time conversion."""
     engine: Annotated[
@@ -120,15 +121,14 @@ class EndpointSettings(Settings):
     reference; `auto` uses OpenVINO if it can run the model, and the log says which engine it chose
     and why. Alternatively, another server, such as vLLM on a GPU, by its command or its address."""
     weights: Weights = "bf16"
-    """How weights are stored: `int8` and `int4` are smaller and faster but lose a little quality.
-    The gate takes this loss into account, and it is measured before a version gets traffic. `f32`
-    is exact."""
+    """How weights are stored: `int8` and `int4` (OpenVINO only) are smaller and faster but lose a
+    little quality. The gate takes this loss into account, and it is measured before a version gets
+    traffic. `f32` is exact."""
     threads: int | None = Field(default=None, ge=1)
-    """Number of threads for an engine's computation; if unset, as many as the processors that it
-    may use."""
+    """Number of threads for an engine's computation; if unset, one for each CPU that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)
-    """Maximum number of tokens, over all requests in flight, whose keys and values an engine keeps;
-    further requests wait."""
+    """Size of an engine's KV cache, in tokens over all requests in flight; further requests
+    wait."""
     rollout: RolloutSettings = RolloutSettings()
     """How a new version takes over from the old one."""
     journal: JournalSettings = JournalSettings()

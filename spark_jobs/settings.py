@@ -57,8 +57,8 @@ class ClassifierSettings(Settings):
     """Maps a label, without `__label__`, to a minimum probability; documents that reach none of
     them are dropped."""
     drop: dict[str, Probability] = Field(default_factory=dict)
-    """Maps a label to the probability from which documents are dropped; use it instead of `keep`.
-    With neither, documents are only labeled."""
+    """Maps a label to the probability at or above which documents are dropped; use it instead of
+    `keep`. With neither, documents are only labeled."""
 
     @property
     def score_column(self) -> str:
@@ -77,9 +77,9 @@ class TemplateSettings(Settings):
     digit and in English months and weekdays."""
 
     keep: int | None = Field(default=5, ge=1)
-    """Maximum number of texts to keep per template. The earliest ones are kept, and the others are
-    dropped as `template`. `null` keeps all. In either case, the texts of a template are all in the
-    same split."""
+    """Maximum number of texts to keep per template; the others are dropped as `template`. Texts of
+    earlier corpora count first and are always kept. `null` keeps all. In either case, the texts of
+    a template are all in the same split."""
     same_share: float = Field(default=0.5, gt=0, le=1)
     """Minimum share of a text's bytes that does not differ. Below it, as in tables, the figures
     count as the content. 1 turns the search for templates off."""
@@ -93,15 +93,16 @@ class SplitSettings(Settings):
     """Share of the duplicate clusters used for validation, that is, to choose between checkpoints
     or settings; 5% of a 10 MB corpus is about a hundred documents."""
     held_out: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the duplicate clusters that only the gate sees."""
+    """Share of the duplicate clusters held out for the gate's evaluation; nothing is trained or
+    tuned on them."""
     seed: int = 0
-    """Seed that determines which new duplicate clusters are held out."""
+    """Seed that determines the split of each new duplicate cluster."""
     sources: dict[str, Literal["train", "validation", "held_out", "replay"]] = Field(
         default_factory=dict
     )
     """Maps a source to the split for all its text, such as `held_out` for evaluation files of your
     own; their near-copies are kept out of training, too. `replay` is general text that training
-    replays at `checkpoint.replay_share`; a replay document that shares even one run of words with
+    replays at `checkpoint.replay_share`; a replay document that shares even one n-gram with
     evaluation text is left out."""
 
     @model_validator(mode="after")
@@ -122,15 +123,16 @@ class CleanCorpusSettings(Settings):
     repair_encodings: bool = True
     """Repair wrongly decoded lines (`cafÃ©`) with ftfy."""
     unicode_form: Literal["NFC", "NFKC"] = "NFC"
-    """Unicode normalization of the kept text; NFKC also replaces look-alikes such as ligatures."""
+    """Unicode normalization of the kept text; NFKC also replaces compatibility characters such as
+    ligatures."""
     minimum_characters: int = Field(default=100, ge=1)
-    """Minimum length of a document, in characters after normalization; shorter ones are dropped,
-    since stubs teach little."""
+    """Minimum length of a plain-text document, in characters after normalization; shorter ones are
+    dropped, since stubs teach little."""
     maximum_characters: int = Field(default=10_000_000, ge=1)
-    """Maximum length of a document, in characters; longer ones are dropped, since beyond ten
-    million most are data dumps."""
+    """Maximum length of a plain-text document, in characters; longer ones are dropped, since beyond
+    ten million most are data dumps."""
     mask_personal_data: bool = False
-    """Replace e-mail addresses and public IP addresses with sample ones. Off by default, since
+    """Replace e-mail addresses and public IP addresses with placeholders. Off by default, since
     manuals often need theirs."""
     quality_filters: list[QualityFilter] = Field(default_factory=list)
     """Filters for web text, applied in this order; technical text fails many of them."""
@@ -142,11 +144,11 @@ class CleanCorpusSettings(Settings):
     templates: TemplateSettings = TemplateSettings()
     """Search for texts made from the same template; task examples are never counted as such."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
-    """Removal of documents that overlap with the evaluation texts."""
+    """Removal of documents that overlap with the general English text of the evaluation."""
     split: SplitSettings = SplitSettings()
     """How new text is divided into training, validation and held-out text."""
     examples_per_reason: int = Field(default=3, ge=0)
-    """Number of dropped documents to show for each reason."""
+    """Maximum number of dropped documents to show for each reason."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> "CleanCorpusSettings":
@@ -192,9 +194,9 @@ class SourceMix(Settings):
     """How many times the source is seen: 0.5 takes half of its documents, 2 takes each one
     twice."""
     token_budget: int | None = Field(default=None, ge=1)
-    """Approximate number of tokens to take."""
+    """Approximate number of tokens to take, repeating the source as often as needed."""
     share: float | None = Field(default=None, gt=0, lt=1)
-    """Approximate share of all training tokens to take from this source, repeating it as often as
+    """Approximate share of all training tokens to take from the source, repeating it as often as
     needed."""
     documents: int | None = Field(default=None, ge=1)
     """Approximate maximum number of documents to take."""
@@ -219,16 +221,17 @@ class ExampleSettings(Settings):
     chat_template: str | None = None
     """A Jinja chat template to use instead of the base model's; the trained model keeps it."""
     input_tokens: int = Field(default=256, ge=4)
-    """Maximum tokens of a pair's input or of a labeled text."""
+    """Maximum number of tokens in a pair's input or in a labeled text."""
     target_tokens: int = Field(default=30, ge=2)
-    """Maximum tokens of a pair's target, including its end token."""
+    """Maximum number of tokens in a pair's target, including its end token."""
     input_prefix: str = ""
     """Text to put before a pair's input, such as T5's `summarize: `. The endpoint's `/predict` puts
     it before its inputs; in a completion request, the prompt must already contain it."""
     too_long: Literal["cut", "drop", "refuse"] = "cut"
-    """What happens to examples that are too long; those that are cut or dropped are counted."""
+    """What happens to examples that are too long: they are cut, dropped, or fail the run
+    (`refuse`). Those that are cut or dropped are counted."""
     labels: tuple[str, ...] = ()
-    """The classes in the order of their numbers; by default, those that occur, sorted."""
+    """The classes in the order of their ids; by default, those that occur, sorted."""
 
 
 class TokenizedShardsSettings(Settings):
@@ -237,15 +240,15 @@ class TokenizedShardsSettings(Settings):
     sequence_length: int = Field(default=256, ge=16)
     """Tokens per row, including start and end tokens; 256 keeps a step on two cores short."""
     packing: Literal["concatenate", "best_fit"] = "concatenate"
-    """`concatenate` cuts documents at the end of a row, without padding; `best_fit` keeps documents
-    whole if they fit, with a little padding."""
+    """How plain text fills rows: `concatenate` cuts documents at the end of a row, without padding;
+    `best_fit` keeps documents whole if they fit, with a little padding."""
     mixing: dict[str, SourceMix] = Field(default_factory=dict)
     """Maps a source to how much of it is trained on; sources that are not named are taken once.
     What is left out is counted as `not_sampled`."""
     fraction: float = Field(default=1, gt=0, le=1)
     """Share of all training documents to use, chosen by hash, for trials on less text."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
-    """Removal of training documents that overlap with held-out text."""
+    """Removal of all other documents that overlap with held-out text."""
     start_token: str | None = None
     """Token to put before each document; by default, that of the model family (see
     `spark_jobs/tokenize/tokenizer.py`)."""
@@ -254,10 +257,11 @@ class TokenizedShardsSettings(Settings):
     shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)
     """Target size of a shard's tokens, in bytes; small corpora have one shard per split."""
     parity_sample: int = Field(default=200, ge=1)
-    """Number of documents on which the fast tokenizer must agree with the Hugging Face one. The
-    comparison is repeated if the documents, the tokenizer or a library change."""
+    """Maximum number of documents on which gigatoken must agree with the Hugging Face tokenizer.
+    The comparison is repeated if the documents, the tokenizer or a library change."""
     engine: Literal["auto", "gigatoken", "hugging_face"] = "auto"
-    """Tokenizer engine; `auto` uses gigatoken if it agrees with Hugging Face on the sample."""
+    """Tokenizer engine; `auto` uses gigatoken if it agrees with Hugging Face on the sample,
+    otherwise Hugging Face."""
 
     examples: ExampleSettings = ExampleSettings()
     """How task examples become rows, for the recipes that learn from examples."""

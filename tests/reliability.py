@@ -37,10 +37,10 @@ STAGES = (
 )
 HEAD = """# Reliability
 
-This page lists tested faults by stage, with what the user sees and what happens next. Each row is a
-test that really injects the fault and fails on a traceback, a hang, a process left behind or a
-false success. `python -m tests.reliability` writes this page from the tests, and a test verifies
-it. Rows marked * are tested by `make soak`, all others by `make test`.
+This page lists tested faults by stage, with what the user sees and what happens next. Behind each
+row is a test that injects the real fault and fails on a traceback, a hang, a process left behind or
+a false success. `python -m tests.reliability` writes this page from the tests, and a test verifies
+that it is up to date. Rows marked * are tested by `make soak`, all others by `make test`.
 
 {count} faults.
 """

@@ -239,7 +239,7 @@ def test_the_page_on_gpus_names_tests_that_are_there() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text()
     named = set(re.findall(r"tests/[\w/]+\.py", page))
     assert len(named) >= 15 and [name for name in named if not (ROOT / name).is_file()] == []
-    table = page.partition("## What is proved without one")[2].partition("\n## ")[0]
+    table = page.partition("## What is proved without a GPU")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
     assert rows and all("tests/" in row for row in rows)
 

@@ -60,7 +60,7 @@ def raw_view(artifact: Artifact) -> dict[str, Any]:
     sources = [(name, of["documents"], of["bytes"]) for name, of in stats["sources"].items()]
     return _text_view(stats) | {
         "not_read": sum(stats["unread"].values()),
-        "not_read_by_kind": table(["kind", "files", "such as"], unread),
+        "not_read_by_kind": table(["kind", "files", "examples"], unread),
         "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
         "repeated_ids": stats["repeated_ids"],
         "sources": table(["source", "documents", "bytes"], sources),
@@ -130,7 +130,7 @@ def raw_corpus(
     def build(draft: Draft) -> None:
         megabytes = bytes_in_buckets(opened) / 1e6
         if megabytes > pipeline.settings.spark.copied_by_process:
-            context.log.info(f"Tasks of Spark copy {megabytes:,.1f} MB of files in buckets")
+            context.log.info(f"Spark tasks copy {megabytes:,.1f} MB of files in buckets")
             with source_access(pipeline, settings):
                 spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
             by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
@@ -178,7 +178,7 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
     looked_for = {}
     if similar := stats.get("similar_to_forgotten"):
         rows = [(row["id"], row["forgotten"], f"{row['similarity']:.0%}") for row in similar]
-        looked_for["similar_to_forgotten"] = table(["document", "holds text of", "share"], rows)
+        looked_for["similar_to_forgotten"] = table(["document", "contains text of", "share"], rows)
     if labels := stats.get("labels"):
         rows = [(name, *row) for name, counts in labels.items() for row in counts.items()]
         looked_for["labels"] = table(["classifier", "label", "documents"], rows)
@@ -195,7 +195,7 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
             "Duplicate clusters by size", "documents in the cluster", "clusters", sizes
         ),
         "lengths": figures.bars(
-            "Documents by length", "characters, from this many on", "documents", lengths
+            "Documents by length", "characters, at least", "documents", lengths
         ),
     }
 

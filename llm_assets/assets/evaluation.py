@@ -217,7 +217,7 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
             "summary": f"{before} -> {after} {metric.unit} on held-out text",
             "evaluation_fingerprint": stats["evaluation_fingerprint"],
             "metrics": table(["metric", *ROLES], values),
-            "bounds": table(["metric", "of", "low", "high"], bounds),
+            "bounds": table(["metric", "model", "low", "high"], bounds),
             "intervals": figures.intervals(
                 f"{metric.unit} on held-out text, with 95% intervals",
                 metric.unit,
@@ -273,7 +273,7 @@ def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:
     details = stats.get("details", {}).get("candidate", {})
     if "confusion" not in details:
         return {}
-    title, axes = "Held-out examples of the candidate", ("class told", "true class")
+    title, axes = "The candidate on held-out examples", ("predicted class", "true class")
     picture = figures.matrix(title, *axes, details["labels"], details["confusion"])
     return {"confusion_matrix": picture}
 
@@ -455,7 +455,7 @@ def version_page(
 
 
 def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:
-    """Shows the gate's verdict; the endpoint reads the verdict itself."""
+    """Shows the gate's verdict and blocks nothing: `endpoint` serves the wanted version."""
     verdict = read_verdict(model_version)
     differences = {
         f"{compared.task}_minus_{compared.reference}": compared.difference

@@ -98,8 +98,10 @@ def exam(
 
     def warn(artifact: Artifact) -> None:
         for fact in artifact.stats["untold"]:
-            context.log.warning(f"No document tells {fact}; it is not asked for")
+            context.log.warning(f"No document states {fact}; the exam leaves it out")
         for fact in artifact.stats["given_away"]:
-            context.log.warning(f"A question about {fact} holds its answer; it is not asked for")
+            context.log.warning(
+                f"A question about {fact} contains its answer; the exam leaves it out"
+            )
 
     return BuildPlan(identity.extend(libraries=LIBRARIES), build, finish=warn)

@@ -65,12 +65,12 @@ class CheckpointConfig(Config):
 
     continue_from_champion: bool = Field(
         default=False,
-        description="Continue from the model that serves, long enough to read the new text.",
+        description="Continue from the wanted version, long enough to read the new text.",
     )
     longer: int = Field(
         default=1,
         ge=1,
-        description="Multiplier of the usual length, when training continues from the champion.",
+        description="Multiplier of the usual length, if `continue_from_champion` is set.",
     )
 
     without_forgotten: int | None = Field(

@@ -55,7 +55,7 @@ def endpoint(
 ) -> MaterializeResult:
     """The wanted version, answering requests; a rejected candidate does not change it.
 
-    `/v1` is an OpenAI base URL, and the pipeline's name is the model. A new version takes over in
+    `/v1` is an OpenAI base URL; the model is named after the pipeline. A new version takes over in
     steps. `llm-assets rollback` returns to the previous version at once. `latency_seconds` is how
     long a client waits for eight tokens.
     """
@@ -65,9 +65,9 @@ def endpoint(
         models, serving, pipeline.settings, pipeline.record, context.log.info
     )
     promoted = model_version.stats["promoted"]
-    kept = "" if promoted else "; the candidate was rejected and does not serve"
+    kept = "" if promoted else "; the gate rejected the newest candidate"
     if served.instead_of is not None:
-        kept += f"; WARNING: version {served.instead_of} is wanted and cannot be served"
+        kept += f"; WARNING: version {served.instead_of} is wanted but cannot be served"
     told: dict[str, Any] = {
         "summary": f"version {champion.version} at {served.url}{kept}",
         "url": MetadataValue.url(served.url),

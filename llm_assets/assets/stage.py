@@ -352,7 +352,7 @@ def failure_reason(failure: Any) -> str:
         return failure.user_failure_data.description
     error = failure.error
     if error is None:
-        return "failed without a reason"
+        return "failed for an unknown reason"
     while error.cause or error.context:
         error = error.cause or error.context
     return str(error.message).strip()

@@ -97,14 +97,14 @@ def _decide(
             return _compare_with_hub(str(base.hub), str(base.revision))
     made = pipeline.record.find_current("base_model")
     if made is None:
-        return Wait("No base model was read yet.")
+        return Wait("No base model has been read yet.")
     if hash_json(made.manifest.settings) == known.identity:
         return Wait("The base model is the one that was trained on.")
     if settings.automation.new_base_model == "tell":
         return Wait(
             f"The base model in {base.folder or base.package} is not the one that the model was "
             "trained on. To train from it, materialize the graph; `automation.new_base_model: "
-            "retrain` does so by itself.",
+            "retrain` does so automatically.",
             is_alarm=True,
         )
     question = TextQuestion(f"base-{known.identity}", None)
@@ -115,12 +115,12 @@ def _decide(
 def _compare_with_hub(name: str, pinned: str) -> Wait:
     newest = newest_revision(name)
     if newest is None:
-        return Wait(f"The Hub cannot be asked about {name}, and this machine has no copy of it.")
+        return Wait(f"The Hub cannot be reached for {name}, and this machine has no copy of it.")
     if newest == pinned:
         return Wait(f"{name} on the Hub is at the pinned revision.")
     return Wait(
-        f"{name} on the Hub is at revision {newest}, and `base_model.revision` pins {pinned}. To "
-        "train from the new one, write it there.",
+        f"{name} on the Hub is at revision {newest}, but `base_model.revision` pins {pinned}. To "
+        "train from the new one, set it there.",
         is_alarm=True,
     )
 

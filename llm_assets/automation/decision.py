@@ -186,24 +186,26 @@ def run_key(
     ordered = sorted(runs, key=lambda run: run.create_timestamp)
     for run in ordered:
         if run.dagster_run.status not in ENDED:
-            return Wait(f"Run {_short(run)} is under way for it.")
+            return Wait(f"Run {_short(run)} is under way for this.")
     tries = len(ordered)
     key = f"{question.name}-{tries}"
     if not ordered:
         return key
     last = ordered[-1]
     if last.dagster_run.status is DagsterRunStatus.CANCELED:
-        return Wait(f"Run {_short(last)} for it was canceled: not launched again.", is_alarm=True)
+        return Wait(f"Run {_short(last)} for this was canceled: not launched again.", is_alarm=True)
     if tries > settings.retries:
         return Wait(
-            f"{tries} runs for it ended without a model; the last is {_short(last)}. Mend what its "
-            "log says, then materialize the graph in the UI.",
+            f"{tries} runs did not resolve this; the last is {_short(last)}. Fix what its log "
+            "reports, then materialize the graph in the UI.",
             is_alarm=True,
         )
     pause = timedelta(minutes=settings.retry_minutes * 2 ** (tries - 1))
     due = datetime.fromtimestamp(last.end_time or 0, now.tzinfo) + pause
     if now < due and due - now <= pause:
-        return Wait(f"Run {_short(last)} for it failed; the next try is at {due:%H:%M:%S %Z}.")
+        return Wait(
+            f"Run {_short(last)} did not resolve this; the next try is at {due:%H:%M:%S %Z}."
+        )
     return key
 
 

@@ -79,7 +79,7 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[A
             settings.dagster_name(OBSERVATION),
             AssetSelection.assets(*(spec.key for spec in source_specs(settings))),
             config=NOTHING_TO_SET,
-            description="Looks whether the sources have changed, and makes nothing.",
+            description="Checks whether the sources have changed, and builds nothing.",
         ),
         _rollback(settings),
         _cleaning(settings),
@@ -120,7 +120,7 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
         registry: RegistryResource,
         serving: ServingPlatform,
     ) -> None:
-        """Have the version before the one that serves answer again."""
+        """Serve the version before the one that serves now."""
         with user_faults():
             models = registry.open(pipeline)
             models.roll_back(config.name, config.reason)
@@ -138,7 +138,7 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
         name=settings.dagster_name("rollback"),
         config={"ops": {step: {"config": {"name": "", "reason": ""}}}},
         description="Returns to the version before the one that serves, as `llm-assets rollback` "
-        "does: it gets all traffic as soon as it generates. Say below who decides, and why.",
+        "does: it gets all traffic as soon as it answers. Say below who decides, and why.",
     )
     def rollback() -> None:
         roll_back_version()
@@ -201,7 +201,7 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             default_status=DefaultScheduleStatus.RUNNING
             if is_on
             else DefaultScheduleStatus.STOPPED,
-            description="Shows at each source whether it has changed. It launches nothing else.",
+            description="Shows for each source whether it has changed. It launches nothing else.",
         ),
     ]
 

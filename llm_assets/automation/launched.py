@@ -117,7 +117,7 @@ def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: date
     local = now.astimezone(ZoneInfo(settings.time_zone))
     for window in settings.blackouts:
         if is_within(window, local):
-            return f"Nothing is launched within the blackout {window} ({settings.time_zone})."
+            return f"Nothing is launched during the blackout {window} ({settings.time_zone})."
     if settings.hours is None:
         return None
     spent = spent_hours(settings, runs, now)
@@ -129,8 +129,9 @@ def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: date
         else f"{settings.hours:g} hours"
     )
     return (
-        f"The month's budget is spent: {spent:.2f} hours of runs, of {limit}. Launches resume next "
-        "month; to launch earlier, raise `automation.monthly_hours` or `automation.monthly_cost`."
+        f"The month's budget is spent: {spent:.2f} hours of runs; the limit is {limit}. "
+        "Launches resume next month; to launch earlier, raise `automation.monthly_hours` or "
+        "`automation.monthly_cost`."
     )
 
 

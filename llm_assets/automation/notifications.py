@@ -50,8 +50,8 @@ def build_quality_sensor(
         job_name=settings.dagster_name(RETRAINING),
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=status,
-        description="Asks the endpoint, as a client does, for its bits on the held-out text that "
-        "its version was judged by, and counts the requests that failed. "
+        description="Measures bits per byte through the endpoint, as a client would, on the "
+        "held-out text of its version's evaluation, and counts the requests that failed. "
         "`automation.quality` sets the thresholds, and what happens beyond them.",
     )
     @own_resources(settings)
@@ -73,7 +73,9 @@ def _look(
     running = process.status(endpoint_folder(settings))
     champion = models.find("champion")
     if running is None or running.phase != "serving" or champion is None:
-        return SensorResult(skip_reason="No endpoint serves; `endpoint_follows` looks after that.")
+        return SensorResult(
+            skip_reason="No endpoint is serving; `endpoint_follows` takes care of that."
+        )
     with LiveEndpoint(running) as live:
         counted = live.requests()
         deviations = live.deviations(judged_documents(pipeline.store, champion))
@@ -97,7 +99,7 @@ def _failures(now: Requests, before: Requests | None, settings: PipelineSettings
     if since.all < LEAST_REQUESTS or since.failed <= quality.most_failures * since.all:
         return []
     return [
-        f"{since.failed:,} of {since.all:,} requests failed since the look before; "
+        f"{since.failed:,} of {since.all:,} requests failed since the last check; "
         f"`automation.quality.most_failures` is {quality.most_failures:g}."
     ]
 
@@ -215,7 +217,7 @@ def send(settings: NotificationSettings, text: str) -> None:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # The address is a secret, and errors of httpx name it.
             raise UserError(
-                f"The webhook of {settings.webhook_variable} rejected the message "
+                f"The webhook in {settings.webhook_variable} did not accept the message "
                 f"({type(error).__name__}). Check the address, and that it can be reached."
             ) from None
     if settings.email:
@@ -238,8 +240,8 @@ def _mail(settings: EmailSettings, text: str) -> None:
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
         raise UserError(
-            f"The mail server {settings.host}:{settings.port} rejected the message ({error}). "
-            "Check `notifications.email`."
+            f"The mail server {settings.host}:{settings.port} did not accept the message "
+            f"({error}). Check `notifications.email`."
         ) from error
 
 

@@ -43,7 +43,7 @@ def build_processes_sensor(settings: PipelineSettings) -> SensorDefinition:
         instance = context.instance
         died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
         for run in died:
-            instance.report_run_failed(run, "The run's process has ended without a word.")
+            instance.report_run_failed(run, "The run's process ended without reporting why.")
         # Without a reason there is nothing that `llm-assets status` would tell.
         return SkipReason(f"Failed: {', '.join(run.run_id for run in died)}" if died else None)
 

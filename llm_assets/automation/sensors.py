@@ -75,7 +75,7 @@ def _source_text_changed(settings: PipelineSettings) -> SensorDefinition:
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
         description="Materializes the graph when the sources have text that the wanted model has "
-        "not read, again until a model has, or the gate or a person says no. A source that cannot "
+        "not read, and retries until one has or the gate or a person says no. A source that cannot "
         "be read fails the tick.",
     )
     @own_resources(settings)
@@ -95,7 +95,7 @@ def _watch(
     try:
         opened = look(pipeline)
     except SourceChanged as error:
-        return SensorResult(skip_reason=f"{error}; looking again at the next tick")
+        return SensorResult(skip_reason=f"{error}; checking again at the next tick")
     except UserError as error:
         tell_once(settings, pipeline.store, "sources", str(error), context.log.warning)
         raise
@@ -153,9 +153,9 @@ def _too_early(
     least = settings.automation.minimum_changed_megabytes * 1e6
     if text.is_all_files and changed is not None and changed <= least:
         if not changed:
-            return "Files were renamed only: there is nothing to learn."
+            return "Files were only renamed: there is nothing to learn."
         return (
-            f"{changed / 1e6:.3f} MB of the files differ from what the wanted model knows;"
+            f"{changed / 1e6:.3f} MB of the files differ from what the wanted model has read;"
             f" `automation.minimum_changed_megabytes` is {least / 1e6:g}."
         )
     quiet = settings.automation.quiet_minutes * 60
@@ -178,8 +178,8 @@ def _endpoint_follows(settings: PipelineSettings) -> SensorDefinition:
         job_name=settings.dagster_name(REDEPLOYMENT),
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
-        description="Serves the wanted version if it does not serve: after a failed rollout, or "
-        "when the endpoint has ended. It tries as often as `automation.retries` says.",
+        description="Serves the wanted version if it is not serving: after a failed rollout, or "
+        "when the endpoint has crashed. It retries as often as `automation.retries` allows.",
     )
     @own_resources(settings)
     def endpoint_follows(
@@ -200,10 +200,10 @@ def _reconcile(
     settings, now = pipeline.settings, datetime.now(UTC)
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None or champion is None:
-        return Wait("Nothing was served yet.")
+        return Wait("Nothing has been served yet.")
     ended = None if settings.platform != "local" else _ended(settings)
     if wanted == champion and ended is None:
-        return Wait(f"Version {wanted.version} is wanted, and serves.")
+        return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
     return request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)

@@ -82,7 +82,7 @@ def routes(board: Board) -> list[BaseRoute]:
         status = endpoint_status(board.settings)
         if status is None:
             return unavailable(
-                "The endpoint does not run. Start it with: llm-assets run"
+                "The endpoint is not running. Start it with: llm-assets run"
             ).response()
         token = bearer_token(status.settings)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -94,7 +94,10 @@ def routes(board: Board) -> list[BaseRoute]:
             answer = await client.send(asked, stream=True)
         except httpx.HTTPError as error:
             await client.aclose()
-            fault = f"The endpoint at {status.url} does not answer ({type(error).__name__})."
+            fault = (
+                f"The endpoint at {status.url} does not answer ({type(error).__name__}). "
+                "`llm-assets status` shows its state."
+            )
             return unavailable(fault).response()
         told = {
             name: answer.headers[name]
@@ -139,7 +142,7 @@ def _asked_versions(
     """Base, champion, newest candidate, a chosen version, and those that serve, in their order."""
     bases = [one.version for one in state.versions if one.is_base]
     candidates = [one.version for one in state.versions if not one.is_base]
-    labels = {chosen: "as chosen"} | dict.fromkeys(candidates[-1:], "the newest candidate")
+    labels = {chosen: "selected"} | dict.fromkeys(candidates[-1:], "the newest candidate")
     labels |= dict.fromkeys(bases[-1:], "the base model")
     if champion := state.find("champion"):
         labels[champion.version] = "the champion"
@@ -203,7 +206,9 @@ async def _passed_on(client: httpx.AsyncClient, answer: httpx.Response) -> Async
         async for piece in answer.aiter_raw():
             yield piece
     except httpx.HTTPError:
-        lost: dict[str, Any] = {"error": {"message": "The endpoint broke off its answer."}}
+        lost: dict[str, Any] = {
+            "error": {"message": "The endpoint stopped in the middle of its answer."}
+        }
         yield f"data: {json.dumps(lost)}\n\n".encode()
     finally:
         await answer.aclose()

@@ -100,16 +100,16 @@ class DecisionForm:
                 raise UserError(f"A decision needs a {name}: it is recorded with the decision.")
         documents = [one.strip() for one in fields.get("documents", "").splitlines()]
         if action == "forget" and not any(documents):
-            raise UserError("Name the documents to forget by their ids, one on each line.")
+            raise UserError("Name the documents to forget by their ids, one per line.")
         for given in (*values.values(), *documents):
             if has_control_characters(given) or len(given) > MOST_WORDS:
                 raise UserError(
-                    "A name, a reason or an id holds a control character, or is longer than "
+                    "A name, a reason or an id contains a control character or is longer than "
                     f"{MOST_WORDS:,} characters. Write it on one line of plain text."
                 )
         version = values.get("version", "0")
         if not (version.isascii() and version.isdecimal() and len(version) < 10):
-            raise UserError(f"{version!r} is not the number of a version.")
+            raise UserError(f"{version!r} is not a version number.")
         similar, shown = fields.get("similar", ""), fields.get("generation", "")
         return cls(
             action,
@@ -147,7 +147,7 @@ def routes(board: Board) -> list[Route]:
     def begin(decision: DecisionForm, is_meant: bool) -> Response:
         with lock:
             if works and works[-1].code is None:
-                raise UserError("Another decision is under way: wait for its end.")
+                raise UserError("Another decision is under way: wait until it is done.")
             work = CommandCall(works[-1].number + 1 if works else 1, decision, is_meant)
             works[:] = [*works[1 - MOST_WORKS :], work]
             Thread(target=work.run, args=(board.command,), daemon=True).start()
@@ -203,7 +203,7 @@ def routes(board: Board) -> list[Route]:
         work, plan = find_work(fields.get("work")), fields.get("plan")
         if work is None or work.is_meant or work.code != 0 or not plan or work.plan != plan:
             raise UserError(
-                "What would be forgotten is not shown any more, or was never looked at. Look again "
+                "The list of what would be forgotten is no longer shown, or never was. Look again "
                 "at what would change."
             )
         return begin(replace(work.decision, shown=plan), is_meant=True)

@@ -58,12 +58,12 @@ class OnDemandEngines:
         """Raise UserError where a version cannot be asked here, whoever asks it."""
         board, engine = self._board, self._board.settings.endpoint.engine
         if board.settings.platform != "local":
-            raise UserError("Its weights are in Cloud Storage; engines start where they are.")
+            raise UserError("Its weights are in Cloud Storage; engines need them on this machine.")
         read_list(board.store, board.settings.name).refuse_withdrawn(version.version)
         if isinstance(engine, OpenAIEngine) and not engine.command:
             raise UserError(
-                f"`endpoint.engine` is the server at {engine.address}, which has one model alone; "
-                "with a command in place of an address, one is started for each version."
+                f"`endpoint.engine` is the server at {engine.address}, which has only one model; "
+                "if it were a command, the board would start a server for each version."
             )
         folder = Path(version.model_url)
         if not folder.exists():
@@ -87,7 +87,7 @@ class OnDemandEngines:
             idle = [(e.asked_at, v) for v, e in self._running.items() if not e.route.in_flight]
             if len(self._running) >= MOST_ENGINES:
                 if not idle:
-                    raise UserError("Other versions are being asked just now. Try again soon.")
+                    raise UserError("Other versions are answering right now. Try again shortly.")
                 await self._end(min(idle)[1])
             engine = self._running[number] = await self._start(version)
             engine.watch = asyncio.create_task(self._end_when_idle(number, engine))
@@ -139,5 +139,5 @@ def _check_memory(desired: Desired) -> None:
     if needed > free:
         raise UserError(
             f"Version {desired.version} cannot be asked now: its engine would take about "
-            f"{needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free."
+            f"{needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free."
         )

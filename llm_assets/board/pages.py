@@ -264,4 +264,4 @@ def read_key(folder: Path) -> tuple[str, str]:
             file.write(secrets.token_urlsafe(24))
     except FileExistsError:
         pass
-    return path.read_text().strip(), f"the file {path}"
+    return path.read_text().strip(), f"the key in the file {path}"

@@ -78,7 +78,7 @@ def routes(board: Board) -> list[Route]:
             board,
             request,
             "text.html",
-            earlier=find_manifest(board.store, "raw_corpus", past[-1]) if past else None,
+            earlier=find_manifest(board.store, "raw_corpus", past[0]) if past else None,
             raw=raw,
             clean=clean,
             dropped=(

@@ -99,7 +99,9 @@ def routes(board: Board) -> list[Route]:
         path = page_path(board.settings.name, request.path_params["version"])
         content = board.store.read_bytes(path)
         if content is None:
-            raise HTTPException(404, "`llm-assets forget` removed the page of this version")
+            raise HTTPException(
+                404, "This version has no page; `llm-assets forget` removes such pages"
+            )
         return HTMLResponse(content, headers={"Content-Security-Policy": PAGE_POLICY})
 
     def compare(request: Request) -> Response:

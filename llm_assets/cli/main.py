@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llm_assets.cloud.setup.rights import Finding
     from llm_assets.config import PipelineSettings, TrainingPlace
 
-COMPLETE = "Everything a run needs is there."
+COMPLETE = "Everything a run needs is in place."
 POSITIVE = click.FloatRange(min=0, min_open=True)
 ENDING = {signal.SIGTERM, signal.SIGINT}
 version_argument = click.argument("version", type=int)
@@ -117,7 +117,7 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
     write_imported(imported, target)
     for note in imported.notes:
         click.echo(f"  {shown(note)}")
-    click.echo(f"Wrote {target}. In config/google_cloud.yaml it asks for:")
+    click.echo(f"Wrote {target}. It needs, in config/google_cloud.yaml:")
     click.echo(yaml.safe_dump(imported.cloud, sort_keys=False))
 
 
@@ -197,7 +197,7 @@ def stop() -> None:
     """
     session = open_session()
     ended = session.serving.stop(session.settings)
-    click.echo("The endpoint has ended." if ended else "No endpoint was running.")
+    click.echo("The endpoint has stopped." if ended else "No endpoint was running.")
 
 
 @commands.command()
@@ -220,7 +220,9 @@ def versions(as_json: bool, table: bool) -> None:
         click.echo(json.dumps(versions_as_json(session), indent=2))
         return
     compared = compare_figures(session.registry.state().versions)
-    for line in (compared if table else list_versions(session)) or ["Nothing was measured yet."]:
+    for line in (compared if table else list_versions(session)) or [
+        "Nothing has been measured yet."
+    ]:
         click.echo(shown(line))
 
 
@@ -297,7 +299,13 @@ def reject(version: int, name: str, reason: str, generation: int | None) -> None
     default=1,
     help="1 plus the number of earlier comparisons in this series without a gain.",
 )
-@click.option("--smallest-effect", type=click.FloatRange(0), default=0.005, show_default=True)
+@click.option(
+    "--smallest-effect",
+    type=click.FloatRange(0),
+    default=0.005,
+    show_default=True,
+    help="Smallest gain that counts, in the unit of the metric.",
+)
 @json_option
 def gate(
     candidate: Path,
@@ -416,7 +424,7 @@ def document(identifier: str, as_json: bool) -> None:
 @click.option(
     "--similar",
     type=click.Choice(["drop", "keep"]),
-    help="What to do with other documents that contain a short or very common text.",
+    help="What to do with other documents that contain the text, if it is short or common.",
 )
 @click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
 @click.option("--yes", is_flag=True, help="Apply the decision to what is listed.")
@@ -432,19 +440,19 @@ def forget(
     yes: bool,
     plan: str | None,
 ) -> None:
-    """Forget documents, and what was trained on them.
+    """Forget documents, and withdraw versions trained on them.
 
     Lists the documents, other documents that contain their text, and what was trained on them;
-    --yes forgets them. No later corpus contains them or any document with their text, even if words
-    are changed, text is added, or it is inside other text. The serving model is trained again
-    without them, from the first step that read one of them, and every version that was trained on
-    them is withdrawn.
+    --yes forgets them. No later corpus contains them, or documents with at least half of their
+    text, even if every tenth word is changed. The serving model is trained again without them, from
+    the last checkpoint that had not read any, and every version that was trained on them is
+    withdrawn.
 
     \b
     Examples:
       llm-assets forget manuals/pumps/p-101.md --reason "its author asked"
       llm-assets forget --source tickets --reason "the contract ended" --yes
-      llm-assets forget LICENSE --similar keep --reason "asked to" --yes   only exact copies
+      llm-assets forget LICENSE --similar keep --reason "on request" --yes   only exact copies
       llm-assets forget manuals/pumps/p-101.md --undo --reason "the author agreed" --yes
     """
     from llm_assets.cli.text import forget as forgetting
@@ -541,7 +549,7 @@ def clean(yes: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
     elif cleaning.removals and not yes:
-        click.echo("Nothing was deleted yet. Delete it with: llm-assets clean --yes")
+        click.echo("Nothing has been deleted. To delete all of this: llm-assets clean --yes")
 
 
 @commands.command()
@@ -587,7 +595,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
     show_default=True,
     help="Port of the board.",
 )
-@click.option("--wait", is_flag=True, help="Wait for a signal, then stop them; for containers.")
+@click.option("--wait", is_flag=True, help="Stay in the foreground, and stop them on SIGTERM.")
 def up(port: int, board_port: int, wait: bool) -> None:
     """Start the board, the UI and the daemon.
 
@@ -602,7 +610,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
     services.bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
     click.echo(f"board: http://{services.HOST}:{board_port}   UI: http://{services.HOST}:{port}")
     click.echo(
-        shown(f"logs: {Path.cwd() / services.STATE_FOLDER}   end them with: llm-assets down")
+        shown(f"logs: {Path.cwd() / services.STATE_FOLDER}   stop them with: llm-assets down")
     )
     if wait:
         # Not before: those that were started would never hear a signal.
@@ -613,7 +621,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
 
 @commands.command()
 def down() -> None:
-    """Stop what `up` started, and all runs.
+    """Stop what `up` started, and its runs.
 
     The endpoint keeps serving. Stopped runs count as failed; the next `up` launches them again, and
     they resume where they stopped.
@@ -636,7 +644,7 @@ def down() -> None:
     help=f"Port on {services.HOST}; 0 for any free port.",
 )
 def board(port: int) -> None:
-    """Start the board, the web interface of the models.
+    """Start the board, the web interface for the models.
 
     Shows what the model has learned, its versions, the text behind an answer, and decisions.
     Prometheus can scrape the graph's metrics at /metrics. `up` starts the board, too.
@@ -661,13 +669,11 @@ def board(port: int) -> None:
 
 
 @commands.command()
+@click.option("--smoke", is_flag=True, help="On Google Cloud, also run minimal jobs.")
 @click.option(
-    "--smoke", is_flag=True, help="On Google Cloud, also run the smallest batch and jobs."
+    "--nodes", type=click.IntRange(1), default=1, help="Machines for --smoke's training job."
 )
-@click.option(
-    "--nodes", type=click.IntRange(1), default=1, help="Machines of the smoke test's training job."
-)
-@click.option("--yes", is_flag=True, help="Do not ask before --smoke costs money.")
+@click.option("--yes", is_flag=True, help="Run --smoke without confirming its price.")
 @click.option(
     "--all", "is_whole", is_flag=True, help="Read all text, and list everything that is left out."
 )
@@ -683,8 +689,8 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
       llm-assets check
       llm-assets check --all        lists every file or row that is left out, and why
       llm-assets check --json | jq .ok
-      llm-assets check --smoke      on Google Cloud, with the smallest batch and jobs
-      llm-assets check --smoke --nodes 2      also the network between two machines
+      llm-assets check --smoke      on Google Cloud, also runs minimal jobs
+      llm-assets check --smoke --nodes 2      also tests the network between two machines
     """
     settings = load_settings(config_path())
     if settings.platform != "local":
@@ -734,7 +740,10 @@ def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json:
         told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
         click.echo(json.dumps(told, indent=2))
     if problems:
-        raise UserError(f"{problems} of {len(findings)} tests failed; see {cloud_config_path()}.")
+        raise UserError(
+            f"{problems} of {len(findings)} checks failed. Fix each PROBLEM listed above; the keys "
+            f"are those of {cloud_config_path()}."
+        )
     click.echo(COMPLETE, err=as_json)
 
 

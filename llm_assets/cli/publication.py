@@ -39,11 +39,11 @@ def publish_version(
     """
     version = session.registry.state().get(number)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise UserError(f"{repository!r} is no repository of the Hub: give OWNER/NAME.")
+        raise UserError(f"{repository!r} is not a Hugging Face repository: give OWNER/NAME.")
     token = os.environ.get(HUB_VARIABLE)
     if not token:
         raise UserError(
-            f"{HUB_VARIABLE} is not set: put a token that may write to {repository} into it "
+            f"{HUB_VARIABLE} is not set. Set it to a token with write access to {repository} "
             "(https://huggingface.co/settings/tokens)."
         )
     read_list(session.record.store, session.settings.name).refuse_withdrawn(number)
@@ -58,10 +58,10 @@ def publish_version(
         return _upload(api, session, version, repository, public, report)
     except (HfHubHTTPError, httpx.HTTPError) as error:
         answer = getattr(error, "response", None)
-        said = f"answered {answer.status_code}" if answer is not None else "was not reached"
+        said = f"answered {answer.status_code}" if answer is not None else "could not be reached"
         raise UserError(
-            f"The Hub {said} when {repository} was written: {first_line(error).rstrip('.')}. What "
-            f"was there is as it was. Look at the rights of the token in {HUB_VARIABLE}, and try "
+            f"The Hub {said} while {repository} was written: {first_line(error).rstrip('.')}. No "
+            f"file in it was changed. Check the permissions of the token in {HUB_VARIABLE} and try "
             "again."
         ) from None
 
@@ -79,7 +79,7 @@ def _upload(
     api.create_repo(repository, private=not public, exist_ok=True)
     if not public and not api.repo_info(repository).private:
         raise UserError(
-            f"{repository} is there already and public. Make it private on the Hub, or say "
+            f"{repository} already exists and is public. Make it private on the Hub, or pass "
             "--public."
         )
     with tempfile.TemporaryDirectory() as copy:

@@ -74,8 +74,7 @@ def screen(status: dict[str, Any]) -> list[str]:
     ]
     if served and status["wanted"] is not None and str(status["wanted"]) not in served["versions"]:
         lines.append(
-            "The wanted version is not what serves. To have it served: "
-            + materialize_command("endpoint")
+            "The wanted version is not serving. To serve it: " + materialize_command("endpoint")
         )
     made = status["artifacts"]
     lines += [f"{asset:<17} {one['since']}  {one['fingerprint']}" for asset, one in made.items()]
@@ -134,7 +133,7 @@ def _listed_machines(_minute: int) -> tuple[list[str], list[str]]:
 
 def _list(services: dict[str, str] | None) -> str:
     if services is None:
-        return "down; `llm-assets up` keeps UI and daemon running"
+        return "down; `llm-assets up` starts them"
     return ", ".join(f"{name} {state}" for name, state in services.items())
 
 

@@ -163,7 +163,7 @@ class ImageSettings(Settings):
     spark: str = Field(pattern=IMAGE)
     """Image for the Dataproc Serverless batches."""
     cuda: str = Field(pattern=IMAGE)
-    """Image for training and evaluation on Vertex AI."""
+    """Image for training and evaluation on GPUs or CPUs."""
     tpu: str | None = Field(default=None, pattern=IMAGE)
     """Image for training on TPUs; needed if the training machine has them."""
     serve: str = Field(pattern=IMAGE)
@@ -196,7 +196,7 @@ UNSUPPORTED_PROPERTIES = re.compile(r"spark\.(master|yarn\..*|shuffle\.service\.
 
 
 class BatchSettings(Settings):
-    """How the Spark stages run on Dataproc Serverless, which decides what is not set here."""
+    """How the Spark stages run on Dataproc Serverless; its own defaults apply to what is unset."""
 
     runtime_version: str = "2.3"
     """Dataproc Serverless runtime: 2.3 or one of its patch releases. It has Spark 3.5, with which
@@ -309,20 +309,20 @@ class MachineSettings(Settings):
     accelerator_type: str | None = "NVIDIA_TESLA_A100"
     """Accelerator, as Vertex AI names it; `null` for none, or for TPUs."""
     accelerator_count: int = Field(default=1, ge=0)
-    """Accelerators per machine; also the number of training processes per machine."""
+    """Accelerators per machine; training starts one process for each, and at least one."""
     replicas: int = Field(default=1, ge=1)
     """Number of machines; training is spread over all of them."""
     reservation: str | None = None
-    """Name of a reservation in the training zone from which `runner: tpu_vm` takes its TPU machine;
-    if unset, it takes what is free."""
+    """Name of a reservation, in the zone that `zones` names, from which `training.runner: tpu_vm`
+    takes its TPU machine; if unset, it takes what is free."""
     zones: tuple[str, ...] = ()
     """Zones of the region in which Google Batch may create the machines, such as `us-central1-a`;
     if empty, all. Vertex AI chooses by itself; Cloud TPU needs exactly one."""
     boot_disk_gb: int = Field(default=200, ge=100)
     """Size of the boot disk, in GB; it must hold the image and what programs cache."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
-    """How machines are obtained: immediately, cheaper but preemptible, or when some become
-    available."""
+    """How machines are obtained: immediately (`STANDARD`), cheaper but preemptible (`SPOT`), or
+    once some become available (`FLEX_START`)."""
     timeout_hours: float = Field(default=72.0, gt=0, le=168)
     """Google ends a job after this many hours, whatever it is doing; at most seven days."""
     max_wait_hours: float = Field(default=24.0, gt=0)
@@ -395,8 +395,8 @@ class EndpointMachineSettings(Settings):
     maximum_replicas: int = Field(default=1, ge=1)
     """Maximum number of replicas of a version under load."""
     target_utilization: int = Field(default=60, ge=1, le=100)
-    """Utilization of the accelerator (of the CPU, without one), in percent, above which replicas
-    are added."""
+    """Utilization of the accelerator, or of the CPU if there is none, in percent, above which
+    replicas are added."""
     access_logging: bool = False
     """Write a line to Cloud Logging, which is billed, for each request."""
     spot: bool = False
@@ -434,7 +434,7 @@ class CostSettings(Settings):
     """Limits on what jobs may cost, at Google's list prices of a given date or at your own."""
 
     run_limit: float | None = Field(default=None, gt=0)
-    """Dollars that the jobs of one run may cost together. Beyond that, they are cancelled; once the
+    """Dollars that the jobs of one run may cost together. Beyond that, they are canceled; once the
     limit is raised, work resumes from what they saved."""
     monthly_limit: float | None = Field(default=None, gt=0)
     """Dollars that all jobs may cost together in a calendar month (UTC). The endpoint is not
@@ -469,13 +469,14 @@ class GoogleCloudSettings(Settings):
     """The account that images are built as; if unset, Cloud Build's default account."""
     subnetwork: str | None = None
     """Subnetwork of the Spark batches and of the Google Batch machines, which then have no external
-    addresses; if unset, the project's default subnetwork."""
+    IP addresses; if unset, the project's default subnetwork."""
     images: ImageSettings
     """Container images."""
     secrets: SecretSettings = SecretSettings()
     """Secrets by name."""
     tensorboard: str | None = None
-    """Full name of a Vertex AI TensorBoard that training writes to; if unset, none."""
+    """Full resource name of a Vertex AI TensorBoard that training on Vertex AI writes to; if unset,
+    none."""
     batch: BatchSettings = BatchSettings()
     """The Spark stages."""
     training: MachineSettings = MachineSettings()
@@ -489,14 +490,14 @@ class GoogleCloudSettings(Settings):
     web_access: bool = False
     """Allow opening a shell in running Vertex AI jobs from the console."""
     pending_hours: float = Field(default=6.0, gt=0)
-    """A job that has waited this many hours for machines is cancelled, with advice; for a
-    FLEX_START job, this time is added to its `max_wait_hours`."""
+    """A job that has waited this many hours for machines is canceled, with advice; for a FLEX_START
+    job, this time is added to its `max_wait_hours`."""
     lease_hours: float = Field(default=12.0, gt=0)
     """A training or evaluation job that no Dagster run has followed for this many hours saves its
     state and ends by itself."""
     restarts: int = Field(default=10, ge=0)
-    """How many times in a row a run restarts preempted or interrupted training that has saved
-    nothing since its last start."""
+    """How many times in a row a run restarts a preempted or interrupted job; a new checkpoint
+    resets the count."""
     api_endpoint: str | None = None
     """Address to use instead of Google's gRPC APIs, for local tests; if unset, Google's own."""
     rest_endpoint: str | None = None

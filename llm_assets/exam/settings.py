@@ -18,13 +18,14 @@ class ExamSettings(Settings):
     """A YAML file that maps each relation to `told` and `asked`; each entry of `asked` makes one
     question per fact."""
     placebo: str | None = None
-    """A table of facts that appear in no text: correct answers about them beyond chance do not
+    """A CSV file of facts that appear in no text: correct answers about them beyond chance do not
     indicate knowledge."""
     choices: int = Field(default=4, ge=2)
-    """Number of answers to choose from; one is correct, and the others are values of the same
-    relation."""
+    """Maximum number of answers to choose from; one is correct, and the others are values of the
+    same relation."""
     passage_words: int = Field(default=100, ge=20)
-    """Length, in words, of the passages that retrieval searches and puts before a question."""
+    """Maximum length, in words, of the passages that retrieval searches and puts before a
+    question."""
 
     def content(self) -> dict[str, Any]:
         """What decides the questions, for the fingerprint: files count by what they hold."""

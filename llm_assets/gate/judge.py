@@ -96,7 +96,7 @@ def find_unusable(
             Reason(
                 outcome=Outcome.CANDIDATE_UNREADABLE,
                 text=f"The candidate could not be measured: {fault} Train it again, with other "
-                "settings where its training diverged.",
+                "settings if its training diverged.",
             )
         ]
     if fault := evaluation.get("faults", {}).get("incumbent"):
@@ -133,11 +133,11 @@ def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
         return []
     needed = f"{settings.minimum_documents} are needed to judge"
     text = (
-        f"The exam asks about {clusters} facts, which decides nothing; {needed}. Give "
-        "`exam.facts` more of them."
+        f"The exam asks about only {clusters} facts; {needed}. Add facts to the file that "
+        "`exam.facts` names."
         if exam_decides
         else f"Only {clusters} independent held-out documents were measured; {needed}. Add "
-        "documents: some of the new ones are held out, too. Where more are held out than were "
+        "documents: some of the new ones are held out, too. If more are held out than were "
         "measured, raise `eval_metrics.held_out_tokens`. Or decide yourself: `llm-assets approve`."
     )
     return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
@@ -168,7 +168,7 @@ def _faulty_metrics(
 def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
     column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
     if column is None or not len(rows) or column.null_count:
-        return [_missing(f"There are {task} documents without a score of {role}.")]
+        return [_missing(f"There are {task} documents without a score for {role}.")]
     if not np.isfinite(read_column(rows, f"score_{role}")).all():
         return [_not_finite(rows, task, role)]
     return []
@@ -350,9 +350,9 @@ def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any], task: str) ->
     if bits < CHANCE_SHARE * chance:
         return []
     text = (
-        f"The candidate needs {bits:.2f} bits for a token of held-out text, where a draw at random "
-        f"takes {chance:.2f}: it is no better than chance. Its training diverged, or taught it "
-        f"nothing{', or its quantized weights hold nothing of it' * (task == SERVED_TASK)}."
+        f"The candidate needs {bits:.2f} bits per token of held-out text, and random guessing "
+        f"{chance:.2f}: it is no better than chance. Its training diverged or taught it "
+        f"nothing{', or quantization destroyed what it learned' * (task == SERVED_TASK)}."
     )
     return [Reason(outcome=Outcome.CHANCE, text=text)]
 

@@ -113,7 +113,7 @@ def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
     if found.clusters >= settings.minimum_documents:
         return []
     text = (
-        f"Only {found.clusters} different questions were asked, which decides nothing; "
+        f"Only {found.clusters} different questions were asked; "
         f"{settings.minimum_documents} are needed to judge. Raise lm-eval's --limit, or choose a "
         "larger task."
     )
@@ -132,11 +132,13 @@ def _read(path: Path, chosen: str | None) -> Iterator[tuple[str, dict[str, Any]]
     filters = list(dict.fromkeys(str(row.get("filter", "none")) for _, row in rows))
     if chosen is None and len(filters) > 1:
         raise UserError(
-            f"{path} holds the answers by several filters ({', '.join(filters)}). Choose one with "
+            f"{path} contains answers from several filters ({', '.join(filters)}). Choose one with "
             "--filter."
         )
     if chosen is not None and chosen not in filters:
-        raise UserError(f"{path} has no answers by the filter {chosen}; it has {filters[0]}.")
+        raise UserError(
+            f"{path} has no answers from the filter {chosen}, only {', '.join(filters)}."
+        )
     for place, row in rows:
         if str(row.get("filter", "none")) == (chosen or filters[0]):
             yield place, row
@@ -154,10 +156,10 @@ def _row(place: str, line: str) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise UserError(
-            f"{place} is no JSON ({error}): the file was cut, or is another one. {_WANTED}"
+            f"{place} is not JSON ({error}): the file was cut or has another format. {_WANTED}"
         ) from error
     if not isinstance(row, dict) or "doc_id" not in row:
-        raise UserError(f"{place} is no sample: it has no `doc_id`. {_WANTED}")
+        raise UserError(f"{place} is not a sample: it has no `doc_id`. {_WANTED}")
     return row
 
 
@@ -170,14 +172,14 @@ def _answers(rows: list[tuple[str, dict[str, Any]]], metric: str) -> dict[str, S
     for place, row in rows:
         if metric not in row:
             raise UserError(
-                f"{place} has no metric {metric}, but {', '.join(_metrics_of(row)) or 'none'}. "
+                f"{place} has no metric {metric}; it has {', '.join(_metrics_of(row)) or 'none'}. "
                 "Choose one with --metric."
             )
         name, doc = str(row["doc_id"]), row.get("doc")
         if name in answers:
             raise UserError(
                 f"{place} answers the question {name} again, after {answers[name].place}: the "
-                "file holds two runs. Keep one of them."
+                "file contains two runs. Keep one of them."
             )
         question = str(row.get("doc_hash") or json.dumps(doc, sort_keys=True))
         # Questions that one document or fact is behind say so, as those of an exam do.
@@ -192,7 +194,7 @@ def _same_questions(
     incumbent: Path,
     reference: dict[str, ScoredAnswer],
 ) -> None:
-    ask_again = "Ask both models the same task with the same --limit."
+    ask_again = "Run both models on the same task with the same --limit."
     if not asked.keys() & reference.keys():
         raise UserError(f"{candidate} and {incumbent} have no question in common. {ask_again}")
     for path, missing in (
@@ -202,14 +204,15 @@ def _same_questions(
         if missing:
             raise UserError(
                 f"{path} lacks {len(missing)} questions that the other file has, such as doc_id "
-                f"{min(missing, key=lambda name: (len(name), name))}: it was cut, or asked fewer. "
-                f"{ask_again}"
+                f"{min(missing, key=lambda name: (len(name), name))}: it was cut, or its "
+                f"model was asked fewer. {ask_again}"
             )
     for name, one in asked.items():
         if one.question != reference[name].question:
             raise UserError(
-                f"{one.place} and {reference[name].place}: doc_id {name} is another question in "
-                f"each. They are of different tasks, or of different editions of one. {ask_again}"
+                f"{one.place} and {reference[name].place}: doc_id {name} is a different "
+                "question in each. They are from different tasks or versions of a task. "
+                f"{ask_again}"
             )
 
 

@@ -169,9 +169,9 @@ class Registry(ABC):
                     states.extend([self._parse(name, saved)] if saved else [])
             if not states:
                 raise RegistryDamaged(
-                    f"{self.folder}/{BACKUP_NAME} cannot be read either, so nothing can be "
-                    f"restored. Bring {self.folder} back from a backup of yours, or move it away "
-                    "to begin again with the base model."
+                    f"{self.folder}/{BACKUP_NAME} cannot be read either. Restore "
+                    f"{self.folder} from a backup, or move it away to start over from the base "
+                    "model."
                 )
             states.sort(key=lambda state: state.generation)
             state, published = states[-1], (number + 1 for number in self._published())
@@ -256,8 +256,7 @@ class Registry(ABC):
     def _check_newest(self, state: RegistryState, newest: RegistryMark) -> None:
         if state.generation < newest.generation:
             fault = (
-                f"is an older one: it is as after {state.generation} changes, and there were "
-                f"{newest.generation}"
+                f"is an older one: it reflects {state.generation} of {newest.generation} changes"
             )
             raise self._damage(STATE_NAME, fault)
 
@@ -276,9 +275,9 @@ class Registry(ABC):
 
     def _damage(self, name: str, fault: str) -> RegistryDamaged:
         return RegistryDamaged(
-            f"{self.folder}/{name} {fault}. Nobody knows which model is to serve, so nothing was "
-            "promoted; what serves goes on serving. Bring the file back from a backup, or run "
-            "`llm-assets doctor --repair`, which goes back to the newest state that can be read."
+            f"{self.folder}/{name} {fault}. It is unknown which model is to serve, so nothing "
+            "was promoted; what serves keeps serving. Restore the file from a backup, or run "
+            "`llm-assets doctor --repair`, which restores the newest state that can be read."
         )
 
     def _relative(self, entry: ModelEntry) -> ModelEntry:
@@ -350,6 +349,6 @@ class LocalRegistry(Registry):
         except OSError as error:
             raise RegistryUnreachable(
                 f"The model registry {self.folder} cannot be read or written. "
-                f"{reason_of(error) or error}\nWithout it nobody knows which model serves, so "
+                f"{reason_of(error) or error}\nWithout it, which model serves is unknown, so "
                 "nothing was promoted."
             ) from error

@@ -70,7 +70,7 @@ def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
 
 CARD_NAME = "card.md"
 FIGURES = "## Figures"
-PAGE_LINE = "- Page: [page.html](page.html), as of its verdict; forgetting removes such pages"
+PAGE_LINE = "- Page: [page.html](page.html), as of its verdict; `llm-assets forget` may remove it"
 
 
 def page_path(pipeline: str, version: int) -> str:
@@ -195,7 +195,7 @@ def _number(value: float | None) -> str:
 
 
 ROLL_BACK = (
-    "It cannot be made again, since text or settings have changed since. Serve the version before "
+    "It cannot be rebuilt, because text or settings have changed since. Serve the version before "
     'it with: llm-assets rollback --reason "the weights are damaged"'
 )
 
@@ -222,8 +222,8 @@ def verify_model(
     verify_folder(url, None if any(name in url for name in current) else ROLL_BACK)
     if weights and weights_at(record.store, url) not in (None, weights):
         raise DamagedArtifact(
-            f"{url} holds another model than the registry has measured under these weights "
-            f"({weights}). Bring the registry back from a backup, or serve the version before "
+            f"{url} contains a different model from the one that was registered (weights "
+            f"{weights}). Restore the registry from a backup, or serve the version before it "
             'with: llm-assets rollback --reason "it has the weights of another"'
         )
 

@@ -57,7 +57,7 @@ def tell_removal(store: Store, kind: str, fingerprint: str) -> str:
         return f"{name} is gone from {store.root}, and its manifest with it"
     removed = manifest.provenance.get(REMOVED)
     if removed is None:
-        return f"{name} was removed, by an earlier release that did not note when"
+        return f"{name} was removed by an earlier release, which did not record when"
     return f"{name} was removed on {removed['at'][:10]} by {removed['by']}"
 
 

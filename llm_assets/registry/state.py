@@ -255,8 +255,8 @@ class RegistryState(BaseModel):
         if wanted is None or wanted.weights != verdict.against:
             now = f"version {wanted.version}" if wanted else "no version"
             raise IncumbentChanged(
-                f"The candidate was judged against the model {verdict.against}, but by now {now} "
-                "is wanted. Nothing was promoted. Judge it against that one: "
+                f"The candidate was compared with the model {verdict.against}, but {now} is wanted "
+                "now. Nothing was promoted. Compare it with that one: "
                 + materialize_command("eval_metrics", "model_version")
             )
         self._want(found.version, GATE, verdict.summary)
@@ -328,8 +328,8 @@ class RegistryState(BaseModel):
         found = self.get(version)
         if found.is_base:
             raise UnknownVersion(
-                f"Version {version} is the base model, which is neither approved nor rejected: it "
-                "serves while no other version may. `llm-assets versions` lists the others."
+                f"Version {version} is the base model, which cannot be approved or rejected: it "
+                "serves when no other version may. `llm-assets versions` lists the others."
             )
         said = Decision(
             weights=found.weights, approved=approved, name=name.strip(), reason=reason.strip()

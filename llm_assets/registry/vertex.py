@@ -186,8 +186,8 @@ class VertexModelRegistry(Registry):
                 raise RegistryUnreachable(
                     f"The model {self._name} belongs to another store ({upload.version_description}"
                     f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
-                    f"store. Where somebody edited the description of version {upload.version_id} "
-                    "in the console, write it as it was."
+                    f"store. If somebody edited the description of version {upload.version_id} in "
+                    "the console, restore it."
                 )
         by_age = sorted(found, key=lambda upload: int(upload.version_id))
         return {self._number(upload): upload for upload in by_age}
@@ -231,8 +231,8 @@ class VertexModelRegistry(Registry):
             yield
         except (VertexRefused, OSError, GoogleAPICallError, GoogleAuthError) as error:
             raise RegistryUnreachable(
-                f"The model registry {self._name} cannot be asked: {error}\nWithout it nobody "
-                "knows which model serves, so nothing was promoted."
+                f"The model registry {self._name} cannot be reached: {error}\nWithout it, "
+                "which model serves is unknown, so nothing was promoted."
             ) from error
 
 

@@ -65,7 +65,7 @@ class GeneratorSettings(Settings):
     passage_words: int = Field(default=400, ge=20)
     """Maximum length, in words, of the passage of a document that is sent with a prompt."""
     answer_tokens: int = Field(default=512, ge=16)
-    """Maximum tokens of an answer; one that reaches this limit is left out."""
+    """Maximum number of tokens in an answer; one that reaches this limit is left out."""
     temperature: float = Field(default=0.7, ge=0, le=2)
     """Sampling temperature of the generator."""
     seed: int = 0
@@ -82,10 +82,11 @@ class GeneratorSettings(Settings):
     maximum_dollars: float | None = Field(default=None, gt=0)
     """Maximum cost; beyond it, no more requests are sent."""
     maximum_copied: float = Field(default=0.8, gt=0, le=1)
-    """Maximum share of an answer's five-word n-grams that may appear in its passage; above it, the
-    answer teaches nothing that the document does not."""
+    """Maximum share of an answer's five-word n-grams that may appear in its passage; answers above
+    it are left out, since they teach nothing new."""
     maximum_new_names: int = Field(default=3, ge=0)
-    """Maximum number of capitalized words in an answer that do not occur in its passage."""
+    """Maximum number of names (capitalized words within a sentence) in an answer that do not occur
+    in its passage; answers with more are left out."""
 
     @model_validator(mode="after")
     def _address_is_one(self) -> Self:
@@ -118,7 +119,7 @@ class StudySettings(Settings):
     """A YAML file that maps each relation to `told`, sentences with `{subject}` and `{value}`;
     relations that are missing from it are told in general forms."""
     forms_per_fact: int = Field(default=8, ge=0)
-    """Number of forms in which each fact is told; 0 tells none."""
+    """Maximum number of forms in which each fact is told; 0 tells none."""
     facts_per_document: int = Field(default=3, ge=1)
     """Maximum number of facts that one derived document tells."""
     generator: GeneratorSettings | None = None

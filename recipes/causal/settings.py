@@ -10,7 +10,7 @@ from recipes.settings import LoraSettings, TrainingSettings, WarmStartSettings
 
 
 class ContinuedPretrainingSettings(WarmStartSettings):
-    """Continues training a pretrained model on the team's text."""
+    """Continues training a pretrained model on your own text."""
 
     teaches = "recipes.causal.objective:next_token"
     recipe: Literal["continued_pretraining"] = "continued_pretraining"
@@ -30,7 +30,7 @@ class ExactMatchSettings(Settings):
     """The marker that precedes the compared part of an answer, such as `####` in GSM8K; if unset,
     the whole answer is compared. Commas between digits are ignored."""
     new_tokens: int = Field(default=256, ge=1)
-    """Maximum tokens of an answer."""
+    """Maximum number of tokens in an answer."""
 
 
 class FineTuningSettings(ContinuedPretrainingSettings):

@@ -73,15 +73,15 @@ class DeepSpeedSettings(StrategySettings):
     """What is partitioned across the workers: the optimizer state (1), also the gradients (2), also
     the weights (3)."""
     offload_optimizer: Offload = "none"
-    """Where the optimizer state and its computation move from a GPU; `nvme` needs stage 3."""
+    """Where to offload the optimizer state and its computation; `nvme` needs stage 3."""
     offload_parameters: Offload = "none"
-    """Where the weights are kept until they are needed; `cpu` and `nvme` need stage 3."""
+    """Where to offload the weights until they are needed; `cpu` and `nvme` need stage 3."""
     nvme_folder: str | None = None
     """A folder on a fast local disk, for what is offloaded to NVMe."""
     configuration: dict[str, Any] = Field(default={})
-    """A DeepSpeed configuration, or the path of its JSON file, for everything that no setting here
-    decides, such as bucket sizes. A key that other settings decide is rejected unless its value is
-    `auto`."""
+    """A DeepSpeed configuration, or the path of a JSON file with one, for everything that no
+    setting here decides, such as bucket sizes. A key that other settings decide is rejected unless
+    its value is `auto`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -31,10 +31,9 @@ class ClassificationSettings(WarmStartSettings):
 
 
 class MaskedLanguageModelingSettings(WarmStartSettings):
-    """Continues training an encoder (RoBERTa, BERT, ...) to predict hidden tokens of the team's
-    text.
+    """Continues training an encoder (RoBERTa, BERT, ...) to predict masked tokens of your own text.
 
-    15% of the tokens are hidden, different ones each time a row is read.
+    15% of the tokens are predicted, different ones each time a row is read.
     """
 
     teaches = "recipes.encoders.masked:hidden_tokens"

@@ -72,11 +72,13 @@ class GenerationSettings(Settings):
     """Short completions from every model side by side, for people to look at."""
 
     samples: int = Field(default=2, ge=0)
-    """Number of held-out documents that each model continues; 0 turns this off."""
+    """Number of held-out documents, or of exam questions if there is an exam, that each model
+    continues; 0 turns this off."""
     prompt_tokens: int = Field(default=32, ge=1)
-    """Number of a document's first tokens that the model is given."""
+    """Number of a document's first tokens that the model is given; of a conversation, all before
+    its first answer."""
     new_tokens: int = Field(default=32, ge=1)
-    """Number of tokens that each model writes, always the most likely one."""
+    """Maximum number of tokens that each model generates, by greedy decoding."""
 
 
 class TaskSettings(Settings):
@@ -104,8 +106,8 @@ class EvaluationSettings(Settings):
     held_out_tokens: int | None = Field(default=40_000, ge=1)
     """Maximum number of held-out tokens to measure, in the order of a hash of the documents'
     clusters; `null` means all. A quarter is measured first, then half, then all, until the verdict
-    is known; examples of conversations, summaries and classes are measured all at once. At 135M
-    parameters, 10,000 tokens take two cores about 12 s."""
+    is known; metrics other than bits per byte of text are measured all at once. At 135M parameters,
+    10,000 tokens take two cores about 12 s."""
     document_tokens: int | None = Field(default=512, ge=16)
     """Maximum number of tokens to measure per document, beginning with its first: many short
     samples give a more certain verdict than a few long ones. `null` means the whole document."""
@@ -113,21 +115,22 @@ class EvaluationSettings(Settings):
     """Minimum number of independent documents (duplicate clusters) to measure first, even if they
     hold more than a quarter of `held_out_tokens`; the gate needs 30."""
     newest_tokens: int | None = Field(default=2_500, ge=1)
-    """Maximum number of held-out tokens of the newest slice to measure separately, once there are
-    two slices, as `held_out_newest_bits_per_byte`; `null` means all."""
+    """Maximum number of held-out tokens of the newest slice (the text that arrived last) to measure
+    separately, once there are two slices, as `held_out_newest_<metric>`; `null` means all."""
     general_tokens: int | None = Field(default=2_500, ge=1)
-    """Maximum number of tokens of the included general English text to measure; `null` means all
-    10,000."""
+    """Maximum number of tokens of the included general English text to measure; `null` means all of
+    them, about 10,000."""
     generation: GenerationSettings = GenerationSettings()
     """Side-by-side completions."""
     tasks: tuple[TaskSettings, ...] = ()
-    """lm-eval tasks, reported as `<task>_<metric>`; those on the Hub need a connection."""
+    """lm-eval tasks (each a `name` and, optionally, `shots` and `limit`), reported as
+    `<task>_<metric>`; those on the Hub need a connection."""
     task_folder: str | None = None
     """Local folder with lm-eval task files of your own."""
     seed: int = 0
-    """Determines, together with the candidate's weights, which documents are sampled."""
+    """Seed that determines, together with the candidate's weights, which documents are sampled."""
     batch_tokens: int = Field(default=2_048, ge=1)
-    """Maximum number of tokens per forward pass, to be chosen by the available memory; it does not
+    """Maximum number of tokens per forward pass; choose it to fit the available memory. It does not
     change what is measured."""
 
     @property

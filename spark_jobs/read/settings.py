@@ -162,8 +162,8 @@ class ConversationColumns(Settings):
     form: Literal["conversations"]
     """The form of the examples."""
     layout: Literal["messages", "alpaca", "prompt_answer"] = "messages"
-    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `input` and `output`, with
-    Alpaca's own prompt; `prompt_answer`: two columns."""
+    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `input` and `output`, put
+    into Alpaca's prompt template; `prompt_answer`: two columns."""
     messages_column: str = "messages"
     """The column or JSON key of the list, for `messages`."""
     prompt_column: str = "prompt"
@@ -189,7 +189,7 @@ class LabeledColumns(Settings):
     text_column: str = "text"
     """The column or JSON key of the text."""
     label_column: str = "label"
-    """The column or JSON key of the class, a word or a number."""
+    """The column or JSON key of the class, a string or an integer."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class PreferenceColumns(Settings):
     """The form of the examples."""
     layout: Literal["answers", "conversations"] = "answers"
     """`answers`: a prompt and two answers, all strings; `conversations`: two lists of
-    `{role, content}` that differ in their last answer."""
+    `{role, content}` that differ only in their last message."""
     prompt_column: str = "prompt"
     """The column of the user's turn, for `answers`."""
     chosen_column: str = "chosen"
@@ -241,8 +241,7 @@ class PackageDocs(Settings):
     packages: list[str] = Field(min_length=1)
     """Top-level import names, such as `numpy`; each must be installed."""
     minimum_characters: int = Field(default=200, ge=1)
-    """Minimum length of a docstring, in characters; most docstrings below 200 are one-line
-    signatures."""
+    """Minimum length of a docstring, in characters; most docstrings below 200 are one line long."""
 
 
 class Facts(Settings):
@@ -259,7 +258,7 @@ class Facts(Settings):
     """A YAML file that maps each relation to `told`, sentences with `{subject}` and `{value}`, and
     `asked`, the questions of `exam`."""
     facts_per_document: int = Field(default=4, ge=1)
-    """Sentences per document; each states a different fact about its subject."""
+    """Maximum number of facts that one document tells, all about the same subject."""
 
 
 class Files(Settings):
@@ -284,7 +283,7 @@ class Files(Settings):
     id_column: str | None = None
     """The column or JSON key that holds the document's id; if unset, file and row are used."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of documents that may be unreadable (they are set aside and counted) before the run
+    """Maximum share of unusable documents, which are set aside and counted; above it, the run
     fails."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
     """Which formats to read: `text` (also Markdown, reStructuredText, logs, README and LICENSE),
@@ -304,8 +303,8 @@ class Files(Settings):
     maximum_document_megabytes: float = Field(default=64, gt=0, le=1024)
     """Maximum size of a document, in megabytes of text; larger ones are set aside and counted."""
     maximum_expansion: float = Field(default=200, gt=1)
-    """Maximum ratio of a file's unpacked size to its compressed size; a file that exceeds it is
-    treated as a compression bomb."""
+    """Maximum ratio of a file's unpacked size to its stored size; a file that exceeds it, and 64
+    MiB unpacked, is treated as a compression bomb."""
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
@@ -351,8 +350,8 @@ class HuggingFaceDataset(Settings):
     name: str = "hugging_face"
     """The source's name; every document carries it."""
     dataset: str
-    """The dataset's name on the Hub, or a folder, local or in a bucket. If HF_HUB_OFFLINE is set,
-    the Hub's cache is read."""
+    """The dataset's name on the Hub, or a folder, local or in a bucket. If `HF_HUB_OFFLINE` is set,
+    the local Hub cache is read."""
     subset: str | None = None
     """The dataset's subset (its configuration name), if it has several."""
     split: str = "train"
@@ -366,7 +365,7 @@ class HuggingFaceDataset(Settings):
     id_column: str | None = None
     """The column that holds the document's id; if unset, the row number is used."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
-    """Share of documents that may lack text (they are set aside and counted) before the run
+    """Maximum share of unusable documents, which are set aside and counted; above it, the run
     fails."""
 
     @property
@@ -392,14 +391,15 @@ class BigQuery(Settings):
     """The column that holds the text."""
     watermark_column: str | None = Field(default=None, pattern=COLUMN)
     """A column whose value grows when rows are added or changed, such as `ingested_at`. Together
-    with the number of rows, it shows whether the text has changed; without it, the table's
-    modification time does."""
+    with the number of rows, it shows whether the text has changed; without it, the modification
+    times of the tables do."""
     export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
-    """Folder in Cloud Storage for the exported Parquet files; letters, digits and `._=@+-`."""
+    """Folder in Cloud Storage for the exported Parquet files; its name may contain letters, digits
+    and `._=@+-`."""
     project: str
     """The project that runs and pays for the BigQuery jobs."""
     location: str = "US"
-    """Where the dataset is located."""
+    """The location of the dataset."""
     maximum_gigabytes_billed: float = Field(default=100.0, gt=0)
     """A job that would read more gigabytes than this is refused before it costs anything."""
 
@@ -460,7 +460,7 @@ PLACES = {"path", "forms", "dataset", "export", "project", "location", "maximum_
 
 
 class RawCorpusSettings(Settings):
-    """The sources of the pinned snapshot of source text."""
+    """The sources of text, which are read into a pinned snapshot."""
 
     sources: list[Source] = Field(min_length=1)
     """One or more named sources, read in this order."""

@@ -53,7 +53,7 @@ command = ["llm-assets", "up", "--wait", "--port", "{port}", "--board-port", "{b
 services = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 for line in services.stdout:
     print(line, flush=True)
-    if "end them with" in line:
+    if "stop them with" in line:
         break
 print(urllib.request.urlopen("http://127.0.0.1:{port}/server_info").read().decode())
 services.terminate()

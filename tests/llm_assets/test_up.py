@@ -80,7 +80,7 @@ def test_a_containers_program_stays_and_stops_its_services_at_a_signal(
         [*command, *options], cwd=ready.folder, env=ready.environment(), stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    assert any(b"end them with" in line for line in process.stdout)
+    assert any(b"stop them with" in line for line in process.stdout)
     assert httpx.get(f"http://127.0.0.1:{ports[1]}/").is_success and process.poll() is None
     process.terminate()
     assert process.wait(WAIT_SECONDS) == 0

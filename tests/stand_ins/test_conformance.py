@@ -343,7 +343,7 @@ REFUSED: dict[tuple[str, str], Breach] = {
     ),
     (
         "iam.projects.serviceAccounts.testIamPermissions",
-        "no patterns of permissions",
+        "wildcard permissions are refused",
     ): post("POST", ACCOUNT, permissions=["iam.*"]),
     ("compute.regions.get", "only existing regions"): post("GET", f"{REGIONS}/europe-west9"),
     ("compute.subnetworks.get", "a subnetwork belongs to one region"): post(
@@ -507,11 +507,11 @@ KEPT = {
     ): f"{ENDPOINTS}versions_follow_each_other_and_go_back_without_a_failed_request",
     (
         "aiplatform.projects.locations.endpoints.deployedModels.invoke.invoke",
-        "only versions with the prefix; they take nothing else",
+        "requests reach only versions with the prefix, which accept no other route",
     ): f"{ENDPOINTS}openai_clients_talk_to_the_endpoint_while_versions_follow_each_other",
     (
         "aiplatform.projects.locations.endpoints.deployedModels.invoke.invoke",
-        "the named version, whatever its share",
+        "a named version answers whatever its share",
     ): f"{ENDPOINTS}openai_version_that_does_worse_is_taken_back",
 }
 """Rule to a test, in this folder's neighbors, that holds only where the stand-in keeps it."""

@@ -84,7 +84,7 @@ def check_whole_graph(demo: subprocess.Popen[str], folder: Path) -> None:
     assert "Going on from the checkpoint of step" in shown and "2 worker(s)" in shown
     cost = r"(0\.0[1-9]|less than 0\.01) USD for the machines that built it and everything it was "
     assert re.search(cost, shown)
-    assert "The endpoint has ended." in shown
+    assert "The endpoint has stopped." in shown
 
 
 @pytest.mark.soak

@@ -4,7 +4,7 @@ let running = null;
 
 // What comes from the server is set and escaped there; scripts in it would not run by the policy.
 async function trace(fields, place) {
-  place.textContent = "Looking for its text …";
+  place.textContent = "Searching the training text …";
   const response = await fetch("/ask/trace", { method: "POST", body: new URLSearchParams(fields) });
   const found = new DOMParser().parseFromString(await response.text(), "text/html");
   place.replaceChildren(...found.body.childNodes);
@@ -18,7 +18,7 @@ async function ask(card, prompt) {
   answer.textContent = "";
   answer.hidden = false;
   place?.replaceChildren();
-  time.textContent = card.querySelector("input") ? "Its engine starts, if it does not run yet …" : "";
+  time.textContent = card.querySelector("input") ? "Starting its engine, if it is not running …" : "";
   try {
     const response = await fetch(`${card.dataset.address}/v1/${chat ? "chat/" : ""}completions`, {
       method: "POST",

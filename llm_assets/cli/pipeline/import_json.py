@@ -143,7 +143,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
 def write_imported(imported: ImportResult, target: Path) -> None:
     """Write the pipeline file; raises UserError where there is one already."""
     if target.exists():
-        raise UserError(f"{target} is there already. Give another place with --output.")
+        raise UserError(f"{target} already exists. Choose another path with --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(yaml.safe_dump(imported.pipeline, sort_keys=False))
 
@@ -154,11 +154,11 @@ def _read(path: Path) -> ImportedSettings:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} has to be a JSON object; it is a {type(content).__name__}.")
+        raise UserError(f"{path} must contain a JSON object, not a {type(content).__name__}.")
     if content.keys() >= MEGATRON:
         raise UserError(
-            f"{path} is a configuration of Megatron's pretraining of GPT, not of summaries. Begin "
-            "with config/gpt2_124m_from_scratch.yaml and a Llama-shaped `base_model` of these "
+            f"{path} configures GPT pretraining with Megatron, not summarization. Start "
+            "from config/gpt2_124m_from_scratch.yaml and a Llama-shaped `base_model` of these "
             "sizes: tensor_parallel and pipeline_parallel are settings of `checkpoint.placement`, "
             "micro_batch is `device_batch_size` there, and seq_len is "
             "`tokenized_shards.sequence_length`."
@@ -168,7 +168,7 @@ def _read(path: Path) -> ImportedSettings:
         if key in content:
             of_section = nested.setdefault(section, {})
             if not isinstance(of_section, dict) or name in of_section:
-                raise UserError(f"{path}: {key} says what {section} says, too. Leave one out.")
+                raise UserError(f"{path}: {key} is also set in {section}. Remove one of them.")
             of_section[name] = content[key]
     return check_settings(nested, ImportedSettings, str(path), strict=True)
 
@@ -179,7 +179,7 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         again = next(key for key in found if keys.count(key) > 1)
-        raise UserError(f"{path}: {again} comes {keys.count(again)} times. Leave one.")
+        raise UserError(f"{path}: {again} appears {keys.count(again)} times. Keep one.")
     return found
 
 
@@ -264,41 +264,45 @@ def _notes(settings: ImportedSettings, rows: int) -> list[str]:
     region = cluster.zone.rpartition("-")[0]
     notes = []
     if settings.dataset_subset and not _has_subset(settings):
-        notes.append("dataset_subset 'default': stands for none, so none is asked for")
+        notes.append("dataset_subset 'default': means no subset, so none is set")
     if not settings.dataset.startswith("gs://"):
         notes.append(
-            "the dataset's split validation: training looks at it; the gate has pairs of its own, "
-            "held out of the split train"
+            "the dataset's validation split: used for validation during training; the gate uses "
+            "pairs held out of the train split"
         )
     if settings.train_config.deepspeed is None:
         notes.append(
-            "DeepSpeed is not asked for: FSDP2 divides weights, gradients and moments over the "
-            "GPUs as ZeRO-3 does; `checkpoint.placement.deepspeed: {stage: 3}` takes DeepSpeed"
+            "DeepSpeed is not configured: FSDP2 shards weights, gradients and optimizer state over "
+            "the GPUs as ZeRO-3 does; `checkpoint.placement.deepspeed: {stage: 3}` uses DeepSpeed"
         )
     else:
         notes.append(
-            "deepspeed: of it, zero_optimization is checkpoint.placement.deepspeed; batch sizes, "
+            "deepspeed: zero_optimization becomes checkpoint.placement.deepspeed; batch sizes, "
             "precision and optimizer are settings of `checkpoint`"
         )
     if deploy.region not in (None, region):
-        notes.append(f"deploy_config.region {deploy.region!r}: all is done in one region, {region}")
+        notes.append(
+            f"deploy_config.region {deploy.region!r}: everything runs in one region, {region}"
+        )
     return [
         *notes,
-        "endpoint: /predict writes summaries, by transformers in the image of `images/build.sh "
-        "serve_transformers` (its name in `images.serve`), since vLLM serves no encoder-decoders"
+        "endpoint: /predict returns summaries from transformers, in the image that "
+        "`images/build.sh serve_transformers` builds (name it in `images.serve`), since vLLM "
+        "serves no encoder-decoders"
         + ("; for its GPUs write `ARG CUDA=cu126` in its Dockerfile" * (deploy.gpu_count > 0)),
-        f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed, since Google Batch makes "
-        "machines for each job, which end with it; `training.runner: google_cloud` takes Vertex AI",
-        f"train_config.batch_size {settings.train_config.batch_size}: rows on a GPU; over all of "
-        f"them that makes checkpoint.budget.global_batch_size {rows}",
+        f"cluster_config.name_prefix {cluster.name_prefix!r}: not needed: Google Batch creates "
+        "machines for each job and deletes them with it; `training.runner: google_cloud` uses "
+        "Vertex AI",
+        f"train_config.batch_size {settings.train_config.batch_size}: rows per GPU; over all GPUs, "
+        f"that makes checkpoint.budget.global_batch_size {rows}",
         "override_deploy: "
         + (
-            "the gate is never left out; promote a version that it rejected with: "
+            "the gate is never skipped; promote a version that it rejected with: "
             "llm-assets approve VERSION --reason ..."
             if settings.override_deploy
-            else "not set, as here: the gate decides"
+            else "not set: the gate decides, as always"
         ),
         f"verify {settings.verify}: a new version is always probed before it gets traffic",
-        f"enable_caching {settings.enable_caching}: what is made is known by a hash of all that "
-        "decides it, so nothing stale is ever taken; `rm -r` of `cache/` in the store is safe",
+        f"enable_caching {settings.enable_caching}: artifacts are named by a hash of all that "
+        "determines them, so nothing stale is reused; deleting `cache/` in the store is safe",
     ]

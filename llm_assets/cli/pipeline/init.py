@@ -64,7 +64,7 @@ def plan_columns(
         found.update(filter(None, columns))
         if of_format and not any(columns):
             without.append(name)
-            why = "no column of text, unless `text_column` or `text_template` of a source names one"
+            why = "no text column found; name one in a source's `text_column` or `text_template`"
             if not any(records):
                 why = "no row can be read"
             notes.append(f"left out: {len(of_format):,} {name}: {why} ({sampled[0].name})")
@@ -248,7 +248,7 @@ def write_pipeline(
     files = [file for file in found.files if file.format.name in formats]
     if not files:
         raise UserError(
-            f"{shown_in_line(str(folder))} holds no text that can be read. "
+            f"{shown_in_line(str(folder))} contains no readable text. "
             f"{'; '.join(notes) or found.unread}"
         )
     source = {"type": "files", "name": "text", "path": everything.path, "formats": formats}
@@ -267,7 +267,7 @@ def write_pipeline(
     text = preflight.look_at(PipelineSettings.model_validate(chosen), seconds)
     if not text.documents and not text.short:
         raise UserError(
-            f"{shown_in_line(str(folder))} holds no text that can be learnt: "
+            f"{shown_in_line(str(folder))} contains no text to learn from: "
             f"{'; '.join([*notes, *text.lines()[1:]])}."
         )
     chosen["raw_corpus"]["sources"].append(REPLAYED)
@@ -293,7 +293,9 @@ def write_pipeline(
 
 
 def _already_there(path: Path) -> UserError:
-    return UserError(f"{path} is there already. Name another one with --output, or remove it.")
+    return UserError(
+        f"{path} already exists. Choose another path with --output, or remove the file."
+    )
 
 
 _HEADER = """# Written by `llm-assets init` for this folder. Every key: llm-assets docs settings
@@ -356,8 +358,8 @@ def _costs(settings: PipelineSettings, text: preflight.TextEstimate) -> list[str
     gigabytes = preflight.bytes_written(settings, base, text.characters, steps) / 1e9
     whole = seconds + preflight.OTHER_SECONDS
     notes = [
-        f"{REPLAY_SHARE:.0%} of the rows repeat general text, the documentation of "
-        f"{REPLAYED['packages'][0]}, so that less is forgotten (`checkpoint.replay_share`)",
+        f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
+        f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",
         f"{steps} steps of training (`checkpoint.budget.steps`), about {seconds / 60:.0f} min on "
         f"this machine's processor; the whole run about {whole / 60:.0f} min",
         f"up to {gigabytes:,.1f} GB on disk at a time (`store`)",
@@ -375,7 +377,7 @@ def _formats(found: list[FormatName]) -> tuple[list[FormatName], list[str]]:
     formats = [name for name in FORMATS if counts[name]]
     if counts["code"] and counts["code"] < CODE_SHARE * len(found):
         formats.remove("code")
-        return formats, [f"files of code left out (`formats`): {counts['code']:,}"]
+        return formats, [f"code files left out (`formats`): {counts['code']:,}"]
     return formats, []
 
 

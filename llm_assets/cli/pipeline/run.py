@@ -132,7 +132,7 @@ class Progress:
 
 
 LOG_FOLDER = Path(".llm_assets/logs")
-INTERRUPTED = "Interrupted. Nothing is lost: the same command goes on from here."
+INTERRUPTED = "Interrupted. Nothing is lost: run the same command to continue."
 
 
 def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = True) -> int:
@@ -182,7 +182,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             console.print(f"\n{INTERRUPTED}")
             return 130
         if not result.success:
-            console.print(f"\n[red]The run failed.[/] The whole log: {log_path}", highlight=False)
+            console.print(f"\n[red]The run failed.[/] Full log: {log_path}", highlight=False)
             return 1
         made = result.asset_materializations_for_node(settings.dagster_name("endpoint"))
         endpoint = made[0].metadata
@@ -225,7 +225,9 @@ def materialize_assets(
     """
     result, log_path = _run_in_this_process(settings, assets, run_config)
     if not result.success:
-        raise UserError(f"The run failed; the same command goes on from here. Its log: {log_path}")
+        raise UserError(
+            f"The run failed. Run the same command to continue from here. Log: {log_path}"
+        )
 
 
 def run_partition(

@@ -122,7 +122,7 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
     if lines:
         lines.append(("", "names and reasons: llm-assets check --all"))
     if repeated := raw.stats["repeated_ids"]:
-        lines.append(("repeated ids", f"{repeated:,}, each given a number"))
+        lines.append(("repeated ids", f"{repeated:,}, each made unique by a number"))
     return lines
 
 
@@ -197,7 +197,7 @@ def _verdict_lines(version: Artifact, training: TrainingSettings) -> list[tuple[
     verdict = "[green]promoted[/]" if promoted else "[yellow]rejected, the incumbent stays[/]"
     lines = [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
     if not promoted and (trials := trials_after(read_verdict(version), training)):
-        lines.append(("to try", f"three other trainings, side by side: {escape(trials)}"))
+        lines.append(("to try", f"three other training runs, to compare: {escape(trials)}"))
     return lines
 
 

@@ -105,9 +105,9 @@ def find_documents(
         listed = read_list(session.record.store, session.settings.name).active
         found += [one.id for one in listed if one.source == source and one.text_hash]
         if not found:
-            raise UserError(f"The clean corpus has no document of the source {source!r}.")
+            raise UserError(f"The clean corpus has no document from the source {source!r}.")
     if not found:
-        raise UserError("Name what to forget: ids, --file PATH with one on each line, or --source.")
+        raise UserError("Name what to forget: ids, --file PATH with one id per line, or --source.")
     return list(dict.fromkeys(found))
 
 
@@ -137,8 +137,8 @@ def forget(
     _list(session, plan, report)
     if plan.undecided:
         text = (
-            f"{'; '.join(plan.undecided)}. Say what becomes of other documents with such text: "
-            "--similar drop leaves all of them out, --similar keep none but exact copies."
+            f"{'; '.join(plan.undecided)}. Decide about other documents with such text: "
+            "--similar drop leaves all of them out, --similar keep leaves out only exact copies."
         )
         if yes:
             raise UserError(text)
@@ -146,12 +146,12 @@ def forget(
     if not yes:
         if digest is not None:
             report(f"{PLAN}{plan.digest}")
-        report("Nothing was done. To forget all of these: the same command with --yes")
+        report("Nothing was done. To forget these, run the same command with --yes")
         return
     if digest not in (None, plan.digest):
         raise UserError(
-            "Other documents go with these now than those that were shown. Nothing was done. Look "
-            "again at what would be forgotten."
+            "The documents that would be forgotten have changed since they were shown. Nothing was "
+            "done. Review the new list, then confirm it."
         )
     file = None
     if plan.signatures:
@@ -166,7 +166,7 @@ def forget(
     ids = {one.id for one in entries}
     if similar:
         change_documents(record.store, pipeline, lambda one: one.id in ids, similar=similar)
-    report("They are in no corpus that is made from now on. Take them out of your sources as well.")
+    report("No corpus built from now on contains them. Remove them from your sources as well.")
     texts = [one.text_hash for one in entries if one.text_hash]
     _retrain(session, texts, decision, report)
     _refuse_while_making(session)
@@ -176,8 +176,8 @@ def forget(
     search, found = search_again(record, state, entries, True, report)
     if found.num_rows:
         report(
-            f"{found.num_rows:,} documents of earlier corpora still hold their text, which the "
-            f"certificate says: {tell_similar(found)}. To forget these, too, name them."
+            f"{found.num_rows:,} documents in earlier corpora still contain their text, as the "
+            f"certificate states: {tell_similar(found)}. To forget these too, name them."
         )
     key = Path(session.settings.forgetting.signing_key)
     place = f"{record.store.root}/{issue(record, state, entries, search, key)}"
@@ -209,7 +209,7 @@ def undo(
         if one.belongs_to(identifiers):
             report(str(one))
     if not yes:
-        report("Nothing was done. To let all of these come back: the same command with --yes")
+        report("Nothing was done. To let these come back, run the same command with --yes")
         return
     change_documents(
         record.store, pipeline, lambda one: one.belongs_to(identifiers), undone=decision
@@ -218,10 +218,10 @@ def undo(
     if raw and REWRITTEN in raw.manifest.provenance:
         retire(record.store, raw.manifest, "`llm-assets forget --undo`")
         record.store.set_aside(f"raw_corpus/{raw.fingerprint}")
-        report(f"raw_corpus {raw.fingerprint}, which lost text, is made again by the next run.")
+        report(f"raw_corpus {raw.fingerprint}, which lost text, will be rebuilt by the next run.")
     report(
-        "They come back with the next corpus, if a source holds them. Versions that were withdrawn "
-        "stay so, and certificates as they were signed; `llm-assets verify` says what was undone."
+        "They come back with the next corpus if a source still contains them. Withdrawn versions "
+        "stay withdrawn, and certificates stay as signed; `llm-assets verify` says what was undone."
     )
 
 
@@ -236,7 +236,7 @@ def verify(
     """
     statement, signed_by = read_signed(path, key)
     stated = read_statement(statement, path)
-    trusted = "" if key else ", which the certificate itself names: --key has the issuer's"
+    trusted = "" if key else ", which only the certificate vouches for: check it with --key"
     report(f"ok       signed with the key {signed_by}{trusted}")
     for line in _stated(stated):
         report(f"         {line}")
@@ -244,9 +244,9 @@ def verify(
     record = session.record
     if not is_here(record, stated):
         raise UserError(
-            f"It is about the pipeline {stated.pipeline!r}, and the store {record.store.root} of "
-            f"{session.settings.name!r} has no list of what that has forgotten. Name its pipeline "
-            "file with --config."
+            f"The certificate is about the pipeline {stated.pipeline!r}, and the store "
+            f"{record.store.root} of {session.settings.name!r} has no list of what that pipeline "
+            "has forgotten. Select its pipeline file with --config."
         )
     findings = list(examine(record, session.registry.state(), stated, lambda line: None))
     if retrain:
@@ -260,9 +260,9 @@ def _stated(stated: Forgetting) -> Iterator[str]:
     yield from map(str, stated.documents)
     for reading in stated.read_by:
         steps = sum(len(of_run) for of_run in reading.steps.values())
-        yield f"version {reading.version} was trained on it in {steps:,} steps"
+        yield f"version {reading.version} was trained on this text in {steps:,} steps"
     if stated.search:
-        yield f"looked for: {stated.search.method}"
+        yield f"search method: {stated.search.method}"
 
 
 def _plan(
@@ -388,18 +388,20 @@ def _look_up(
     for identifier in identifiers:
         if survivors.get(identifier, identifier) in missing:
             raise UserError(
-                f"The clean corpus in {clean.url} knows no document {identifier!r}, neither kept "
-                "nor dropped, nor from before."
+                f"The clean corpus in {clean.url} has no document {identifier!r}, kept or "
+                "dropped, now or before. Check the id."
             )
     return found, copies
 
 
 def _why_undecided(document: str, ngrams: int, holders: int) -> list[str]:
     if holders > MOST_SIMILAR:
-        return [f"{holders:,} other documents hold text of {document}, which may be boilerplate"]
+        return [f"{holders:,} other documents contain text of {document}, which may be boilerplate"]
     if ngrams < FEWEST_NGRAMS:
         words = FEWEST_NGRAMS * NGRAM_SIZE
-        return [f"{document} has fewer than {words} words, too few to tell it from other text"]
+        return [
+            f"{document} has fewer than {words} words, too few to distinguish it from other text"
+        ]
     return []
 
 
@@ -415,11 +417,11 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
         if one.text_hash is None and one.survivor is None:
             report(f"{shown_in_line(one.id)}: dropped, its text was in no corpus")
         elif one.text_hash is None:
-            report(f"  with it its copy {shown_in_line(one.id)}")
+            report(f"  with it, its copy {shown_in_line(one.id)}")
         elif one.survivor and one.similarity is None:
-            report(f"  with it, since it was made from it: {next(exposed)}")
+            report(f"  with it, a text made from it: {next(exposed)}")
         elif one.survivor:
-            report(f"  with it, since it holds its text ({one.similarity:.0%}): {next(exposed)}")
+            report(f"  with it, a document with its text ({one.similarity:.0%}): {next(exposed)}")
         elif plan.splits.get(one.text_hash) == DROPPED:
             report(f"{shown_in_line(next(exposed).document)}: dropped, its text was in no corpus")
         else:
@@ -435,17 +437,17 @@ def _retrain(
     state = session.registry.state()
     affected = [one.version for one in readings(session.record.store, state, texts)]
     if not affected:
-        report("No version was trained on them: nothing is trained again.")
+        report("No version was trained on them: nothing needs retraining.")
         return
     wanted = state.find("wanted")
     replayed = wanted is not None and wanted.version in affected
     if wanted and replayed:
-        report(f"Version {wanted.version} is made once more without them.")
+        report(f"Version {wanted.version} is trained again without them.")
         config = training_config(session.settings, {"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)
     _withdraw(session, affected, decision, report)
     if replayed or _is_unfinished(session):
-        report("The gate judges the version without them, and the endpoint follows.")
+        report("The gate judges the new version, and the endpoint follows.")
         materialize_assets(session.settings, JUDGED)
         report("Done: `llm-assets versions` shows what serves.")
 
@@ -462,7 +464,7 @@ def _withdraw(
     gone = [WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions]
     add_to_list(session.record.store, session.settings.name, withdrawn=gone)
     if not new:
-        report("Every version that was trained on them is withdrawn already.")
+        report("Every version that was trained on them has already been withdrawn.")
         return
     report(
         f"Withdrawn: version {', '.join(str(one.version) for one in new)}. `llm-assets clean --yes`"
@@ -488,6 +490,6 @@ def _is_unfinished(session: Session) -> bool:
 def _refuse_while_making(session: Session) -> None:
     for identity in session.record.store.in_the_making():
         raise UserError(
-            f"{identity.kind} {identity.fingerprint} is being made, and may hold what is to be "
-            "forgotten. Wait for its end or cancel its run, then do this again."
+            f"{identity.kind} {identity.fingerprint} is being built and may contain what is to be "
+            "forgotten. Wait until it is done or cancel its run, then try again."
         )

@@ -34,11 +34,11 @@ def tell_version(
     taught = sum(document.is_trained for document in found.documents)
     if found.documents:
         report(
-            f"{len(found.documents):,} document(s) of the corpora behind version {number} contain "
-            f"this text; it was trained on {taught:,} of them."
+            f"{len(found.documents):,} document(s) in the corpora behind version {number} contain "
+            f"this text; the version was trained on {taught:,} of them."
         )
     elif found.searched:
-        report(f"No document of the corpora behind version {number} contains this text.")
+        report(f"No document in the corpora behind version {number} contains this text.")
     for document in found.documents[:DOCUMENTS_SHOWN]:
         report(f"  {document}")
     if len(found.documents) > DOCUMENTS_SHOWN:
@@ -56,7 +56,10 @@ def read_answer(path: Path) -> str:
     """The text of a file; raises UserError where it cannot be read as text or is too long."""
     try:
         if path.stat().st_size > 4 * MOST_CHARACTERS:
-            raise UserError(f"{path} is larger than what is traced at a time: give a part of it.")
+            raise UserError(
+                f"{path} is longer than the {MOST_CHARACTERS:,} characters that are traced at a "
+                "time. Give a part of it."
+            )
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
@@ -87,14 +90,14 @@ def told(found: Trace) -> Iterator[str]:
         yield f"VERBATIM: the whole answer occurs in {trained}."
     elif found.near:
         yield (
-            f"NEAR: neither {found.shortest} tokens of the answer nor all of it occur word for "
-            f"word in {trained}; these documents share its words."
+            f"NEAR: no {found.shortest} consecutive tokens of the answer occur word for word in "
+            f"{trained}; these documents share its words."
         )
     else:
         yield f"NOTHING FOUND: version {found.version} was trained on no text like this answer."
     if not found.verbatim and 0 < found.tokens < found.shortest:
         yield (
-            f"It has {found.tokens} tokens, fewer than {found.shortest}, the shortest stretch, so "
+            f"The answer has {found.tokens} tokens, fewer than the minimum of {found.shortest}, so "
             "it was searched for as a whole."
         )
     if found.documents:
@@ -110,7 +113,7 @@ def told(found: Trace) -> Iterator[str]:
             yield from _source(source)
     if found.near:
         yield ""
-        yield "Nearest documents trained on, by BM25 (like the answer, not its words):"
+        yield "Nearest training documents, by BM25 (similar words, not the same text):"
         for near in found.near:
             yield f"  score {near.score:.1f}"
             yield from _source(near.source)

@@ -60,7 +60,7 @@ def test_little_change_is_waited_for_until_it_is_enough(automated: Automated) ->
 def test_renamed_text_teaches_nothing_and_deleted_text_counts(automated: Automated) -> None:
     first = automated.text / "0000.txt"
     first.rename(automated.text / "renamed.txt")
-    assert "renamed only" in str(automated.tick())
+    assert "only renamed" in str(automated.tick())
     (automated.text / "renamed.txt").rename(first)
     assert "knows this text" in str(automated.tick())
     first.unlink()
@@ -84,7 +84,7 @@ def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated)
     second = automated.tick()
     assert isinstance(second, RunRequest) and (second.run_key or "").endswith("-1")
     automated.end(automated.launch(second), succeeded=False)
-    assert "2 runs for it ended without a model" in str(automated.tick())
+    assert "2 runs did not resolve this" in str(automated.tick())
 
 
 def test_canceled_run_is_a_persons_no_to_this_text_alone(automated: Automated) -> None:
@@ -165,7 +165,7 @@ def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> N
 def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
     automated: Automated,
 ) -> None:
-    assert "is wanted, and serves" in str(automated.tick("endpoint_follows"))
+    assert "is wanted and serving" in str(automated.tick("endpoint_follows"))
     automated.registry.roll_back("Ada", "it rambles")
     request = automated.tick("endpoint_follows")
     assert isinstance(request, RunRequest)

@@ -318,7 +318,7 @@ def test_a_version_that_cannot_be_asked_says_why(
         apart.settings.endpoint = EndpointSettings(
             engine=OpenAIEngine(address="http://127.0.0.1:1")
         )
-        assert "has one model alone" in client.get("/ask").text
+        assert "has only one model" in client.get("/ask").text
         apart.settings.platform = "google_cloud"
         shown = client.get("/ask").text
         assert "is on Vertex AI" in shown and "Its weights are in Cloud Storage" in shown
@@ -377,13 +377,13 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
         ({"action": "approve", "version": "1"}, "needs a name"),
         (
             {"action": "approve", "name": "Ada", "reason": "r", "version": "--help"},
-            "not the number",
+            "not a version number",
         ),
         ({"action": "reject", "name": "Ada", "reason": "r", "version": "77"}, "no version 77"),
         ({"action": "rollback", "name": "A\u0000", "reason": "r"}, "control character"),
         (
             {"action": "forget", "name": "Ada", "reason": "r", "documents": " \n"},
-            "one on each line",
+            "one per line",
         ),
         ({"action": "erase"}, "Choose one of"),
     ],

@@ -94,7 +94,7 @@ def test_of_two_people_who_forget_each_confirms_what_was_shown_to_them(
         sent = form_of(client, first)
         for changed in ({"work": "7"}, {"plan": "abc2"}, {"plan": ""}, {"work": ""}):
             late = client.post("/decide/do", data=sent | changed, headers=BEARER)
-            assert late.status_code == 400 and "not shown any more" in late.text
+            assert late.status_code == 400 and "no longer shown" in late.text
         unseen = forget | {"name": "Ada", "documents": "three"}
         assert client.post("/decide/do", data=unseen, headers=BEARER).status_code == 400
         # Fields that were added to the form change nothing of what was shown.

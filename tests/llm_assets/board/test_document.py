@@ -1,5 +1,6 @@
 """The page about a document, and the command, once it was edited or removed."""
 
+from artifacts.store.store import Draft
 from llm_assets.forgetting.document import find_document
 from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
 
@@ -17,14 +18,14 @@ def test_an_edited_document_says_that_its_earlier_text_was_trained_on(small: Sma
     small.train(small.clean("1", {"valve": BEFORE, "other": "x"}), [BEFORE])
     small.clean("2", {"valve": NOW, "other": "x"})
     shown = page_of(small, "valve")
-    before, _, versions = shown.partition("Its versions")
+    before, _, versions = shown.partition("Earlier texts")
     assert NOW in before and BEFORE not in before and BEFORE in versions
     assert "valve (manual): never trained on, as it is now" in before
     assert before.count("trained on by version 1 at step 3 (7 tokens)") == 1
     told = find_document(small.record, small.registry.state(), "valve")
     assert "before, valve (manual): trained on by version 1 at step 3" in str(told)
     assert told.as_json()["earlier"][0]["text_hash"] == BEFORE
-    assert "Its versions" not in page_of(small, "other")
+    assert "Earlier texts" not in page_of(small, "other")
 
 
 def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
@@ -35,3 +36,15 @@ def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
     assert "no longer in the corpus" in shown and "never trained on" not in shown
     with client_of(board_of(small)) as client:
         assert client.get("/text/document?id=nowhere").status_code == 400
+
+
+def test_a_source_has_grown_since_the_snapshot_before(small: SmallStore) -> None:
+    for documents in (10, 13, 20):
+
+        def build(draft: Draft, count: int = documents) -> None:
+            draft.stats |= {"sources": {"manual": {"documents": count, "bytes": 1000}}}
+
+        small.make("raw_corpus", str(documents), build)
+    with client_of(board_of(small)) as client:
+        shown = client.get("/text").text
+    assert "Since the previous snapshot" in shown and ">+7<" in shown

@@ -85,7 +85,7 @@ def test_a_file_of_300_mb_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "dump.txt").write_text("The pump opens.")
     os.truncate(tmp_path / "large" / "dump.txt", 300_000_000)
-    with pytest.raises(UserError, match=r"holds no text that can be learnt.*1 too large"):
+    with pytest.raises(UserError, match=r"contains no text to learn from.*1 too large"):
         write_pipeline(tmp_path / "large", None, tmp_path / "made.yaml")
 
 
@@ -95,7 +95,7 @@ def test_of_two_people_who_begin_at_once_one_is_told(tmp_path: Path) -> None:
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = sorted(one.communicate(timeout=300)[1] for one in both)
     assert sorted(one.returncode for one in both) == [0, 1]
-    assert "made.yaml is there already" in said[1]
+    assert "made.yaml already exists" in said[1]
     assert load_settings(tmp_path / "made.yaml").name == "five_files"
 
 

@@ -121,7 +121,7 @@ def test_a_preset_becomes_a_pipeline_file_that_loads(preset: str, tmp_path: Path
     assert settings.base_model.hub == model
     examples = settings.tokenized_shards.examples
     assert (examples.input_tokens, examples.target_tokens) == (256, 30)
-    cloud = yaml.safe_load(ended.output.partition("asks for:\n")[2])
+    cloud = yaml.safe_load(ended.output.partition("google_cloud.yaml:\n")[2])
     assert cloud["region"] == "us-central1"
     training = MachineSettings.model_validate(cloud["training"])
     assert (training.machine_type, training.accelerator_count) == (machine, gpus)
@@ -196,7 +196,7 @@ def test_endpoint_machines_in_a_section_of_their_own(tmp_path: Path) -> None:
     imported = import_file(write(tmp_path, content), REVISION)
     assert imported.cloud["endpoint"]["accelerator_count"] == 2
     notes = "\n".join(imported.notes)
-    assert "all is done in one region, us-central1" in notes
+    assert "everything runs in one region, us-central1" in notes
 
 
 def test_the_validation_set_is_what_training_looks_at(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_files_in_a_bucket_and_switches_are_explained(tmp_path: Path) -> None:
         ({"dataset": "../../etc"}, r"dataset: .* \(got '../../etc'\)"),
         ({"dataset": "/etc"}, "dataset: "),
         ({"deploy_gpu_count": -1}, r"deploy_config.gpu_count: .* \(got -1\)"),
-        ({"zone": "us-central1-a"}, "zone says what cluster_config says, too"),
-        ({"cluster_config": 7, "zone": "us-central1-a"}, "zone says what cluster_config says"),
+        ({"zone": "us-central1-a"}, "zone is also set in cluster_config"),
+        ({"cluster_config": 7, "zone": "us-central1-a"}, "zone is also set in cluster_config"),
     ],
 )
 def test_wrong_keys_and_types_are_refused_by_name(
@@ -308,7 +308,7 @@ def test_a_key_that_comes_again_is_refused_whatever_it_says(tmp_path: Path) -> N
     path = tmp_path / "task.json"
     path.write_text(json.dumps(nested()).replace('"epochs": 1', '"epochs": 1, "epochs": 9'))
 
-    with pytest.raises(UserError, match=r"task.json: epochs comes 2 times"):
+    with pytest.raises(UserError, match=r"task.json: epochs appears 2 times"):
         import_file(path, REVISION)
 
 

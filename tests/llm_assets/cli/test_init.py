@@ -94,7 +94,7 @@ def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
     """Learning a narrow text alone costs general English, by which a model is rejected."""
     started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
-    assert any(note.startswith("30% of the rows repeat general text") for note in started.notes)
+    assert any(note.startswith("30% of the rows replay general text") for note in started.notes)
     settings = load_settings(started.path)
     replayed = settings.clean_corpus.split.replayed
     assert [one.name for one in settings.raw_corpus.sources] == ["text", *replayed]
@@ -140,7 +140,7 @@ def test_text_that_is_not_english_is_told_of_the_english_base_model(
     told = [note for note in started.notes if "of the documents seem to be" in note]
     assert len(told) == bool(language)
     for note in told:
-        assert note.startswith(f"100% of the documents seem to be {language}; the default base")
+        assert note.startswith(f"100% of the documents seem to be in {language}; the default base")
 
 
 def test_a_second_project_gets_another_port_while_the_first_one_serves(manuals: Path) -> None:
@@ -225,7 +225,7 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     (source,) = own_text(load_settings(started.path)).sources
 
     assert source.formats == ("html", "json") and source.text_column == "body"  # type: ignore[union-attr]
-    assert "files of code left out (`formats`): 1" in started.notes
+    assert "code files left out (`formats`): 1" in started.notes
     assert "left out: 1 parquet: no row can be read (half.parquet)" in started.notes
     assert "set aside: 1 no text" in started.notes
     assert "not read: 1 .png" in started.notes
@@ -233,7 +233,7 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:
     settings_for(manuals)
-    with pytest.raises(UserError, match=r"made.yaml is there already.*--output"):
+    with pytest.raises(UserError, match=r"made.yaml already exists.*--output"):
         settings_for(manuals)
 
 

@@ -103,7 +103,7 @@ def test_a_public_repository_is_written_only_where_it_was_said(
 ) -> None:
     hub.repositories[NAME] = Repository(private=False)
     refused = publish(project, hub)
-    assert refused.returncode == 1 and "already and public" in refused.stderr
+    assert refused.returncode == 1 and "already exists and is public" in refused.stderr
     assert not hub.repositories[NAME].files
     assert publish(project, hub, "--public").returncode == 0
     assert hub.repositories[NAME].files

@@ -205,7 +205,7 @@ def test_commands_move_registry_and_endpoint_together(
     done = CliRunner().invoke(commands, ["versions"], catch_exceptions=False)
     assert "0 (wanted, champion)" in done.output and "rejected by Ada: it swears" in done.output
     assert "serves: version 0" in done.output
-    assert "ended" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
+    assert "stopped" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
 
 
 def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) -> None:

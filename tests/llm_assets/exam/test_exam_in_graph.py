@@ -36,8 +36,8 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
         for kind in ("exam", "eval_metrics", "model_version")
     )
     assert version.stats["reasons"] == [
-        "The exam asks about 24 facts, which decides nothing; 30 are needed to judge. Give "
-        "`exam.facts` more of them."
+        "The exam asks about only 24 facts; 30 are needed to judge. Add facts to the file that "
+        "`exam.facts` names."
     ]
     assert exam.stats["questions"] == 48 and exam.stats["untold"] == []
     assert evaluation.manifest.inputs["exam"] == exam.fingerprint
@@ -85,4 +85,4 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
     )
     run = project.materialize("raw_corpus,clean_corpus,exam")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "No document tells Jorvel toaster: town" in run.stdout + run.stderr
+    assert "No document states Jorvel toaster: town" in run.stdout + run.stderr

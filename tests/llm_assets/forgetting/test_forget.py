@@ -55,9 +55,9 @@ def never_trained(project: Project) -> dict[str, str]:
 
 
 def test_what_is_not_there_or_not_named_is_refused(judged: Project, tmp_path: Path) -> None:
-    assert "knows no document 'manual/nowhere'" in refusal(judged, "manual/nowhere")
+    assert "has no document 'manual/nowhere'" in refusal(judged, "manual/nowhere")
     assert "Name what to forget" in refusal(judged)
-    assert "no document of the source 'elsewhere'" in refusal(judged, "--source", "elsewhere")
+    assert "no document from the source 'elsewhere'" in refusal(judged, "--source", "elsewhere")
     missing, binary = tmp_path / "missing.txt", tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe\x00")
     for path in (missing, binary):
@@ -83,14 +83,14 @@ def test_the_listing_says_what_each_document_was_to_the_versions_and_does_nothin
     assert (
         f"{trained['id']} (manual): trained on by version 1 at step" in said and str(step) in said
     )
-    assert said.endswith("Nothing was done. To forget all of these: the same command with --yes")
+    assert said.endswith("Nothing was done. To forget these, run the same command with --yes")
     assert read_list(judged.record.store, "manual").documents == []
 
 
 def test_while_something_is_made_nothing_is_forgotten(judged: Project) -> None:
     def build(draft: Draft) -> None:
         said = refusal(judged, "manual/0000.txt", "--yes")
-        assert "is being made, and may hold what is to be forgotten" in said
+        assert "is being built and may contain what is to be forgotten" in said
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
@@ -138,7 +138,7 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     assert ended.returncode == 0, ended
     said = " ".join(ended.stdout.split())
 
-    assert "version 1 is made once more" in said.lower()
+    assert "version 1 is trained again" in said.lower()
     assert "Withdrawn: version 1." in said
     listed = read_list(project.record.store, "manual")
     assert listed.texts == [row["text_hash"]] and listed.withdrawn[0].version == 1
@@ -159,7 +159,7 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     assert "trained on forgotten text" in cleaned.stdout
     assert not before.path.exists()
     assert "forgotten" in project.run("llm-assets", "document", row["id"]).stdout
-    assert "is withdrawn already" in " ".join(project.run(*typed).stdout.split())
+    assert "has already been withdrawn" in " ".join(project.run(*typed).stdout.split())
 
     assert project.run("llm-assets", "run").returncode == 0
     assert row["id"] not in documents(project)

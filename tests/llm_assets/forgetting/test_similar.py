@@ -115,8 +115,8 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     pipeline: Pipeline,
 ) -> None:
     said = pipeline.forget("lever.txt")
-    assert "with it, since it holds its text (100%): harbor.txt (manual)" in said
-    assert said.endswith("Nothing was done. To forget all of these: the same command with --yes")
+    assert "with it, a document with its text (100%): harbor.txt (manual)" in said
+    assert said.endswith("Nothing was done. To forget these, run the same command with --yes")
     pipeline.forget("lever.txt", "--yes")
 
     listed = [(one.id, one.survivor) for one in pipeline.listed.documents]
@@ -145,7 +145,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     said = pipeline.say("verify", pipeline.certificate)
     assert "ok 1 texts were looked for in 2 corpora: no document holds 50% of one" in said
     assert (
-        "looked for: every 5th n-gram" in said
+        "search method: every 5th n-gram" in said
         and "harbor.txt: forgotten since it held text of lever.txt 20" in said
     )
     assert "PROBLEM" not in said and "UNKNOWN" not in said
@@ -317,7 +317,7 @@ def test_what_was_shown_alone_is_forgotten_even_where_a_similar_document_arrives
     pipeline.write(TEXTS | {"mist.txt": f"{TEXTS['fog.txt']} And some mist."})
     pipeline.clean()
     said = pipeline.forget("fog.txt", f"--plan={named}", "--yes", code=1)
-    assert "mist.txt" in said and "Other documents go with these now" in said
+    assert "mist.txt" in said and "have changed since they were shown" in said
     assert pipeline.listed.documents == []
 
 

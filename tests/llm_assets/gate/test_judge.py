@@ -218,7 +218,7 @@ def test_an_exam_about_few_facts_or_without_answers_decides_nothing() -> None:
     evaluation.ask(24, incumbent=0.0, candidate=1.0)
     verdict = evaluation.judge(BY_EXAM)
     assert outcomes(verdict) == {Outcome.TOO_FEW_DOCUMENTS}
-    assert "asks about 24 facts, which decides nothing; 30 are needed" in verdict.summary
+    assert "asks about only 24 facts; 30 are needed" in verdict.summary
     assert Outcome.MISSING in outcomes(Evaluation().judge(BY_EXAM))
 
 

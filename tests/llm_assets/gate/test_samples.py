@@ -106,15 +106,15 @@ def rename(lines: Lines) -> Lines:
     ("change", "message"),
     [
         (lambda lines: lines[:150], "lacks 50 questions.*such as doc_id 150: it was cut"),
-        (rename, "line 1 and .*line 1: doc_id 0 is another question"),
+        (rename, "line 1 and .*line 1: doc_id 0 is a different question"),
         (lambda lines: [{**x, "doc_id": x["doc_id"] + 500} for x in lines], "no question in comm"),
         (lambda lines: lines + lines[:1], "line 201 answers the question 0 again, after .*line 1"),
         (lambda lines: [], "is empty. Give a file samples_TASK_TIME.jsonl"),
-        (lambda lines: [{"text": "a"}], "line 1 is no sample: it has no `doc_id`"),
-        (lambda lines: ["a list"], "line 1 is no sample"),
+        (lambda lines: [{"text": "a"}], "line 1 is not a sample: it has no `doc_id`"),
+        (lambda lines: ["a list"], "line 1 is not a sample"),
         (lambda lines: [{**x, "acc": float("nan")} for x in lines], "line 1: acc is nan, not a fi"),
         (lambda lines: [{**x, "acc": ["a", "b"]} for x in lines], r"acc is \['a', 'b'\], not a fi"),
-        (lambda lines: [{"doc_id": x["doc_id"]} for x in lines], "has no metric acc, but none"),
+        (lambda lines: [{"doc_id": x["doc_id"]} for x in lines], "has no metric acc; it has none"),
     ],
 )
 def test_a_bad_file_is_named(
@@ -131,7 +131,7 @@ def test_a_file_that_was_cut_within_a_line_is_named(tmp_path: Path) -> None:
     new, old = sorted(tmp_path.glob("*/*.jsonl"))
     old.write_text(old.read_text()[:-40])
     ended = CliRunner().invoke(commands, ["gate", str(new), str(old)])
-    assert "line 200 is no JSON" in str(ended.exception) and "cut" in str(ended.exception)
+    assert "line 200 is not JSON" in str(ended.exception) and "cut" in str(ended.exception)
 
 
 class Parity(LM):

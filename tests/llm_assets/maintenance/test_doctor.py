@@ -168,7 +168,7 @@ def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
         cut(path)
     code, told = doctor("--repair")
     assert code == 1 and "registry/manual" in told and "0 of 1 faults repaired" in told
-    assert "nothing can be restored" in " ".join(told.split())
+    assert "cannot be read either. Restore" in " ".join(told.split())
 
 
 @pytest.mark.fault(

@@ -16,7 +16,7 @@ def evaluation(fingerprint: str, **values: float) -> dict[str, Any]:
 def test_figures_of_several_versions_are_one_markdown_table(project: Project) -> None:
     registry = LocalRegistry.of(project.record)
     registry.register_base(base_entry())
-    assert type_in(project, "versions", "--table").output == "Nothing was measured yet.\n"
+    assert type_in(project, "versions", "--table").output == "Nothing has been measured yet.\n"
     for model, measured in (
         ("one", evaluation("a" * 16, bits=1.25)),
         ("two", evaluation("b" * 16, bits=1.125, arc_acc=0.5)),

@@ -288,7 +288,7 @@ def test_an_older_state_is_known_and_taken_only_on_demand(
     for name in brought_back:
         files.write(f"{registry.folder}/{name}", old)
 
-    older = f"{STATE_NAME} is an older one: it is as after 2 changes, and there were 4.*repair"
+    older = f"{STATE_NAME} is an older one: it reflects 2 of 4 changes.*repair"
     for use in (registry.state, lambda: judge(registry, "b"), lambda: registry.confirm(1)):
         with pytest.raises(RegistryDamaged, match=older):
             use()
@@ -394,7 +394,7 @@ def test_where_nothing_is_left_to_restore_the_message_says_so(registry: Registry
     judge(registry, "a")
     remove(registry, STATE_NAME)
     remove(registry, BACKUP_NAME)
-    with pytest.raises(RegistryDamaged, match="begin again with the base model"):
+    with pytest.raises(RegistryDamaged, match="start over from the base model"):
         registry.restore()
 
 

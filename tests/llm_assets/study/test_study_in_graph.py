@@ -67,7 +67,7 @@ def test_derived_text_is_trained_on_traced_to_its_document_and_forgotten_with_it
 
     asked = ("forget", document, "--name", "Ada", "--reason", "asked to", "--similar", "drop")
     said = here.say(*asked)
-    assert f"with it, since it was made from it: {name}" in " ".join(said.split())
+    assert f"with it, a text made from it: {name}" in " ".join(said.split())
     here.say(*asked, "--yes")
     assert row["text_hash"] in read_list(studied.record.store, "manual").texts
     listed = read_list(studied.record.store, "manual")

@@ -69,7 +69,7 @@ def test_explanation_goes_down_to_the_text_and_its_rows(store: Store, tmp_path: 
     text = explain(store, registry.state(), version)
     assert "rejected by the gate: Measured against base." in text
     assert f"clean_corpus {lineage['clean_corpus']}" in text and "code version 7" in text
-    assert "seed: 3" in text and "trained on 1.3% of the text" in text
+    assert "seed: 3" in text and "trained on 1.3% of the training split" in text
     assert "raw_corpus gone (no longer in" in text
 
     state = registry.state()

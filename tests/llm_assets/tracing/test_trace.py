@@ -215,7 +215,7 @@ def test_a_short_text_is_looked_for_as_a_whole_and_that_is_said(lab: Lab) -> Non
     assert not found.verbatim and found.verdict == "verbatim" and found.share == 1
     lines = list(told(found))
     assert lines[0] == ("VERBATIM: the whole answer occurs in text that version 1 was trained on.")
-    assert re.search(r"It has [2-7] tokens, fewer than 8", lines[1])
+    assert re.search(r"has [2-7] tokens, fewer than the minimum of 8", lines[1])
     assert any(line.startswith(f"  {lab.document} (manual): trained on") for line in lines)
     nowhere = "Nobody said so"
     found, passages = told_of(lab, nowhere, 1)
@@ -313,7 +313,7 @@ def test_a_file_that_is_absent_no_text_or_too_long_is_named(tmp_path: Path) -> N
     for path in (absent, binary):
         with pytest.raises(UserError, match=f"{path} cannot be read as text"):
             read_answer(path)
-    with pytest.raises(UserError, match=f"{path.parent}/huge is larger .* give a part of it"):
+    with pytest.raises(UserError, match=f"{path.parent}/huge is longer .* Give a part of it"):
         read_answer(huge)
 
 
