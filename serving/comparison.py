@@ -67,10 +67,14 @@ class EngineComparison(BaseModel):
 
     def __str__(self) -> str:
         of_all, of_one = LIMITS[self.weights]
+        one = "no document differs by more than rounding"
+        if self.largest > 0:
+            one = f"beyond rounding, at most {self.largest:.2%} in a document, {self.largest_in}"
         return (
             f"{self.served:.4f} bits per byte served in {self.weights}, {self.evaluated:.4f} "
-            f"evaluated, on {self.documents} documents ({self.served / self.evaluated - 1:+.2%}, "
-            f"at most {of_all:.1%}; {self.largest:.2%} for {self.largest_in}, at most {of_one:.1%})"
+            f"evaluated, on {self.documents} documents (difference "
+            f"{self.served / self.evaluated - 1:+.2%}, limit {of_all:.1%}; {one}, limit "
+            f"{of_one:.1%})"
         )
 
 

@@ -196,8 +196,8 @@ class SourceMix(Settings):
     token_budget: int | None = Field(default=None, ge=1)
     """Approximate number of tokens to take, repeating the source as often as needed."""
     share: float | None = Field(default=None, gt=0, lt=1)
-    """Approximate share of all training tokens to take from the source, repeating it as often as
-    needed."""
+    """Approximate share of the training tokens, replayed text not counted, to take from the source,
+    repeating it as often as needed."""
     documents: int | None = Field(default=None, ge=1)
     """Approximate maximum number of documents to take."""
     bytes: int | None = Field(default=None, ge=1)

@@ -36,9 +36,10 @@ models load the same network and differ in which tokens count, so one comparison
 
 A tokenizer that was published without `tokenizer.json` is converted once, by transformers'
 converters. It must then tokenize a sample in many scripts as sentencepiece does with the published
-file (tiktoken, for `vocab.json` with `merges.txt`). No converted tokenizer, including those on the
-Hub, tokenizes a letter followed by two standalone combining marks as sentencepiece does. Weights
-that exist only as pickles (`pytorch_model*.bin`) are refused, with the command that converts them.
+file (tiktoken, for `vocab.json` with `merges.txt`). One case is not in the sample: a fast tokenizer
+with SentencePiece's own normalization table, converted or published, tokenizes a letter followed by
+two standalone combining marks differently from sentencepiece. Weights that exist only as pickles
+(`pytorch_model*.bin`) are refused, with the command that converts them.
 
 | models | type | tokenizer as tried | recipes | outcome |
 |---|---|---|---|---|

@@ -204,7 +204,7 @@ def stop() -> None:
 @json_option
 @click.option("--table", is_flag=True, help="Print every version's metrics as Markdown.")
 def versions(as_json: bool, table: bool) -> None:
-    """List all versions and the last decision on each.
+    """List all versions, each with its latest verdict or decision.
 
     \b
     Examples:
@@ -675,7 +675,10 @@ def board(port: int) -> None:
 )
 @click.option("--yes", is_flag=True, help="Run --smoke without confirming its price.")
 @click.option(
-    "--all", "is_whole", is_flag=True, help="Read all text, and list everything that is left out."
+    "--all",
+    "is_whole",
+    is_flag=True,
+    help="Read all text, and list what is set aside or unread.",
 )
 @json_option
 def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
@@ -687,7 +690,7 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     \b
     Examples:
       llm-assets check
-      llm-assets check --all        lists every file or row that is left out, and why
+      llm-assets check --all        lists every file or row that is set aside, and why
       llm-assets check --json | jq .ok
       llm-assets check --smoke      on Google Cloud, also runs minimal jobs
       llm-assets check --smoke --nodes 2      also tests the network between two machines
@@ -775,7 +778,7 @@ def _smoke(
 def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
     """Estimate time and cost on Google Cloud.
 
-    To see how long training takes on this machine, run `llm-assets check`.
+    Once a local pipeline has trained, `llm-assets check` shows how long training takes here.
 
     \b
     Example:

@@ -62,7 +62,7 @@ def serve_wanted(
         report(f"WARNING: version {version.version} serves in place of version {wanted.version}")
     if served.compared:
         report(f"engine {served.engine}: {served.compared}")
-    registry.confirm(version.version, f"it serves: {served.compared}" if served.compared else "")
+    registry.confirm(version.version, f"took over: {served.compared}" if served.compared else "")
     return version, served
 
 

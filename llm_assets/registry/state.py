@@ -317,7 +317,7 @@ class RegistryState(BaseModel):
         self.get(version)
         if self.champion != version:
             self.champion = version
-            self._note("champion", version, "the endpoint", found or "it serves")
+            self._note("champion", version, "the endpoint", found or "took over")
 
     def _want(self, version: int, by: str, reason: str, at: datetime | None = None) -> None:
         self.succession = [number for number in self.succession if number != version] + [version]

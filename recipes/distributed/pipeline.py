@@ -133,9 +133,13 @@ class PipelineParallel(FullySharded):
         return self._shared(self._losses)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        held = dict(super().weights())
+        # In the order of the stages and within each, so that nobody keeps more than one.
+        own = super().weights()
         for name, (stage, shape) in self._holders.items():
-            whole = held[name] if name in held else torch.empty(shape)
+            if stage == self._workers.stage:
+                whole = next(tensor for held, tensor in own if held == name)
+            else:
+                whole = torch.empty(shape)
             dist.broadcast(whole, self._column[stage], group=self._host_group)
             yield name, whole
 
