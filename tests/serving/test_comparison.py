@@ -116,7 +116,7 @@ def test_too_coarse_a_quantization_gets_no_traffic(
     serve: Serve, trained_folder: Path, tmp_path: Path
 ) -> None:
     uneven = change_weights(trained_folder, tmp_path / "uneven", make_uneven)
-    with pytest.raises(RolloutFailed, match=r"served in int4.*evaluated.*at most 10\.0%"):
+    with pytest.raises(RolloutFailed, match=r"served in int4.*evaluated.*limit 10\.0%"):
         serve(uneven, judge(uneven), tmp_path, weights="int4")
 
 
