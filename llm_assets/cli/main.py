@@ -204,7 +204,7 @@ def stop() -> None:
 @json_option
 @click.option("--table", is_flag=True, help="Print every version's metrics as Markdown.")
 def versions(as_json: bool, table: bool) -> None:
-    """List all versions, each with its latest verdict or decision.
+    """List all versions, each with its latest event.
 
     \b
     Examples:

@@ -13,6 +13,7 @@ from llm_assets.gate.judge import judge, with_answers
 from llm_assets.gate.verdict import GateSettings, Outcome, Verdict
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from recipes.evaluation.statistics import spend
+from tests.conftest import ROOT
 
 GATE = GateSettings(smallest_effect=0.005, general_tolerance=0.02)
 BASE, CANDIDATE, INCUMBENT = "base", "candidate", "incumbent"
@@ -190,6 +191,16 @@ def test_the_exam_decides_where_the_settings_say_so(
     assert "On the exam, closed book, the candidate's right answers differ by" in verdict.summary
     assert "100 facts" in verdict.summary
     assert evaluation.judge().promoted is not promoted
+
+
+def test_an_exam_of_48_facts_detects_what_the_page_says() -> None:
+    promoted = 0
+    for seed in range(20):
+        evaluation = Evaluation(gain=0.0)
+        evaluation.ask(48, seed, incumbent=0.25, candidate=0.75)
+        promoted += evaluation.judge(BY_EXAM).promoted
+    page = " ".join((ROOT / "docs" / "knowledge.md").read_text().split())
+    assert f"detected in {promoted} of 20 simulated exams of 48 facts" in page
 
 
 def test_an_exam_bounds_what_it_does_not_ask() -> None:
