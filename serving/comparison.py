@@ -67,14 +67,12 @@ class EngineComparison(BaseModel):
 
     def __str__(self) -> str:
         of_all, of_one = LIMITS[self.weights]
-        one = "no document differs by more than rounding"
-        if self.largest > 0:
-            one = f"beyond rounding, at most {self.largest:.2%} in a document, {self.largest_in}"
+        one = f"{self.largest:.2%} in {self.largest_in}" if self.largest > 0 else "none"
         return (
             f"{self.served:.4f} bits per byte served in {self.weights}, {self.evaluated:.4f} "
             f"evaluated, on {self.documents} documents (difference "
-            f"{self.served / self.evaluated - 1:+.2%}, limit {of_all:.1%}; {one}, limit "
-            f"{of_one:.1%})"
+            f"{self.served / self.evaluated - 1:+.2%}, limit {of_all:.1%}; largest of a "
+            f"document, beyond rounding: {one}, limit {of_one:.1%})"
         )
 
 

@@ -30,17 +30,18 @@ STAGES = (
     "endpoint",
     "store",
     "Google Cloud",
-    "machines of one's own",
-    "TPU machines of one's own",
+    "machines of Google Batch",
+    "TPU machines (queued resources)",
     "jobs of Vertex AI",
     "batches of Dataproc Serverless",
 )
 HEAD = """# Reliability
 
 This page lists tested faults by stage, with what the user sees and what happens next. Behind each
-row is a test that injects the real fault and fails on a traceback, a hang, a process left behind or
-a false success. `python -m tests.reliability` writes this page from the tests, and a test verifies
-that it is up to date. Rows marked * are tested by `make soak`, all others by `make test`.
+row is a test that injects the fault (for Google's services, into a local stand-in) and fails on a
+traceback, a hang, a process left behind or a false success. `python -m tests.reliability` writes
+this page from the tests, and a test verifies that it is up to date. Rows marked * are tested by
+`make soak`, all others by `make test`.
 
 {count} faults.
 """

@@ -162,9 +162,9 @@ def read_or_refuse(kind: str, folder: Path, content: bytes) -> None:
 
 @pytest.mark.fault(
     "settings and commands",
-    "any bytes in a {kind}",
-    sees="the file, and what is wrong with it",
-    then="nothing is used of it",
+    "corrupted bytes in a file: {kind}",
+    sees="the file, and what is wrong with it, unless it can still be read",
+    then="nothing damaged is used",
 )
 @pytest.mark.parametrize("kind", READERS)
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))

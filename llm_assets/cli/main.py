@@ -73,8 +73,8 @@ def commands(config: Path | None) -> None:
 def init(folder: Path, name: str | None, output: Path | None) -> None:
     """Write a pipeline file for a folder of text.
 
-    Reads the folder for up to a minute and chooses settings that fit the text. If the current
-    folder is not a project yet, also writes the project files.
+    Reads the folder for up to a minute and chooses settings that fit the text. Without --output, it
+    also writes the project files if the current folder is not a project yet.
 
     \b
     Example:

@@ -544,7 +544,7 @@ class GoogleCloudSettings(Settings):
 
     @property
     def tpu_parent(self) -> str | None:
-        """The project and zone of TPU machines of one's own; None where training names no zone."""
+        """The project and zone of TPU machines; None where training names no zone."""
         zones = self.training.zones if self.training.tpu else ()
         return f"projects/{self.project}/locations/{zones[0]}" if len(zones) == 1 else None
 

@@ -492,7 +492,7 @@ def active_jobs(settings: GoogleCloudSettings) -> tuple[list[ActiveJob], list[st
             # Whatever keeps one service from answering, the others' machines cost money.
             if not DISABLED_API.search(str(error)):
                 place = replace(kind.kind, project=settings.project, region=settings.region)
-                faults.append(" ".join(refusal(error, "listing its jobs", place)).strip())
+                faults.append(" ".join(refusal(error, "to list its jobs", place)).strip())
     return found, faults
 
 
@@ -520,6 +520,6 @@ def end_jobs(jobs: Iterable[ActiveJob], report: Report) -> tuple[list[ActiveJob]
             ended.append(job)
         except Exception as error:
             # Whatever keeps one job from ending, the others cost money.
-            told = refusal(error, f"ending {job.job.name}", job.service.place)
+            told = refusal(error, f"to end {job.job.name}", job.service.place)
             faults.append(" ".join(told).strip())
     return ended, faults

@@ -1,4 +1,4 @@
-"""Runs containers on machines of one's own, made and ended by Google Batch, with Dagster Pipes."""
+"""Runs containers on machines that Google Batch creates and deletes, with Dagster Pipes."""
 
 import re
 from collections.abc import Iterable, Mapping

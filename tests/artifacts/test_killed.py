@@ -18,10 +18,10 @@ make(sys.argv[1])
 IDENTITY = Identity(kind="corpus", code_version="1")
 POINTS = {
     "artifacts.store.store:open_draft": "before anything is written",
-    "artifacts.store.store:list_files": "before sums are taken",
+    "artifacts.store.store:list_files": "before checksums are computed",
     "artifacts.storage.files:flush_folder": "before files reach the disk",
     "artifacts.store.store:_commit_local": "before the manifest",
-    "artifacts.leases:LocalLease.check": "where the lease is asked",
+    "artifacts.leases:LocalLease.check": "while the lease is checked",
     "artifacts.store.pipelines:Pipeline.advance": "before the record",
 }
 

@@ -97,7 +97,7 @@ class Hostile:
 
 @pytest.mark.fault(
     "checkpoint",
-    "no space left while saving in the background: {background}",
+    "no space left while saving, `checkpointing.in_background: {background}`",
     sees="step and folder; earlier checkpoints are whole",
     then="resumes from them, with the losses of an uninterrupted run",
 )

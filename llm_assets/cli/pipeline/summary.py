@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from shlex import quote
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
@@ -229,6 +230,9 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{more}"
 
 
+PROMPT_CHARACTERS = 80
+
+
 def _print_request(
     console: Console, endpoint: Mapping[str, Any], evaluation: Artifact, is_local: bool
 ) -> None:
@@ -237,7 +241,9 @@ def _print_request(
     Of a local endpoint's answers the headers are shown, which have the request's id.
     """
     samples = read_samples(evaluation).get("candidate")
-    prompt = " ".join(samples[0]["prompt"].split())[:60] if samples else "This function returns"
+    start = " ".join(samples[0]["prompt"].split()) if samples else "This function returns"
+    # Cut between words, where the script has any.
+    prompt = shorten(start, PROMPT_CHARACTERS, placeholder="") or start[:PROMPT_CHARACTERS]
     body = json.dumps({"instances": [{"prompt": prompt, "max_tokens": 32}]}, ensure_ascii=False)
     headers = [endpoint.get("authorization"), "'Content-Type: application/json'"]
     options = " ".join(f"-H {header}" for header in headers if header)

@@ -26,9 +26,9 @@ from tests.waiting import wait_until
 
 @pytest.mark.fault(
     "Google Cloud",
-    "rollout of a version that shows: {reason}",
+    "rollout of a version that fails, reason: {reason}",
     sees="that reason, and which version still serves",
-    then="taken back",
+    then="rolled back",
 )
 @pytest.mark.parametrize(
     ("image", "reason"),

@@ -41,8 +41,8 @@ from tests.stand_ins.google import BUCKET, CUDA_IMAGE, REGION, LocalGoogle
 from tests.stand_ins.project import cloud_settings, cuda_image
 from tests.waiting import wait_until
 
-STAGE = "machines of one's own"
-TPU_STAGE = "TPU machines of one's own"
+STAGE = "machines of Google Batch"
+TPU_STAGE = "TPU machines (queued resources)"
 CPU: dict[str, Any] = {
     "machine_type": "n1-standard-4",
     "accelerator_type": None,
@@ -190,14 +190,14 @@ def test_sweep_goes_on_past_a_service_that_does_not_answer(
         return
     for result in (listed, ended):
         assert result.exit_code == 1 and isinstance(result.exception, UserError)
-        assert "Google Batch refused listing its jobs (403)" in str(result.exception)
+        assert "Google Batch refused to list its jobs (403)" in str(result.exception)
         assert "roles/batch.jobsEditor" in str(result.exception)
 
 
 @pytest.mark.fault(
     STAGE,
-    "a job that may not be ended when machines are",
-    sees="which one, and the right",
+    "no permission to end one of the jobs",
+    sees="which job, and the role to ask for",
     then="the others are ended all the same",
 )
 def test_sweep_goes_on_past_a_job_that_cannot_be_ended(
@@ -209,7 +209,7 @@ def test_sweep_goes_on_past_a_job_that_cannot_be_ended(
     ended = CliRunner().invoke(machines, ["--end"])
     assert "Ended: 1." in ended.output and google.tpu.billing() == []
     assert len(google.batch.billing()) == 1 and ended.exit_code == 1
-    assert "refused ending projects/local-project" in str(ended.exception)
+    assert "refused to end projects/local-project" in str(ended.exception)
     assert "/jobs/left (403)" in str(ended.exception)
     again = CliRunner().invoke(machines, ["--end"])
     assert "Ended: 1." in again.output and again.exit_code == 0

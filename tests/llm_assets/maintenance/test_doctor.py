@@ -174,8 +174,8 @@ def test_a_registry_that_cannot_be_read_is_told(configured: Weeks) -> None:
 @pytest.mark.fault(
     "store",
     "model behind the champion deleted",
-    sees="which alias lost its model",
-    then="the command that rebuilds it",
+    sees="which alias lost its model, and the command that rebuilds it",
+    then="nothing is changed",
 )
 def test_a_lost_model_of_the_champion_is_told(configured: Weeks) -> None:
     delete(configured.base)

@@ -51,8 +51,8 @@ class Service:
         return self.name
 
 
-BATCH = Service("batch", "machines of one's own", BatchJobs, "DeleteJob", "deleted")
-TPU = Service("tpu", "TPU machines of one's own", TpuVms, "DeleteQueuedResource", "deleted")
+BATCH = Service("batch", "machines of Google Batch", BatchJobs, "DeleteJob", "deleted")
+TPU = Service("tpu", "TPU machines (queued resources)", TpuVms, "DeleteQueuedResource", "deleted")
 OWN = (BATCH, TPU)
 VERTEX = Service("vertex", "jobs of Vertex AI", VertexCustomJobs, "CancelCustomJob", "cancelled")
 DATAPROC = Service(
@@ -164,7 +164,7 @@ def end(process: ForkedProcess, number: signal.Signals = signal.SIGTERM) -> None
     assert process.wait(timeout=WAIT_SECONDS) != 0
 
 
-@ending("finished", "its results", "its machines are gone; asked again, it is done")
+@ending("finishes as planned", "its results", "its machines are gone; no second job is started")
 def test_finished_job_is_taken_as_done(scene: Scene) -> None:
     assert scene.run().success
     scene.ends(starts=1)
@@ -205,7 +205,11 @@ def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     scene.ends(starts=3)
 
 
-@ending("a worker crashes again and again", "its exit code", "started again so often, then failed")
+@ending(
+    "a worker crashes again and again",
+    "its exit code",
+    "started again up to the limit, then failed",
+)
 @only(*OWN, VERTEX)
 def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     assert "75" in failure_text(scene.run("fail-until:99:75"))
@@ -507,7 +511,7 @@ def test_lost_answer_to_a_cancelling_is_no_failure(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("asked again while its job is being cancelled", "nothing", "another is submitted")
+@ending("run started again while its job is being cancelled", "nothing", "a new job is submitted")
 @only(*OWN, VERTEX)
 def test_job_that_is_being_cancelled_is_not_adopted(scene: Scene) -> None:
     scene.google.batch.deletion_seconds = scene.google.tpu.deletion_seconds = 8.0
@@ -572,7 +576,7 @@ def test_late_answers_are_waited_for(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("service takes what it called unavailable", "a line", "one job is started")
+@ending("service says UNAVAILABLE but has accepted the job", "a line", "one job is started")
 def test_request_that_is_sent_twice_starts_one_job(scene: Scene) -> None:
     method, busy = scene.runner.create_method, grpc.StatusCode.UNAVAILABLE
     scene.google.server.faults.add(method, busy, times=2, after_work=True)

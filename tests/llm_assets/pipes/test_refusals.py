@@ -29,7 +29,9 @@ def test_labels_are_no_longer_than_google_takes_them() -> None:
     )
 
 
-@pytest.mark.fault("Google Cloud", "missing right", sees="the role to ask for", then="asked once")
+@pytest.mark.fault(
+    "Google Cloud", "missing right", sees="the role to ask for", then="the request is not retried"
+)
 def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalGoogle) -> None:
     text = refusal_text(runner, google, grpc.StatusCode.PERMISSION_DENIED, "Permission denied")
     role = "roles/aiplatform.user" if runner.service == "vertex" else "roles/dataproc.editor"
@@ -37,7 +39,10 @@ def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalG
 
 
 @pytest.mark.fault(
-    "Google Cloud", "API disabled", sees="the command that enables it", then="asked once"
+    "Google Cloud",
+    "API disabled",
+    sees="the command that enables it",
+    then="the request is not retried",
 )
 def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle) -> None:
     message = "The API has not been used in project local-project before or it is disabled."
@@ -50,7 +55,7 @@ def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle)
     "Google Cloud",
     "quota exceeded",
     sees="which quota, and where to ask for more",
-    then="asked once",
+    then="the request is not retried",
 )
 def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: LocalGoogle) -> None:
     message = (
@@ -78,7 +83,7 @@ def test_quota_project_that_may_not_be_used_is_told_as_such(
     "Google Cloud",
     "organization policy forbids machines",
     sees="which policy, and who can grant an exception",
-    then="asked once",
+    then="the request is not retried",
 )
 def test_organization_policy_is_named_with_who_may_make_an_exception(
     runner: Runner, google: LocalGoogle

@@ -14,7 +14,7 @@ from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.stand_ins.processes import RealProcess
 from tests.waiting import wait_until
 
-STAGE = "TPU machines of one's own"
+STAGE = "TPU machines (queued resources)"
 QUICK = """import tpu_machine
 tpu_machine.RETRY_SECONDS = 0.1
 tpu_machine.main()
@@ -101,16 +101,16 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     STAGE,
     "empty answers, errors and cut connections {when}",
     sees="a line each time, in the machine's log",
-    then="asked again until its machine has deleted itself",
+    then="the machine retries until it has deleted itself",
 )
 @pytest.mark.parametrize(
     ("when", "kind", "good", "bad"),
     [
-        ("as it begins", tpu_machine.ATTRIBUTE, [], [EMPTY, BUSY, CUT]),
-        ("as it looks for what it wrote", "GET", [], [EMPTY, BUSY, CUT]),
-        ("as it says how it is", "POST", [json_answer(200, {})], [BUSY, CUT]),
-        ("as it deletes itself", "DELETE", [], [BUSY, CUT]),
-        ("as it asks for tokens", "token", [TOKEN], [EMPTY, BUSY, CUT]),
+        ("as the machine starts", tpu_machine.ATTRIBUTE, [], [EMPTY, BUSY, CUT]),
+        ("as the machine looks for its record", "GET", [], [EMPTY, BUSY, CUT]),
+        ("as the machine reports its state", "POST", [json_answer(200, {})], [BUSY, CUT]),
+        ("as the machine deletes itself", "DELETE", [], [BUSY, CUT]),
+        ("as the machine requests tokens", "token", [TOKEN], [EMPTY, BUSY, CUT]),
     ],
 )
 def test_machine_asks_again_until_it_is_deleted(

@@ -79,7 +79,7 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
 
 @pytest.mark.fault(
     "Google Cloud",
-    "storage fails {failures} times while a checkpoint is saved",
+    "storage fails while a checkpoint is saved, failures: {failures}",
     sees="that it will be retried, and when",
     then="saved",
 )

@@ -38,7 +38,7 @@ SAME_WEIGHTS = {"float32": 1e-5, "bfloat16": 1e-2}
 
 @pytest.mark.fault(
     "checkpoint",
-    "{started} training processes started where {plan} were planned ({settings[recipe]})",
+    "training processes: {started} started, {plan} planned ({settings[recipe]})",
     sees="both numbers, and the setting to change",
     then="nothing is trained",
 )
