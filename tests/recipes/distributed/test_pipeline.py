@@ -1,14 +1,10 @@
 """Layers split into stages compute what they do together."""
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
-from transformers import Qwen3Config
 
 from artifacts.errors import UserError
 from recipes.distributed.pipeline import StageModel
@@ -18,7 +14,11 @@ from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.settings import PlacementSettings
 from recipes.spec import TrainingSpec, read_metrics
 from recipes.training.setup import check_inputs
-from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run, settings_of
+from tests.recipes.conftest import SpecMaker, kill_at, launcher, run, settings_of
+from tests.recipes.distributed.one_course import (
+    assert_same_course,
+    train_with_all_kinds_of_weights,
+)
 
 STAGES = {
     "steps": 30,
@@ -26,24 +26,6 @@ STAGES = {
     "pipeline_parallel": 2,
     "device_batch_size": 1,
 }
-
-
-def assert_same_course(spec: TrainingSpec, unbroken: TrainingSpec) -> None:
-    """Losses, gradients' norms, validation and weights are those of one worker."""
-    ours, theirs = course(spec), course(unbroken)
-    assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)
-    assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
-    results = [
-        json.loads((Path(x.run_folder) / "result.json").read_text()) for x in (spec, unbroken)
-    ]
-    for key in ("parameters", "tokens_seen", "validation"):
-        assert results[0][key] == pytest.approx(results[1][key], rel=1e-4), key
-    exported, expected = (
-        load_file(Path(x.export_folder) / "model.safetensors") for x in (spec, unbroken)
-    )
-    assert exported.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.soak
@@ -90,25 +72,7 @@ def test_three_stages_have_layers_norms_and_an_output_matrix_of_their_own(
     steps = {"steps": 6, "recipe": "pretraining", "precision": "float32"}
     alone = make_spec("alone", **steps)
     stages = make_spec("stages", **steps, pipeline_parallel=3, device_batch_size=1)
-    folder = tmp_path / "model"
-    folder.mkdir()
-    shutil.copy(Path(alone.base_model_folder) / "tokenizer.json", folder)
-    sizes = json.loads((Path(alone.base_model_folder) / "config.json").read_text())
-    config = Qwen3Config(
-        vocab_size=sizes["vocab_size"],
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        attention_bias=True,
-        architectures=["Qwen3ForCausalLM"],
-    )
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    for spec, program in ((alone, None), (stages, launcher(3))):
-        code, output = run(spec.model_copy(update={"base_model_folder": str(folder)}), program)
-        assert code == 0, output
+    train_with_all_kinds_of_weights(tmp_path / "model", alone, stages, 3)
     assert_same_course(stages, alone)
 
 

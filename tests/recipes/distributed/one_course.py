@@ -1,0 +1,55 @@
+"""Trainings that are spread in different ways, and have to take one course."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3Config
+
+from recipes.spec import TrainingSpec
+from tests.recipes.conftest import course, launcher, run
+
+
+def assert_same_course(spec: TrainingSpec, unbroken: TrainingSpec) -> None:
+    """Losses, gradients' norms, validation and weights are those of one worker."""
+    ours, theirs = course(spec), course(unbroken)
+    assert [loss for loss, _, _ in ours] == pytest.approx([x[0] for x in theirs], rel=1e-5)
+    assert [norm for _, norm, _ in ours] == pytest.approx([x[1] for x in theirs], rel=1e-4)
+    results = [
+        json.loads((Path(x.run_folder) / "result.json").read_text()) for x in (spec, unbroken)
+    ]
+    for key in ("parameters", "tokens_seen", "validation"):
+        assert results[0][key] == pytest.approx(results[1][key], rel=1e-4), key
+    exported, expected = (
+        load_file(Path(x.export_folder) / "model.safetensors") for x in (spec, unbroken)
+    )
+    assert exported.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
+
+
+def train_with_all_kinds_of_weights(
+    folder: Path, alone: TrainingSpec, spread: TrainingSpec, workers: int
+) -> None:
+    """Train both from one model with norms of heads, biases and an output matrix of its own."""
+    folder.mkdir()
+    shutil.copy(Path(alone.base_model_folder) / "tokenizer.json", folder)
+    sizes = json.loads((Path(alone.base_model_folder) / "config.json").read_text())
+    config = Qwen3Config(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        attention_bias=True,
+        architectures=["Qwen3ForCausalLM"],
+    )
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    for spec, program in ((alone, None), (spread, launcher(workers))):
+        code, output = run(spec.model_copy(update={"base_model_folder": str(folder)}), program)
+        assert code == 0, output
