@@ -121,7 +121,9 @@ def main() -> None:
         google.reset()
         share = waiting_share()
     checks = {
-        "added time from submission to first log line": at_most(max(our_seconds), 2.0, "s"),
+        "time added to submission and to the first log line, slowest of 3": at_most(
+            max(our_seconds), 2.0, "s"
+        ),
         "share of a core while waiting": at_most(share, 0.01),
     }
     packages = ["dagster", "dagster-gcp", "google-cloud-aiplatform"]

@@ -5,8 +5,9 @@ of them goes to the new version, then half, until each step has seen `min_reques
 for a token are lognormal about a load that both versions share and that drifts (an autoregressive
 process over the looks), so answers of one moment resemble each other, as on a real machine.
 
-The peer looks as often at the same requests, and takes a version back as soon as the plain test at
-1% of any one look says so: Fisher's exact test of failures, and Mann-Whitney's test of seconds.
+The peer looks at the same requests, at every tenth look, and takes a version back as soon as the
+plain test at 1% of any one look says so: Fisher's exact test of failures, and Mann-Whitney's test
+of seconds.
 """
 
 from collections.abc import Iterator
@@ -152,7 +153,7 @@ def main() -> None:
         [alarms["ours"]],
         [alarms["peer"]],
         "highest share of rollouts that roll back a version that is no worse",
-        "plain tests at every look",
+        "plain tests at every tenth look",
         "lower",
         ["numpy", "scipy"],
         checks,

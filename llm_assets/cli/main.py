@@ -424,7 +424,7 @@ def document(identifier: str, as_json: bool) -> None:
 @click.option(
     "--similar",
     type=click.Choice(["drop", "keep"]),
-    help="What to do with other documents that contain the text, if it is short or common.",
+    help="drop: other documents with the text, too. keep: only exact copies.",
 )
 @click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
 @click.option("--yes", is_flag=True, help="Apply the decision to what is listed.")
@@ -443,10 +443,10 @@ def forget(
     """Forget documents, and withdraw versions trained on them.
 
     Lists the documents, other documents that contain their text, and what was trained on them;
-    --yes forgets them. No later corpus contains them, or documents with at least half of their
-    text, even if every tenth word is changed. The serving model is trained again without them, from
-    the last checkpoint that had not read any, and every version that was trained on them is
-    withdrawn.
+    --yes forgets them. No later corpus contains them or, unless you choose --similar keep,
+    documents with at least half of their text, even if every tenth word is changed. The serving
+    model is trained again without them, from the last checkpoint that had not read any, and every
+    version that was trained on them is withdrawn.
 
     \b
     Examples:
@@ -469,7 +469,7 @@ def forget(
 @click.option("--request", help="The request's id: the X-Request-Id of the answer.")
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
-@click.option("--version", type=int, help="Version that answered. Default: the serving one.")
+@click.option("--version", type=int, help="Version of --text or --file. Default: the serving one.")
 @json_option
 def trace(
     request: str | None,

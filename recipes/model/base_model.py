@@ -315,7 +315,7 @@ def _check_folder(folder: Path) -> Path:
         missing = "nor a SentencePiece model or a vocab.json with merges.txt to make one of"
         if config.get("model_type") == "marian":
             missing = (
-                "and transformers cannot make one of Marian's two SentencePiece models, one for "
+                "and transformers cannot make one from Marian's two SentencePiece models, one for "
                 "the inputs and one for the targets"
             )
         raise UserError(

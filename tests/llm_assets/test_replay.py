@@ -50,7 +50,9 @@ def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_meas
     raw, clean = (project.record.current(name, "test") for name in ("raw_corpus", "clean_corpus"))
     tokens, told = shards.stats["tokens"], dict(corpus_lines(raw, clean, shards))
     assert told["tokens"].startswith(f"{sum(tokens.values()) - tokens['replay']:,} in ")
-    assert told["replayed"].startswith(f"{tokens['replay']:,} tokens in 60 documents of other text")
+    assert told["to replay"].startswith(
+        f"{tokens['replay']:,} tokens in 60 documents of other text"
+    )
     unused = sum(clean.stats["dropped"].values()) + sum(shards.stats["left_out"].values()) + 1
     assert raw.stats["documents"] == sum(shards.stats["documents"].values()) + unused
     coverage = dict(training_lines(checkpoint, shards))["coverage"]

@@ -99,8 +99,8 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
 def _replayed(shards: Artifact) -> list[tuple[str, str]]:
     """Text that is no news to the model; nothing where there is none."""
     documents, tokens = (shards.stats[of].get("replay", 0) for of in ("documents", "tokens"))
-    text = f"{tokens:,} tokens in {documents:,} documents of other text, to limit forgetting"
-    return [("replayed", text)] if documents else []
+    text = f"{tokens:,} tokens in {documents:,} documents of other text, a share of the rows, to "
+    return [("to replay", f"{text}limit forgetting")] if documents else []
 
 
 def _left_out(shards: Artifact) -> list[tuple[str, str]]:
