@@ -241,6 +241,15 @@ def search(population: Population, random: np.random.Generator) -> dict[str, dic
     return worst
 
 
+MIXED_YEAR = {
+    "found": "better candidates found",
+    "wrong": "years with a false promotion",
+    "fell": "years in which the champion fell below the first one",
+    "documents": "median share of the documents that a verdict used",
+}
+"""What the figures of `mixed_year` are, in words."""
+
+
 def main() -> None:
     """Simulate, print a line for each case, and record the worst lifetime errors and the power."""
     random = np.random.default_rng(0)
@@ -256,25 +265,31 @@ def main() -> None:
             for searcher, found in by_searcher.items():
                 worst[rule] = max(worst[rule], found)
                 if rule == "ours":
-                    checks[f"{name}_{searcher}"] = at_most(found, GATE.lifetime_error)
+                    checks[f"false promotion in a year: {name}, by {searcher}"] = at_most(
+                        found, GATE.lifetime_error
+                    )
                 print(f"{name}, {rule}, {searcher}: {found:.1%} of years", flush=True)
     for name in POWER_OF:
         for clusters in (200, 1_000):
             for key, value in power(populations[name], clusters, random).items():
-                checks[f"{name}_{clusters}_documents_{key}"] = Check(value, "reported", True)
+                checks[f"power: {name}, {clusters} documents, {key}"] = Check(
+                    value, "reported", True
+                )
     for name in ("measured", "half_the_noise"):
         for rule, figures in mixed_year(populations[name], 200, 400, random).items():
             limits = {"wrong": GATE.lifetime_error, "fell": GATE.lifetime_error, "documents": 0.5}
             for key, value in figures.items():
-                checks[f"{name}_mixed_year_{rule}_{key}"] = (
+                checks[f"mixed year, {name}, {rule}: {MIXED_YEAR[key]}"] = (
                     at_most(value, limits[key])
                     if rule == "ours" and key in limits
                     else Check(value, "reported", True)
                 )
     for name in ("measured", "half_the_noise"):
-        value = checks[f"{name}_200_documents_2x_look_1"].value
-        checks[f"{name}_twice_the_smallest_effect_at_200_documents"] = at_least(value, 0.4)
-    checks["weekly_bootstrap_worst"] = Check(worst["weekly"], "reported", True)
+        value = checks[f"power: {name}, 200 documents, 2x_look_1"].value
+        checks[f"power for twice the smallest effect, 200 documents: {name}"] = at_least(value, 0.4)
+    checks["false promotion in a year: weekly bootstrap, worst"] = Check(
+        worst["weekly"], "reported", True
+    )
     record(
         "gate_calibration",
         [worst["ours"]],

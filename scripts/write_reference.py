@@ -91,7 +91,7 @@ BENCHMARKS_INTRODUCTION = """# Benchmarks
 
 Each benchmark is one program in `benchmarks/` that compares this project with a named peer or
 baseline in one run: `make bench NAME=<name>`. A ratio above 1 means that this project is better.
-A run changes no files here; `make bench NAME=<name> KEEP=1` saves its result, together with the
+A run changes no tracked files; `make bench NAME=<name> KEEP=1` saves its result, together with the
 machine that it ran on, in `benchmarks/results/` and regenerates this page.
 """
 
@@ -226,6 +226,7 @@ def _first_paragraph(model: type[BaseModel]) -> str:
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
+HELD = {True: "yes", False: "**no**"}
 MOST_ROWS = 30
 """Of a table; of a longer one the rows that have a bound are shown."""
 
@@ -249,7 +250,7 @@ def _result(result: dict[str, Any]) -> str:
         }
         lines += [
             f"| {name.replace('_', ' ')} | {check['value']:,.4g} | {check['limit']} | "
-            f"{'yes' if check['held'] else '**no**'} |"
+            f"{HELD[check['held']] if check['limit'] != 'reported' else 'no bound'} |"
             for name, check in shown.items()
         ]
         if left := len(result["checks"]) - len(shown):

@@ -504,7 +504,9 @@ def trace(
 @commands.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE")
 @click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
-@click.option("--retrain", is_flag=True, help="Repeat the runs and compare the weights.")
+@click.option(
+    "--retrain", is_flag=True, help="Repeat the training without the text, compare weights."
+)
 def verify(path: Path, key: Path | None, retrain: bool) -> None:
     """Check a certificate that `forget` wrote.
 
@@ -513,7 +515,7 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
     \b
     Examples:
       llm-assets verify forgotten-0f3a.json --key issuer.pub
-      llm-assets verify forgotten-0f3a.json --retrain   on another machine, with the store
+      llm-assets verify forgotten-0f3a.json --retrain   # on any machine with the store
     """
     from llm_assets.cli.text import forget as forgetting
 

@@ -145,7 +145,7 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
             f"{before} -> {after} {stats['validation_unit']}",
         ),
         ("training loss", loss_line(read_metrics(checkpoint.url))),
-        ("coverage", f"{read} the training text (`checkpoint.budget.steps`)"),
+        ("coverage", f"{read} the training text (`checkpoint.budget`)"),
     ]
 
 
