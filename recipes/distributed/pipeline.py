@@ -7,7 +7,7 @@ goes on with any number of stages.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ class StageModel(TrainableModel):
 
     network: Decoder
 
-    def __init__(self, model: TrainableModel, workers: Workers, precision: Precision) -> None:
-        """Keep this worker's stage of a model with a decoder, which is changed in place.
+    def __init__(
+        self, model: TrainableModel, network: Decoder, workers: Workers, precision: Precision
+    ) -> None:
+        """Keep this worker's stage of a model's network, which is changed in place.
 
         Raises:
             UserError: it has fewer layers than there are stages.
         """
-        network = model.network
-        assert isinstance(network, Decoder), "only those are split"
         super().__init__(network)
         if len(network.layers) < workers.pipeline_parallel:
             raise UserError(
@@ -61,6 +61,7 @@ class StageModel(TrainableModel):
     def trained_count(self) -> int:
         return self._whole[1]
 
+    # The schedule cuts and sends tensors, and knows of no batch.
     def forward(  # type: ignore[override]
         self,
         given: torch.Tensor,
@@ -80,6 +81,8 @@ class StageModel(TrainableModel):
 class PipelineParallel(FullySharded):
     """A stage that its workers share out by FSDP2, among the other stages."""
 
+    model: StageModel
+
     def __init__(
         self,
         model: StageModel,
@@ -97,7 +100,7 @@ class PipelineParallel(FullySharded):
             passes: batches of a step.
         """
         super().__init__(model, optimizers, gradient_clip, precision, workers.device)
-        self._stage, self._workers, self._rows = model, workers, batch_shape[0]
+        self._workers, self._rows = workers, batch_shape[0]
         # Column by column: the workers that hold the stages of one part of the global batch.
         per_stage = workers.count // workers.pipeline_parallel
         columns = [list(range(n, workers.count, per_stage)) for n in range(per_stage)]
@@ -111,26 +114,27 @@ class PipelineParallel(FullySharded):
         for stage in range(workers.pipeline_parallel):
             for name, shape in held[stage * per_stage].items():
                 self._holders.setdefault(name, (stage, shape))
-        self._tied = (
-            "network.model.embed_tokens.weight" if model.network.shape.tied_embeddings else ""
-        )
-        """Of a weight that the first and the last stage hold alike."""
-        self._losses: list[torch.Tensor] = []
-        self._scale = 1.0
+        self._tied = held[0].keys() & held[-1].keys()
+        """Weights that the first and the last stage hold alike."""
         self._schedule = Schedule1F1B(
-            self._torch_stage(batch_shape), passes, self._scaled_loss, scale_grads=False
+            self._torch_stage(batch_shape), passes, _scaled, scale_grads=False
         )
         self._forward_only = ScheduleGPipe(self._torch_stage(batch_shape), 1)
 
     def loss(self, batch: Batch | ExampleBatch) -> torch.Tensor:
-        found = self._run(self._forward_only.step, [batch])
+        found = self._run(self._forward_only, self._joined([batch]))
         return self._shared([] if found is None else [found])
 
     def accumulate(self, batches: Sequence[Batch | ExampleBatch], scale: float) -> torch.Tensor:
-        self._scale = scale
-        self._losses.clear()
-        self._run(self._schedule.step, batches, return_outputs=False)
-        return self._shared(self._losses)
+        batch, losses = self._joined(batches), list[torch.Tensor]()
+        self._run(
+            self._schedule,
+            batch,
+            target=batch.targets,
+            return_outputs=False,
+            loss_kwargs={"losses": losses, "scale": scale},
+        )
+        return self._shared(losses)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         # In the order of the stages and within each, so that nobody keeps more than one.
@@ -158,7 +162,7 @@ class PipelineParallel(FullySharded):
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if name == self._tied:
+            if name in self._tied:
                 local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
                 dist.all_reduce(local, group=self._ends_group)
             if self._holders[name][0] == self._workers.stage:
@@ -172,14 +176,14 @@ class PipelineParallel(FullySharded):
 
     def _torch_stage(self, batch_shape: tuple[int, int]) -> PipelineStage:
         """The stage with the shapes of what it takes and gives, so that nothing is tried out."""
-        network = self._stage.network
+        network = self.model.network
         # The residual stream is in float32.
         stream = torch.empty(*batch_shape, network.shape.hidden_size, device="meta")
         stream.requires_grad_()
         tokens = torch.empty(batch_shape, dtype=torch.int64, device="meta")
         loss = torch.empty(1, device="meta", requires_grad=True)
         return PipelineStage(
-            self._stage,
+            self.model,
             self._workers.stage,
             self._workers.pipeline_parallel,
             self._device,
@@ -188,29 +192,32 @@ class PipelineParallel(FullySharded):
             group=self._group,
         )
 
-    def _run(
-        self, schedule: Callable[..., Any], batches: Sequence[Batch | ExampleBatch], **options: Any
-    ) -> Any:
+    def _joined(self, batches: Sequence[Batch | ExampleBatch]) -> Batch:
         parts = [vars(_padded(batch, self._rows)).values() for batch in batches]
-        joined = Batch(*map(torch.cat, zip(*parts, strict=True))).to(self._device)
-        given = [joined.tokens] if self._stage.network.begins else []
-        return schedule(
+        return Batch(*map(torch.cat, zip(*parts, strict=True))).to(self._device)
+
+    def _run(self, schedule: Schedule1F1B | ScheduleGPipe, batch: Batch, **options: Any) -> Any:
+        given = [batch.tokens] if self.model.network.begins else []
+        return schedule.step(
             *given,
-            positions=joined.positions,
-            segments=joined.segments,
-            targets=joined.targets,
-            target=joined.targets if options else None,
+            positions=batch.positions,
+            segments=batch.segments,
+            targets=batch.targets,
             **options,
         )
-
-    def _scaled_loss(self, loss: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self._losses.append(loss.detach())
-        return loss.sum() * self._scale
 
     def _shared(self, losses: list[torch.Tensor]) -> torch.Tensor:
         """What the loss's mean over the stages comes from: the last one has it alone."""
         count = self._workers.pipeline_parallel
         return count * sum((loss.sum() for loss in losses), torch.zeros((), device=self._device))
+
+
+def _scaled(
+    loss: torch.Tensor, targets: torch.Tensor, losses: list[torch.Tensor], scale: float
+) -> torch.Tensor:
+    """What the last stage differentiates; the loss as it is goes into `losses`."""
+    losses.append(loss.detach())
+    return loss.sum() * scale
 
 
 def _padded(batch: Batch | ExampleBatch, rows: int) -> Batch:

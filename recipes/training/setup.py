@@ -26,7 +26,6 @@ from torch.distributed.tensor.parallel import (
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
 from recipes.device import device_of
-from recipes.distributed.pipeline import PipelineParallel, StageModel
 from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
@@ -40,7 +39,7 @@ from recipes.model.decoder.network import (
 )
 from recipes.model.lora import add_adapters
 from recipes.objective import Objective
-from recipes.optimization import build_optimizers
+from recipes.optimization import Optimizers, build_optimizers
 from recipes.settings import PlacementSettings, Precision, TrainingSettings, chosen
 from recipes.spec import TrainingSpec
 
@@ -527,17 +526,21 @@ def build_strategy(
         return build(spec, workers, precision, lambda: _build_model(spec, objective, workers))
     model = _build_model(spec, objective, workers)
     clip = training.optimizer.gradient_clip
+
+    def spread(model: TrainableModel) -> Optimizers:
+        shard(model, workers, placement.replicas, precision)
+        model.read_weights(workers.device)
+        return build_optimizers(model, training.optimizer)
+
     if placement.pipeline_parallel > 1:
-        decoder_of(model, "pipeline_parallel")
-        model = StageModel(model, workers, precision)
-    shard(model, workers, placement.replicas, precision)
-    model.read_weights(workers.device)
-    optimizers = build_optimizers(model, training.optimizer)
-    if isinstance(model, StageModel):
+        # To import torch's schedules takes 0.4 s, which other trainings need not wait for.
+        from recipes.distributed.pipeline import PipelineParallel, StageModel
+
+        stage = StageModel(model, decoder_of(model, "pipeline_parallel"), workers, precision)
         shape = placement.device_batch_size, spec.shards.sequence_length
         passes = training.budget.global_batch_size // workers.dp_size // shape[0]
-        return PipelineParallel(model, optimizers, clip, precision, workers, shape, passes)
-    return FullySharded(model, optimizers, clip, precision, workers.device)
+        return PipelineParallel(stage, spread(stage), clip, precision, workers, shape, passes)
+    return FullySharded(model, spread(model), clip, precision, workers.device)
 
 
 def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> TrainableModel:

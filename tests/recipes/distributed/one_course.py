@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3Config
 
-from recipes.spec import TrainingSpec
-from tests.recipes.conftest import course, launcher, run
+from recipes.settings import PlacementSettings
+from recipes.spec import TrainingSpec, read_metrics
+from tests.recipes.conftest import course, kill_at, launcher, run
 
 
 def assert_same_course(spec: TrainingSpec, unbroken: TrainingSpec) -> None:
@@ -29,6 +30,20 @@ def assert_same_course(spec: TrainingSpec, unbroken: TrainingSpec) -> None:
     assert exported.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
+
+
+def kill_spread_and_whole(spec: TrainingSpec, workers: int, then: int) -> None:
+    """Kill a run on some workers, go on with it on one, kill it, and end it on others."""
+    whole = spec.model_copy(
+        update={"training": spec.training.model_copy(update={"placement": PlacementSettings()})}
+    )
+    kill_at(spec, 7, launcher(workers))
+    kill_at(whole, 16)
+    code, output = run(spec, launcher(then))
+    assert code == 0, output
+    assert "Going on from the checkpoint of step" in output
+    tokens = [[line["targets"] for line in read_metrics(Path(x.run_folder))] for x in (spec, whole)]
+    assert tokens[0] == tokens[1]
 
 
 def train_with_all_kinds_of_weights(

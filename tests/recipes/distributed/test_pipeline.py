@@ -11,12 +11,12 @@ from recipes.distributed.pipeline import StageModel
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
-from recipes.settings import PlacementSettings
-from recipes.spec import TrainingSpec, read_metrics
+from recipes.spec import TrainingSpec
 from recipes.training.setup import check_inputs
-from tests.recipes.conftest import SpecMaker, kill_at, launcher, run, settings_of
+from tests.recipes.conftest import SpecMaker, launcher, run, settings_of
 from tests.recipes.distributed.one_course import (
     assert_same_course,
+    kill_spread_and_whole,
     train_with_all_kinds_of_weights,
 )
 
@@ -52,16 +52,7 @@ def test_stages_take_the_same_course(
 @pytest.mark.soak
 def test_stages_go_on_together_and_back(make_spec: SpecMaker, unbroken: TrainingSpec) -> None:
     spec = make_spec("stages", **STAGES, audit_rows=True)
-    whole = spec.model_copy(
-        update={"training": spec.training.model_copy(update={"placement": PlacementSettings()})}
-    )
-    kill_at(spec, 7, launcher(2))
-    kill_at(whole, 16)
-    code, output = run(spec, launcher(4))
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
-    tokens = [[line["targets"] for line in read_metrics(Path(x.run_folder))] for x in (spec, whole)]
-    assert tokens[0] == tokens[1]
+    kill_spread_and_whole(spec, 2, then=4)
     assert_same_course(spec, unbroken)
 
 
@@ -99,13 +90,11 @@ def test_passes_that_do_not_fill_the_stages_are_refused_with_what_fits(
 def test_more_stages_than_layers_are_refused(base_model: Path) -> None:
     from transformers import AutoConfig
 
-    model = TrainableModel(
-        Decoder(DecoderShape.from_config(AutoConfig.from_pretrained(base_model)))
-    )
-    layers = len(model.network.layers)
+    decoder = Decoder(DecoderShape.from_config(AutoConfig.from_pretrained(base_model)))
+    layers = len(decoder.layers)
     workers = Workers(0, layers + 1, torch.device("cpu"), pipeline_parallel=layers + 1)
     with pytest.raises(UserError, match=f"has {layers} layers. Set it to {layers} or less"):
-        StageModel(model, workers, "float32")
+        StageModel(TrainableModel(decoder), decoder, workers, "float32")
 
 
 def test_what_has_not_been_made_to_go_with_it_is_refused() -> None:

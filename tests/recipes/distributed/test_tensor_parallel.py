@@ -12,12 +12,12 @@ from transformers import AutoConfig
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
-from recipes.settings import PlacementSettings
-from recipes.spec import TrainingSpec, read_metrics
+from recipes.spec import TrainingSpec
 from recipes.training.setup import split_matrices
 from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run, settings_of
 from tests.recipes.distributed.one_course import (
     assert_same_course,
+    kill_spread_and_whole,
     train_with_all_kinds_of_weights,
 )
 
@@ -41,17 +41,7 @@ def test_split_matrices_take_the_same_course(make_spec: SpecMaker, unbroken: Tra
 @pytest.mark.soak
 def test_split_matrices_go_on_whole_and_back(make_spec: SpecMaker, unbroken: TrainingSpec) -> None:
     spec = make_spec("split", **SPLIT)
-    whole = spec.model_copy(
-        update={"training": spec.training.model_copy(update={"placement": PlacementSettings()})}
-    )
-    kill_at(spec, 7, launcher(2))
-    kill_at(whole, 16)
-    code, output = run(spec, launcher(2))
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
-
-    tokens = [[line["targets"] for line in read_metrics(Path(x.run_folder))] for x in (spec, whole)]
-    assert tokens[0] == tokens[1]
+    kill_spread_and_whole(spec, 2, then=2)
     assert_same_course(spec, unbroken)
 
 

@@ -174,6 +174,20 @@ def test_unknown_task_and_task_without_its_data_are_named(
         run_tasks(SharedContextLM(model, tokenizer, 512), [TaskSettings(name=name)], [tmp_path])
 
 
+def run_lm_eval(base_model: Path, task: str, shots: int, folder: Path) -> dict[str, Any]:
+    """What lm-eval's own command writes about a task in `tasks` of a folder."""
+    command = [
+        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu"),
+        *("--model_args", f"pretrained={base_model},dtype=float32", "--tasks", task),
+        *("--include_path", str(folder / "tasks"), "--num_fewshot", str(shots)),
+        *("--batch_size", "1", "--seed", str(SEED), "--output_path", str(folder / "theirs")),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    (written,) = (folder / "theirs").rglob("results_*.json")
+    return dict(json.loads(written.read_text()))
+
+
 @pytest.mark.soak
 def test_scores_with_solved_examples_are_those_of_lm_evals_own_command(
     questions: list[dict[str, Any]], tmp_path: Path, base_model: Path, model: Any, tokenizer: Any
@@ -183,16 +197,7 @@ def test_scores_with_solved_examples_are_those_of_lm_evals_own_command(
     write_task(TASK, questions, tmp_path / "tasks")
     tasks = [TaskSettings(name=TASK, shots=2)]
     found = run_tasks(SharedContextLM(model, tokenizer, 4_096), tasks, [tmp_path / "tasks"])
-    command = [
-        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu"),
-        *("--model_args", f"pretrained={base_model},dtype=float32", "--tasks", TASK),
-        *("--include_path", str(tmp_path / "tasks"), "--num_fewshot", "2", "--batch_size", "1"),
-        *("--seed", str(SEED), "--output_path", str(tmp_path / "theirs")),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    (written,) = (tmp_path / "theirs").rglob("results_*.json")
-    theirs = json.loads(written.read_text())
+    theirs = run_lm_eval(base_model, TASK, 2, tmp_path)
     assert theirs["n-shot"][TASK] == 2
     for one in found:
         assert one.values.mean() == pytest.approx(theirs["results"][TASK][f"{one.metric},none"])
@@ -275,16 +280,7 @@ def test_leaderboards_definitions_score_as_by_lm_evals_own_command(
     found = run_tasks(
         SharedContextLM(model, tokenizer, 4_096), [TaskSettings(name=name, shots=shots)], [folder]
     )
-    command = [
-        *(sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--device", "cpu"),
-        *("--model_args", f"pretrained={base_model},dtype=float32", "--tasks", name),
-        *("--include_path", str(folder), "--num_fewshot", str(shots), "--batch_size", "1"),
-        *("--seed", str(SEED), "--output_path", str(tmp_path / "theirs")),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    (written,) = (tmp_path / "theirs").rglob("results_*.json")
-    results = json.loads(written.read_text())["results"][name]
+    results = run_lm_eval(base_model, name, shots, tmp_path)["results"][name]
     expected = {
         key.removesuffix(",none").replace(",", "_").replace("-", "_"): value
         for key, value in results.items()
