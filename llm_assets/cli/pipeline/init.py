@@ -298,8 +298,8 @@ def _already_there(path: Path) -> UserError:
     )
 
 
-_HEADER = """# Written by `llm-assets init` for this folder. Every key: llm-assets docs settings
-# Run it with: llm-assets --config {path} run
+_HEADER = """# Written by `llm-assets init`. All keys: llm-assets docs settings
+# Run the pipeline with: llm-assets --config {path} run
 """
 
 

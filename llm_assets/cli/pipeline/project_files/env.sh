@@ -1,4 +1,4 @@
-# `. ./env.sh` lets Dagster's own commands find the definitions, the history and the pipeline.
+# After `. ./env.sh`, Dagster's own commands find the definitions, the run history and the pipeline file.
 here="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"
 export DAGSTER_MODULE_NAME=llm_assets.definitions
 export DAGSTER_HOME="$here"
