@@ -86,7 +86,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     for note in started.notes:
         click.echo(f"  {shown(note)}")
     if output is None and (written := write_project(Path(), started.path, started.path.stem)):
-        click.echo(f"Made this folder a project: {', '.join(written)}")
+        click.echo(f"Wrote the project files: {', '.join(written)}")
     command = f"llm-assets --config {started.path}"
     if started.obstacle:
         click.echo(shown(started.obstacle))

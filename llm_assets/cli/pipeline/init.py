@@ -78,7 +78,7 @@ def plan_columns(
     else:
         chosen = {"text_template": [v if k == "text_template" else f"{{{v}}}" for k, v in ordered]}
     for key, value in ordered:
-        notes.append(f"{key} (tables: {found[key, value]:,}): {shown_in_line(value)}")
+        notes.append(f"tables read by `{key}` ({found[key, value]:,}): {shown_in_line(value)}")
     return chosen, without, notes
 
 
