@@ -97,8 +97,8 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
 
     Returns:
         `facts`, `closed_book` and `beyond_retrieval` (each the candidate's share of right answers
-        minus the base's as `value`, `low`, `high`, paired by fact), `retrieval_suffices`,
-        `sentence` for people.
+        minus the base's as `value`, `low`, `high`, paired by fact), `retrieval_suffices` (no gain
+        beyond it was shown, and the base can read), `sentence` for people.
     """
     shares = {
         role: {one.task: one for one in of_role if one.task in EXAM_TASKS and one.metric == METRIC}
@@ -128,17 +128,20 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
 
 def _sentence(facts: int, learnt: Interval, beyond: Interval, reads: bool) -> str:
     if facts < FEWEST_FACTS:
-        return f"An exam about {facts} facts decides nothing; ask about {FEWEST_FACTS} at least."
+        return f"An exam about {facts} facts decides nothing; ask about at least {FEWEST_FACTS}."
     closed = (
         f"Closed book, training buys {_points(learnt)}."
         if learnt.low > 0
-        else f"Closed book, training buys nothing that is surely there: {_points(learnt)}."
+        else f"Closed book, no gain from training was shown: {_points(learnt)}."
     )
     if not reads:
         return f"{closed} The base model cannot read the passages, so retrieval is no rival to it."
     if beyond.low > 0:
         return f"{closed} Beyond retrieval, it buys {_points(beyond)}."
-    return f"{closed} Retrieval suffices for this text: beyond it, training buys {_points(beyond)}."
+    return (
+        f"{closed} No gain over retrieval was shown in {facts} facts: {_points(beyond)}. So, as "
+        "far as this exam can tell, retrieval suffices for this text."
+    )
 
 
 def _points(share: Interval) -> str:
