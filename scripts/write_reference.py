@@ -5,9 +5,10 @@ python -m scripts.write_reference
 
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,20 +27,21 @@ from recipes.settings import (
 
 SETTINGS_INTRODUCTION = f"""# Settings
 
-A pipeline is one YAML file in `config/`. The environment variable `{CONFIG_VARIABLE}` selects the
-file. If it is not set, `{DEFAULT_CONFIG}` is used or, if that does not exist, the
-only pipeline file there is.
+A pipeline is one YAML file, usually in `config/`. `llm-assets --config FILE` or the environment
+variable `{CONFIG_VARIABLE}` selects it. Otherwise, `{DEFAULT_CONFIG}` is used or, if
+that does not exist, the only YAML file in `config/` and the current folder, not counting
+`dagster.yaml` and `workspace.yaml`.
 
 Most of its keys are assets of the graph, in the order in which data flows: `raw_corpus` says where
 the text comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of
 tokens, `base_model` where training starts, `checkpoint` how the model is trained, `eval_metrics`
 what it is measured on, `model_version` when it is promoted, and `endpoint` how it is served. Only
-`name`, the sources and the base model are required; every other key has a default that suits a
-laptop. `spark` and `training` say where the work is done.
+`name`, the sources and the base model are required; everything else may be left out, and the
+defaults suit a laptop. `platform`, `spark` and `training` say where the work is done.
 
-What an asset contains depends on its own settings and on those upstream of it, so changing one
-rebuilds its asset and everything downstream. Settings that only say where and how work runs rebuild
-nothing.
+What an asset contains depends on its own settings and on those upstream of it, so after a change
+the next run rebuilds that asset and everything downstream. Settings that only say where and how
+work runs rebuild nothing.
 
 Unknown keys are rejected with a list of the valid names, and all errors in a file are reported at
 once. This page is generated from the code by `make docs`.
@@ -81,6 +83,8 @@ TOUCHED_FIRST = [
     "training.runner",
 ]
 """What people change first, as the data flows."""
+FILES = "## raw_corpus.sources (type: files)"
+"""Heading of the sources that most people have; of other types, keys have other meanings."""
 
 CLOUD_INTRODUCTION = """# Google Cloud
 
@@ -105,6 +109,7 @@ def settings_page() -> str:
     parts = [
         SETTINGS_INTRODUCTION,
         "## What people change first\n",
+        "The keys of `raw_corpus.sources[]` are those of `type: files`.\n",
         _rows_of(TOUCHED_FIRST, tables),
         *tables,
         CLOUD_INTRODUCTION,
@@ -116,8 +121,12 @@ def settings_page() -> str:
 
 def _rows_of(keys: Sequence[str], tables: Sequence[str]) -> str:
     """The rows of some keys, as one table; raises KeyError where there is no such key."""
-    lines = [line for table in tables for line in table.splitlines() if line.startswith("| `")]
-    rows = {line.split("`", 2)[1]: line for line in lines}
+    start = next(n for n, table in enumerate(tables) if table.startswith(FILES))
+    ordered = "\n".join([*tables[start:], *tables]).splitlines()
+    rows: dict[str, str] = {}
+    for line in ordered:
+        if line.startswith("| `"):
+            rows.setdefault(line.split("`", 2)[1], line)
     return f"{HEAD}\n" + "\n".join(rows[key] for key in keys) + "\n"
 
 
@@ -187,7 +196,7 @@ def _table(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
 
 def _tag_of(model: type[BaseModel]) -> str:
     """How a variant is asked for, such as `type: files`."""
-    for name in ("type", "recipe"):
+    for name in ("type", "recipe", "form"):
         if name in model.model_fields:
             return f"{name}: {get_args(model.model_fields[name].annotation)[0]}"
     return model.__name__
@@ -196,9 +205,20 @@ def _tag_of(model: type[BaseModel]) -> str:
 def _type(field: FieldInfo) -> str:
     if models_in(field.annotation):
         return "see its table"
-    annotation = field.annotation
+    annotation = _without_limits(field.annotation)
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    text = re.sub(r"Optional\[(.*)\]", r"\1 or None", text)
     return "`" + text.replace("typing.", "").replace("|", "or") + "`"
+
+
+def _without_limits(annotation: Any) -> Any:
+    """A type without what limits its values, which pydantic prints at length."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _without_limits(arguments[0])
+    if origin in (dict, list, tuple):
+        return origin[tuple(map(_without_limits, arguments))]
+    return annotation
 
 
 def _default(field: FieldInfo) -> str:
