@@ -122,7 +122,8 @@ class PipelineSettings(Settings):
     """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
     key_prefix: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_]*$")
     """Prefix of the asset keys and, followed by `__`, of the names of jobs, steps, sensors,
-    schedules and resources, for running a second pipeline beside the first."""
+    schedules and resources, for running a second pipeline beside the first: letters, digits and
+    underscores."""
     owners: tuple[str, ...] = ()
     """Who is responsible for the assets: e-mail addresses, or `team:name`."""
     retrain_cron: str = "0 3 * * 1"

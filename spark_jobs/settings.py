@@ -27,7 +27,8 @@ class NearDuplicateSettings(Settings):
     shingle_words: int = Field(default=5, ge=1)
     """Words per shingle; 5 distinguishes an edited copy from another text on the same subject."""
     permutations: int = Field(default=126, ge=16, le=1024)
-    """Length of a MinHash signature; 126 finds 99.8% of the pairs at a threshold of 0.8."""
+    """Length of a MinHash signature. With 126 and a threshold of 0.8, 99.8% of the pairs whose
+    similarity is 0.8 become candidates, and more of those above."""
 
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -42,7 +43,7 @@ class DecontaminationSettings(Settings):
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of a document's n-grams that may appear in evaluation text, and of a single
     evaluation text's n-grams that may appear in the document. Overlaps below 0.5 are mostly set
-    phrases and parameter lists."""
+    phrases and parameter lists. 1 turns the check off, except for text to replay."""
 
 
 class ClassifierSettings(Settings):
@@ -74,24 +75,29 @@ class ClassifierSettings(Settings):
 
 class TemplateSettings(Settings):
     """What happens to texts that differ only in figures, dates and ids, that is, in words with a
-    digit and in English months and weekdays."""
+    digit and in the English names of months and weekdays."""
 
     keep: int | None = Field(default=5, ge=1)
     """Maximum number of texts to keep per template; the others are dropped as `template`. Texts of
-    earlier corpora count first and are always kept. `null` keeps all. In either case, the texts of
-    a template are all in the same split."""
+    earlier corpora count first and are never dropped as `template`. `null` sets no limit. In either
+    case, the texts of a template are all in the same split, unless `split.sources` says
+    otherwise."""
     same_share: float = Field(default=0.5, gt=0, le=1)
     """Minimum share of a text's bytes that does not differ. Below it, as in tables, the figures
     count as the content. 1 turns the search for templates off."""
 
 
 class SplitSettings(Settings):
-    """How new text is divided. Text that is already in a split stays there, whatever changes
-    here."""
+    """How new text is divided, by duplicate clusters: each is a document with its copies and
+    near-copies, if there are any.
+
+    Text that a model was trained on never becomes validation or held-out text later, nor the
+    reverse, whatever changes here.
+    """
 
     validation: float = Field(default=0.05, gt=0, lt=1)
     """Share of the duplicate clusters used for validation, that is, to choose between checkpoints
-    or settings; 5% of a 10 MB corpus is about a hundred documents."""
+    or settings."""
     held_out: float = Field(default=0.05, gt=0, lt=1)
     """Share of the duplicate clusters held out for the gate's evaluation; nothing is trained or
     tuned on them."""
@@ -108,7 +114,7 @@ class SplitSettings(Settings):
     @model_validator(mode="after")
     def _leaves_training_text(self) -> "SplitSettings":
         if self.validation + self.held_out >= 1:
-            raise ValueError("validation and held_out together leave nothing to train on")
+            raise ValueError("validation and held_out must add up to less than 1")
         return self
 
     @property
@@ -132,13 +138,14 @@ class CleanCorpusSettings(Settings):
     """Maximum length of a plain-text document, in characters; longer ones are dropped, since beyond
     ten million most are data dumps."""
     mask_personal_data: bool = False
-    """Replace e-mail addresses and public IP addresses with placeholders. Off by default, since
+    """Replace e-mail addresses and public IPv4 addresses with placeholders. Off by default, since
     manuals often need theirs."""
     quality_filters: list[QualityFilter] = Field(default_factory=list)
-    """Filters for web text, applied in this order; technical text fails many of them."""
+    """Filters for English web text, applied in the order given; technical text fails many of
+    them."""
     classifiers: list[ClassifierSettings] = Field(default_factory=list)
-    """Models that label documents, applied in this order after the quality filters. A document that
-    one of them drops is not passed to the next ones."""
+    """Models that label documents, applied in the order given after the quality filters. A document
+    that is dropped is not passed to the next ones."""
     near_duplicates: NearDuplicateSettings = NearDuplicateSettings()
     """Search for near-copies."""
     templates: TemplateSettings = TemplateSettings()
@@ -148,7 +155,7 @@ class CleanCorpusSettings(Settings):
     split: SplitSettings = SplitSettings()
     """How new text is divided into training, validation and held-out text."""
     examples_per_reason: int = Field(default=3, ge=0)
-    """Maximum number of dropped documents to show for each reason."""
+    """Maximum number of dropped documents that the UI shows for each reason."""
 
     @model_validator(mode="after")
     def _bounds_are_ordered(self) -> "CleanCorpusSettings":
@@ -216,10 +223,11 @@ class ExampleSettings(Settings):
     """How task examples become rows; these settings do not apply to plain text."""
 
     template: Literal["chat", "plain"] = "chat"
-    """How conversations are written: with the base model's chat template (`chat`), or as each
-    prompt, a newline and its answer (`plain`)."""
+    """How conversations and preferences are written: with the base model's chat template (`chat`),
+    or as each prompt, a newline and its answer (`plain`)."""
     chat_template: str | None = None
-    """A Jinja chat template to use instead of the base model's; the trained model keeps it."""
+    """A chat template, as Jinja text, to use instead of the base model's; the trained model keeps
+    it."""
     input_tokens: int = Field(default=256, ge=4)
     """Maximum number of tokens in a pair's input or in a labeled text."""
     target_tokens: int = Field(default=30, ge=2)
@@ -238,30 +246,35 @@ class TokenizedShardsSettings(Settings):
     """How clean text becomes packed rows of tokens."""
 
     sequence_length: int = Field(default=256, ge=16)
-    """Tokens per row, including start and end tokens; 256 keeps a step on two cores short."""
+    """Tokens per row, including start and end tokens; 256 keeps a step on two cores short. For
+    preferences, it limits the prompt together with each answer; for pairs and labeled texts,
+    `examples.input_tokens` and `examples.target_tokens` apply instead."""
     packing: Literal["concatenate", "best_fit"] = "concatenate"
-    """How plain text fills rows: `concatenate` cuts documents at the end of a row, without padding;
-    `best_fit` keeps documents whole if they fit, with a little padding."""
+    """How plain text fills rows: `concatenate` continues a document in the next row and pads only
+    the last row; `best_fit` keeps documents whole if they fit, with a little padding."""
     mixing: dict[str, SourceMix] = Field(default_factory=dict)
-    """Maps a source to how much of it is trained on; sources that are not named are taken once.
-    What is left out is counted as `not_sampled`."""
+    """Maps a source (`study` for derived text) to how much of it is trained on; sources that are
+    not named are taken once. What is left out is counted as `not_sampled`."""
     fraction: float = Field(default=1, gt=0, le=1)
-    """Share of all training documents to use, chosen by hash, for trials on less text."""
+    """Share of all training documents to use, chosen by hash, for trials on less text; the amounts
+    in `mixing` shrink with it."""
     decontamination: DecontaminationSettings = DecontaminationSettings()
-    """Removal of all other documents that overlap with held-out text."""
+    """Removal of training, validation and replay documents that overlap with held-out text."""
     start_token: str | None = None
-    """Token to put before each document; by default, that of the model family (see
-    `spark_jobs/tokenize/tokenizer.py`)."""
+    """Special token to put before each document of plain text. By default, the base model's BOS
+    token if that marks the start of a text, such as `<s>`, otherwise its document separator."""
     end_token: str | None = None
-    """Token to put after each document; by default, that of the model family."""
+    """Special token to put after each document of plain text and, without a chat template, after
+    each answer or target. By default, the base model's document separator, such as `</s>`; if it
+    has none, its EOS token."""
     shard_bytes: int = Field(default=64 * 1024 * 1024, ge=4096, le=1024**3)
     """Target size of a shard's tokens, in bytes; small corpora have one shard per split."""
     parity_sample: int = Field(default=200, ge=1)
     """Maximum number of documents on which gigatoken must agree with the Hugging Face tokenizer.
     The comparison is repeated if the documents, the tokenizer or a library change."""
     engine: Literal["auto", "gigatoken", "hugging_face"] = "auto"
-    """Tokenizer engine; `auto` uses gigatoken if it agrees with Hugging Face on the sample,
-    otherwise Hugging Face."""
+    """Tokenizer engine; if gigatoken does not agree with Hugging Face on the sample, `auto` uses
+    Hugging Face, and `gigatoken` fails the run."""
 
     examples: ExampleSettings = ExampleSettings()
     """How task examples become rows, for the recipes that learn from examples."""
@@ -270,7 +283,9 @@ class TokenizedShardsSettings(Settings):
     def _shares_leave_room(self) -> "TokenizedShardsSettings":
         shares = [mix.share for mix in self.mixing.values() if mix.share is not None]
         if sum(shares) > 1 + 1e-9:
-            raise ValueError(f"the shares in `mixing` add up to {sum(shares):g}, more than 1")
+            raise ValueError(
+                f"the shares in `mixing` add up to {sum(shares):g}, more than 1; lower them"
+            )
         return self
 
     def row_tokens(self, form: Form) -> int:

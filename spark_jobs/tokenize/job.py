@@ -305,9 +305,9 @@ def refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
     """Raise UserError where nothing is left to train on or to replay."""
     if stats["documents"].get("replay") == 0:
         raise UserError(
-            "Every document to replay (`clean_corpus.split.sources`) overlaps with text that "
-            "judges, so nothing is left to replay. Name another source of general text, or cut its "
-            "documents smaller."
+            "Every document to replay (`clean_corpus.split.sources`) overlaps with evaluation "
+            "text, so nothing is left to replay. Name another source of general text, or split its "
+            "documents into smaller ones."
         )
     if stats["tokens"]["train"] < row_tokens:
         raise UserError(

@@ -116,7 +116,7 @@ def _weights_of_shares(
         raise UserError(
             f"The shares in `tokenized_shards.mixing` add up to {1 - rest:g}, "
             + (f"which leaves nothing for {min(others)!r}." if others else "and not to 1.")
-            + " The shares of all sources have to make 1, those of some of them less."
+            + " If all sources have a share, the shares must add up to 1; otherwise, to less."
         )
     if others:
         text = sum(source_bytes[one] * weights.get(one, 1.0) for one in others) / (rest or 1)

@@ -86,8 +86,8 @@ class TokenizerFiles:
         if token not in self.specials:
             known = ", ".join(list(self.specials)[:8])
             raise UserError(
-                f"`tokenized_shards.{key}` {token!r} is no special token of the base model, whose "
-                f"special tokens are {known}."
+                f"`tokenized_shards.{key}` {token!r} is not a special token of the base model; "
+                f"its special tokens are {known}."
             )
         return self.specials[token]
 
