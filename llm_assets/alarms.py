@@ -62,7 +62,8 @@ def find_alarms(
         spent = _spent_hours(settings, now)
         if spent > NEARLY_SPENT * hours:
             text = f"{spent:,.1f} of the month's {hours:,.1f} hours are spent."
-            remedy = "raise `automation.monthly_hours`, or wait for the next month"
+            limits = "`automation.monthly_hours` or `automation.monthly_cost`"
+            remedy = f"raise {limits}, or wait for the next month"
             yield Alarm("BudgetNearlySpent", text, remedy)
     if store.is_local and Path(store.root).exists():
         free = shutil.disk_usage(store.root).free
