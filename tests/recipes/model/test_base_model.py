@@ -189,7 +189,7 @@ def test_a_gated_model_of_the_hub_is_refused_with_what_to_do(
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     settings = BaseModelSettings(hub="owner/name", revision="0" * 40)
-    with pytest.raises(UserError, match=r"owner/name at 0+ cannot be had .*401.*HF_TOKEN"):
+    with pytest.raises(UserError, match=r"owner/name at 0+ cannot be downloaded .*401.*HF_TOKEN"):
         prepare(settings, tmp_path / "out")
     hub.stop()
 
