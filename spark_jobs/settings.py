@@ -198,13 +198,13 @@ class SourceMix(Settings):
     """
 
     weight: float = Field(default=1, ge=0, le=MAXIMUM_WEIGHT)
-    """How many times the source is seen: 0.5 takes half of its documents, 2 takes each one
-    twice."""
+    """How many times the source is seen: 0.5 takes about half of its documents, 2 takes each one
+    twice, 0 takes none."""
     token_budget: int | None = Field(default=None, ge=1)
     """Approximate number of tokens to take, repeating the source as often as needed."""
     share: float | None = Field(default=None, gt=0, lt=1)
     """Approximate share of the training tokens, replayed text not counted, to take from the source,
-    repeating it as often as needed."""
+    repeating it as often as needed, but at most 100 times."""
     documents: int | None = Field(default=None, ge=1)
     """Approximate maximum number of documents to take."""
     bytes: int | None = Field(default=None, ge=1)

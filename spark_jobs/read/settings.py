@@ -473,7 +473,7 @@ class RawCorpusSettings(Settings):
     """The sources of text, which are read into a pinned snapshot."""
 
     sources: list[Source] = Field(min_length=1)
-    """One or more named sources, read in this order."""
+    """One or more sources, each with its own name, read in the order given."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "RawCorpusSettings":

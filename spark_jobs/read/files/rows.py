@@ -159,8 +159,8 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
             raise streams.unknown_encoding(content, error) from error
         except csv.Error as error:
             raise streams.BadFile(
-                f"{content.file.shown} is not a readable table ({error}). Repair the file, or, if a "
-                "field is meant to be so long, raise `maximum_document_megabytes` of the source."
+                f"{content.file.shown} is not a readable table ({error}). Repair the file, or, if "
+                "a field is meant to be so long, raise `maximum_document_megabytes` of the source."
             ) from error
 
 

@@ -226,10 +226,10 @@ def test_an_absent_package_names_the_command_that_installs_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({}, "exactly one of package, folder, hub"),
+        ({}, "exactly one of package, folder and hub"),
         ({"package": "a", "folder": "b"}, "found package and folder"),
         ({"hub": "a/b"}, "needs a revision"),
-        ({"folder": "b", "revision": "c"}, "belongs to hub only"),
+        ({"folder": "b", "revision": "c"}, "applies only to hub"),
     ],
 )
 def test_a_source_must_be_unmistakable(keys: dict[str, str], fault: str) -> None:
