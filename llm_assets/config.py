@@ -139,7 +139,7 @@ class PipelineSettings(Settings):
     """Questions about facts in the text, to test whether a model knows what it has read. If unset,
     the graph has no `exam` asset."""
     study: StudySettings | None = None
-    """Text made from the documents, in many forms, to train on in addition to the documents. If
+    """Text made from the training documents, in many forms, to train on in addition to them. If
     unset, the graph has no `study` asset."""
     eval_metrics: EvaluationSettings = EvaluationSettings()
     model_version: ModelVersionSettings = ModelVersionSettings()

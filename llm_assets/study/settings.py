@@ -49,7 +49,7 @@ assert set(PROMPTS) == set(get_args(PromptName))
 
 
 class GeneratorSettings(Settings):
-    """A model that writes about each document, called through an OpenAI-compatible
+    """A model that writes about each training document, called through an OpenAI-compatible
     `/v1/chat/completions` endpoint."""
 
     address: str
