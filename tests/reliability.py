@@ -37,11 +37,10 @@ STAGES = (
 )
 HEAD = """# Reliability
 
-This page lists tested faults by stage, with what the user sees and what happens next. Behind each
-row is a test that injects the fault (for Google's services, into a local stand-in) and fails on a
-traceback, a hang, a process left behind or a false success. `python -m tests.reliability` writes
-this page from the tests, and a test verifies that it is up to date. Rows marked * are tested by
-`make soak`, all others by `make test`.
+This page lists tested faults by stage, with what the user sees and what happens next. Each row
+links to the file with the test that injects the fault (for Google's services, into a local
+stand-in). `python -m tests.reliability` writes this page from the tests, and a test verifies that
+it is up to date. Rows marked * are tested by `make soak`, all others by `make test`.
 
 {count} faults.
 """

@@ -95,7 +95,7 @@ def test_a_changed_number_in_the_state_is_noticed(tmp_path: Path, lines: list[st
     "checkpoint",
     "every resumable state damaged",
     sees="that nothing is left to resume from, and `llm-assets doctor --repair`",
-    then="starts over only when told to",
+    then="training starts over only after that command",
 )
 def test_a_run_begins_again_only_when_told_to(tmp_path: Path, lines: list[str]) -> None:
     save(tmp_path, 1)

@@ -76,9 +76,9 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fault(
     "store",
-    "builder asleep until another one has committed",
-    sees="lease lost",
-    then="it commits nothing, and cannot touch what is there",
+    "builder suspended until another one has committed",
+    sees="that it lost its lease",
+    then="it commits nothing, and cannot change what was committed",
 )
 def test_who_wakes_after_another_has_committed_changes_nothing(any_store: Store) -> None:
     with sleeper(any_store) as process:
@@ -91,9 +91,9 @@ def test_who_wakes_after_another_has_committed_changes_nothing(any_store: Store)
 
 @pytest.mark.fault(
     "store",
-    "builder wakes while another one builds",
-    sees="lease lost",
-    then="the other one's artifact is whole",
+    "suspended builder resumes while another one builds",
+    sees="that it lost its lease",
+    then="the other one's artifact is intact",
 )
 def test_who_wakes_while_another_builds_does_not_commit(any_store: Store) -> None:
     with sleeper(any_store) as process:

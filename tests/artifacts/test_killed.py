@@ -20,9 +20,9 @@ POINTS = {
     "artifacts.store.store:open_draft": "before anything is written",
     "artifacts.store.store:list_files": "before checksums are computed",
     "artifacts.storage.files:flush_folder": "before files reach the disk",
-    "artifacts.store.store:_commit_local": "before the manifest",
+    "artifacts.store.store:_commit_local": "before the manifest is written",
     "artifacts.leases:LocalLease.check": "while the lease is checked",
-    "artifacts.store.pipelines:Pipeline.advance": "before the record",
+    "artifacts.store.pipelines:Pipeline.advance": "before the record is updated",
 }
 
 
@@ -34,9 +34,9 @@ def make(root: str) -> None:
 
 @pytest.mark.fault(
     "store",
-    "killed {when}",
+    "builder killed {when}",
     sees="the process is gone",
-    then="nothing half-written is read; the next run builds it whole",
+    then="nothing half-written is read; the next run builds the artifact",
 )
 @pytest.mark.parametrize(("point", "when"), POINTS.items())
 def test_a_kill_at_any_point_leaves_nothing_half_made(

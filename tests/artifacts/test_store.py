@@ -185,7 +185,7 @@ def test_a_store_is_its_owners_alone_or_of_those_it_is_shared_with(
     "store",
     "program outlives its parent",
     sees="nothing",
-    then="it cannot reach what was committed",
+    then="it cannot change what was committed",
 )
 def test_a_program_that_outlives_its_maker_cannot_reach_what_was_committed(store: Store) -> None:
     paths: list[Path] = []

@@ -139,9 +139,10 @@ WEEK_SECONDS = 3_600
 @pytest.mark.soak
 @pytest.mark.fault(
     "checkpoint",
-    "killed 38 steps after every start, in 2,016 steps (a week at 5 min each)",
-    sees="a line each time",
-    then="at least 90% of the estimated time is useful; weights are bit-equal to an unbroken run's",
+    "training killed 38 steps after every start, in 2,016 steps (a week at 5 min each)",
+    sees="a log line each time",
+    then="at least 90% of the estimated time is useful; the weights are bit-identical to those of "
+    "an uninterrupted run",
 )
 def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
     prepared: Project,
@@ -176,7 +177,7 @@ def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
 @pytest.mark.fault(
     "checkpoint",
     "Dagster killed (SIGKILL)",
-    sees="the run is gone",
+    sees="the run's process is gone",
     then="the workers end with it; the next run resumes, and removes its temporary files",
 )
 def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_on(
@@ -199,8 +200,8 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
 
 @pytest.mark.fault(
     "clean_corpus",
-    "killed with its Java (SIGKILL)",
-    sees="the run is gone",
+    "run killed together with its Java (SIGKILL)",
+    sees="the run's process is gone",
     then="the next stage that runs removes its temporary files",
 )
 @pytest.mark.soak
@@ -223,7 +224,7 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
 @pytest.mark.fault(
     "checkpoint",
     "Ctrl-C in `llm-assets run`",
-    sees="Interrupted. Nothing is lost",
+    sees="`Interrupted. Nothing is lost`, and that the same command continues",
     then="the state is saved; the same command resumes",
 )
 @pytest.mark.soak

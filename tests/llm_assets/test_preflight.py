@@ -121,7 +121,7 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.fault(
     "settings and commands",
     "disk too small",
-    sees="the free and the needed space",
+    sees="the free space and the space that is needed",
     then="refused before any work",
 )
 def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_store_on_a_read_only_disk_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.fault(
     "settings and commands",
-    "file where the store's folder belongs",
-    sees="the file, from whichever command",
+    "file in the place of the store's folder",
+    sees="the file, whichever command is run",
     then="refused before any work",
 )
 @pytest.mark.parametrize("command", ["check", "status", "versions", "doctor"])

@@ -28,7 +28,7 @@ def copy(project: Project, folder: Path) -> Project:
 
 @pytest.mark.fault(
     "settings and commands",
-    "two pipeline files with one `name` and one `store`",
+    "two pipeline files with the same `name` and `store`",
     sees="both paths, and what to do if the file was only moved",
     then="the second one builds, decides and shows nothing",
 )

@@ -25,9 +25,9 @@ from tests.recipes.conftest import (
 
 @pytest.mark.fault(
     "checkpoint",
-    "killed in the middle of a save",
+    "training killed in the middle of a save",
     sees="the process is gone",
-    then="the save is discarded, with the losses of an uninterrupted run",
+    then="the save is discarded; training resumes with the losses of an uninterrupted run",
 )
 def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -43,7 +43,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_nothing_but_that_save(
     "checkpoint",
     "flipped byte in the newest resumable state",
     sees="the step that is damaged",
-    then="the previous state is used, with the losses of an uninterrupted run",
+    then="resumes from the previous state, with the losses of an uninterrupted run",
 )
 def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_taken(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -68,7 +68,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     "checkpoint",
     "a hostile pickle in a resumable state",
     sees="the step that is damaged",
-    then="never unpickled; the previous state is used",
+    then="the pickle is never loaded",
 )
 def test_a_pickle_that_was_put_into_a_checkpoint_is_never_run(
     make_spec: SpecMaker, tmp_path: Path
@@ -98,7 +98,7 @@ class Hostile:
 @pytest.mark.fault(
     "checkpoint",
     "no space left while saving, `checkpointing.in_background: {background}`",
-    sees="step and folder; earlier checkpoints are whole",
+    sees="the step and the folder, and that earlier checkpoints are intact",
     then="resumes from them, with the losses of an uninterrupted run",
 )
 @pytest.mark.parametrize("background", [pytest.param("never", marks=pytest.mark.soak), "always"])
@@ -142,7 +142,7 @@ def test_a_model_that_computes_no_number_is_refused_and_nothing_is_saved(
 @pytest.mark.fault(
     "checkpoint",
     "training diverges",
-    sees="after which step, and the settings",
+    sees="after which step, and which settings to change",
     then="every checkpoint that was saved can be loaded",
 )
 def test_what_is_saved_can_be_loaded_and_a_divergence_is_dated() -> None:
@@ -160,7 +160,7 @@ def test_what_is_saved_can_be_loaded_and_a_divergence_is_dated() -> None:
 
 @pytest.mark.fault(
     "checkpoint",
-    "metrics deleted in the middle",
+    "metrics deleted in the middle of a run",
     sees="nothing",
     then="the run ends with the same figures",
 )
@@ -182,7 +182,7 @@ def test_a_run_that_lost_its_metrics_ends_all_the_same(
     "checkpoint",
     "a run's {name} damaged",
     sees="the file, and what is lost",
-    then="resumes from its checkpoints, which are whole",
+    then="resumes from its checkpoints, which are intact",
 )
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
 def test_a_damaged_account_of_a_run_does_not_stop_it(make_spec: SpecMaker, name: str) -> None:

@@ -102,9 +102,9 @@ def test_a_run_saved_at_a_skipped_step_goes_on_from_it(
 
 @pytest.mark.fault(
     "checkpoint",
-    "gradients not a number step after step",
-    sees="since which step, and the settings",
-    then="ends with the earlier weights, which the gate rejects",
+    "gradients that are not numbers, in several steps in a row",
+    sees="since which step, and which settings to change",
+    then="training ends with the earlier weights, which the gate rejects",
 )
 def test_too_many_skipped_steps_in_a_row_are_enough() -> None:
     guard, settings = GradientGuard(), OptimizerSettings(stop_after_skips=3)
@@ -150,7 +150,7 @@ def another_kind(make_spec: SpecMaker, tmp_path: Path) -> Callable[[str], Traini
     "checkpoint",
     "text of another kind, with gradients far above the recent ones",
     sees="which steps were skipped, and from which step on such gradients are used",
-    then="it is learned; a run that is resumed meanwhile takes the same course",
+    then="the text is learned; a run that is resumed meanwhile has the same losses",
 )
 def test_text_of_another_kind_is_learnt_after_a_few_skipped_steps(
     another_kind: Callable[[str], TrainingSpec],

@@ -55,7 +55,10 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 
 
 @pytest.mark.fault(
-    "checkpoint", "SIGTERM", sees="saved at which step, exit code 75", then="resumes from that step"
+    "checkpoint",
+    "SIGTERM",
+    sees="at which step the state was saved; exit code 75",
+    then="resumes from that step",
 )
 def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     make_spec: SpecMaker, unbroken: TrainingSpec

@@ -33,7 +33,7 @@ def refuse(spec: TrainingSpec, workers: Workers, error: type[UserError] = UserEr
 @pytest.mark.fault(
     "checkpoint",
     "shards of another tokenizer",
-    sees="that, and which stage to materialize",
+    sees="that the tokenizers differ, and which stage to materialize",
     then="nothing is trained",
 )
 def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker, alone: Workers) -> None:

@@ -87,7 +87,7 @@ def post(client: Client, **headers: str) -> httpx.Response:
 
 @pytest.mark.fault(
     "endpoint",
-    "silent connection, or a header without end",
+    "idle connection, or a header that never ends",
     sees="closed after `endpoint.header_timeout`",
     then="the endpoint keeps answering",
 )
@@ -315,7 +315,7 @@ def test_a_client_that_reads_nothing_is_let_go(guarded: Client) -> None:
 
 
 @pytest.mark.fault(
-    "endpoint", "client leaves without streaming", sees="nothing", then="the work ends"
+    "endpoint", "client disconnects before a whole answer", sees="nothing", then="generation stops"
 )
 def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
     """The engine stands still meanwhile, so that no answer can end the work."""
@@ -331,7 +331,7 @@ def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
 
 @pytest.mark.fault(
     "endpoint",
-    "half a surrogate pair, or turns that the template refuses",
+    "half a surrogate pair, or turns that the chat template rejects",
     sees="400 with the reason",
     then="does not count against the version",
 )
@@ -350,7 +350,7 @@ def test_half_a_surrogate_pair_and_a_templates_own_refusal_are_400(guarded: Clie
 
 @pytest.mark.fault(
     "endpoint",
-    "another local user asks the engine",
+    "another local user tries to reach the engine",
     sees="no port, and no named socket",
     then="nothing is answered",
 )
@@ -362,7 +362,7 @@ def test_engine_answers_its_api_server_alone(guarded: Client) -> None:
 
 @pytest.mark.fault(
     "endpoint",
-    "engine stopped (SIGSTOP), and nobody asks it",
+    "idle engine stopped (SIGSTOP)",
     sees="nothing",
     then="it continues within 5 s",
 )

@@ -142,7 +142,7 @@ def test_any_request_is_answered_or_refused_in_openais_shape(
 
 @pytest.mark.fault(
     "endpoint",
-    "prompt of all characters of half a plane of Unicode, private ones too",
+    "prompt with every character of half a Unicode plane, private-use ones included",
     sees="400 with its length in tokens, and the limit",
     then="refused within the client's 10 s",
 )

@@ -104,7 +104,7 @@ async def read(stream: Stream) -> list[str | None]:
     "endpoint",
     "rollout, requests that no version answers in time",
     sees="504",
-    then="they say nothing about the new version",
+    then="they do not count against the new version",
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("new", [0.0, 1.0], ids=["the old one is asked", "the new one is asked"])

@@ -153,7 +153,7 @@ def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
 
 
 @pytest.mark.fault(
-    "endpoint", "client leaves in the middle of a stream", sees="nothing", then="the work ends"
+    "endpoint", "client disconnects during a stream", sees="nothing", then="generation stops"
 )
 def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> None:
     body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
@@ -164,7 +164,7 @@ def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> N
 
 @pytest.mark.fault(
     "endpoint",
-    "more requests than it accepts",
+    "more requests than the endpoint accepts",
     sees="429 with Retry-After",
     then="all others are answered",
 )
@@ -205,9 +205,9 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
 
 @pytest.mark.fault(
     "endpoint",
-    "engine {how} in the middle of a stream",
+    "engine {how} during a stream",
     sees="a pause",
-    then="the stream is completed, by the next engine if this one died",
+    then="the stream is completed, by a new engine if this one died",
 )
 @pytest.mark.parametrize("how", ["killed", "stopped (SIGSTOP)"])
 def test_engine_lost_mid_answer_and_the_answer_completed(client: Client, how: str) -> None:

@@ -163,7 +163,7 @@ def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
 
 @pytest.mark.fault(
     "endpoint",
-    "another server as its engine, which ends",
+    "another server as the engine, which stops",
     sees="503 with the engine's address",
     then="it serves again once that server does",
 )
@@ -195,9 +195,9 @@ def server_of(client: Client) -> psutil.Process:
 @pytest.mark.soak
 @pytest.mark.fault(
     "endpoint",
-    "another server as its engine, killed in the middle of an answer",
+    "another server as the engine, killed during an answer",
     sees="a pause",
-    then="it is started again and the stream is completed",
+    then="the server is restarted, and the stream is completed",
 )
 def test_server_killed_in_the_middle_of_an_answer_is_started_again(
     tmp_path: Path, tiny_model_folder: Path

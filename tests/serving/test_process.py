@@ -33,7 +33,7 @@ def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_fo
 
 
 @pytest.mark.fault(
-    "endpoint", "first model cannot be loaded", sees="the reason", then="the endpoint ends"
+    "endpoint", "first model cannot be loaded", sees="the reason", then="the endpoint exits"
 )
 def test_model_that_cannot_be_loaded_ends_the_start_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
@@ -82,7 +82,7 @@ def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
 
 @pytest.mark.fault(
     "endpoint",
-    "process number taken by another",
+    "process ID reused by another process",
     sees="nothing",
     then="the other process is left alone",
 )

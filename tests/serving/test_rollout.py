@@ -170,7 +170,7 @@ def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
 
 @pytest.mark.fault(
     "endpoint",
-    "new version's engine killed in its rollout",
+    "new version's engine killed during its rollout",
     sees="that it died",
     then="rolled back; no request is lost",
 )
@@ -187,9 +187,9 @@ def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_fol
 
 @pytest.mark.fault(
     "endpoint",
-    "both versions' engines killed in a rollout, as by a request that kills any",
+    "both versions' engines killed during a rollout, as by a request that crashes any engine",
     sees="a pause",
-    then="not held against the new version; no request is lost",
+    then="this does not count against the new version; no request is lost",
 )
 def test_what_kills_both_engines_is_not_held_against_the_new_version(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
@@ -272,7 +272,7 @@ def halting(engine: psutil.Process, seconds: float) -> Iterator[None]:
 @pytest.mark.fault(
     "endpoint",
     "new version slow in one request of five",
-    sees="how many times as slow",
+    sees="how many times as slow it is",
     then="rolled back; no request is lost",
 )
 def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
@@ -293,9 +293,9 @@ def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
 
 @pytest.mark.fault(
     "endpoint",
-    "API server killed in a rollout",
+    "API server killed during a rollout",
     sees="a pause",
-    then="it recovers by itself with a whole version, then serves the wanted one",
+    then="it restarts with one complete version, then serves the wanted one",
 )
 def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path

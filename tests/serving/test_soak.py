@@ -169,9 +169,9 @@ def disturb(client: Client, other_model: Path) -> None:
     "endpoint",
     "ten minutes of silent, slow, vanishing and malformed clients, a rollout, two killed engines "
     "and a stopped one",
-    sees="good clients: nothing; their 95th percentile at most doubles",
-    then="the stopped one goes on; memory, open files and log stay level; every death is one line "
-    "in the log",
+    sees="well-behaved clients: nothing but latency, which at most doubles at the 95th percentile",
+    then="the stopped engine continues; memory, open files and log do not grow; each crash is one "
+    "line in the log",
 )
 def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
     tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path

@@ -45,8 +45,8 @@ def healthy(client: Client) -> bool:
 @pytest.mark.fault(
     "endpoint",
     "API server hangs or is killed",
-    sees="connections wait; `/health` is 503 until an engine is there",
-    then="started again by its supervisor, one line in the log",
+    sees="connections wait; `/health` is 503 until an engine is ready",
+    then="restarted by its supervisor; one line in the log",
 )
 def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     kept: Client,
@@ -90,9 +90,9 @@ def test_a_killed_supervisor_takes_all_with_it_even_what_stands_still(
 
 @pytest.mark.fault(
     "endpoint",
-    "store removed under a running endpoint",
-    sees="a line in its log",
-    then="the endpoint ends",
+    "store removed while the endpoint runs",
+    sees="the endpoint is down",
+    then="its processes have ended",
 )
 @pytest.mark.soak
 def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_comes_in_thousands_is_told_once_in_a_while(capsys: pytest.CaptureF
     "endpoint",
     "engine killed",
     sees="`/health` is 503 within 5 s",
-    then="started again, one line in the log",
+    then="restarted; one line in the log",
 )
 def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
     wait_until(lambda: healthy(kept))
@@ -171,7 +171,7 @@ def test_status_and_health_tell_the_truth_within_seconds(kept: Client) -> None:
 
 @pytest.mark.fault(
     "endpoint",
-    "its folder removed under a running endpoint",
+    "the endpoint's folder removed while it runs",
     sees="a line in its log",
     then="its state is written again; `llm-assets stop` finds it",
 )

@@ -115,19 +115,19 @@ def make(
     "raw_corpus",
     "Spark executor killed, in each step",
     sees="nothing",
-    then="the step is repeated, and the corpus is the same to the byte",
+    then="the step is repeated, and the corpus is byte-identical",
 )
 @pytest.mark.fault(
     "clean_corpus",
     "Spark executor killed, in each step",
     sees="nothing",
-    then="the step is repeated, and the corpus is the same to the byte",
+    then="the step is repeated, and the corpus is byte-identical",
 )
 @pytest.mark.fault(
     "tokenized_shards",
     "Spark executor killed, in each step and while shards are written from its output",
     sees="nothing",
-    then="its output is recomputed, and the shards are the same to the byte",
+    then="its output is recomputed, and the shards are byte-identical",
 )
 def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
     text: RawCorpusSettings, folder: Path, model_folder: Path, expected: Made
@@ -145,19 +145,19 @@ def test_two_executors_of_which_one_is_killed_in_each_step_make_the_same_bytes(
     "raw_corpus",
     "each Spark task lost after finishing its work, and repeated",
     sees="nothing",
-    then="nothing is doubled, and the corpus is the same to the byte",
+    then="nothing is duplicated, and the corpus is byte-identical",
 )
 @pytest.mark.fault(
     "clean_corpus",
     "each Spark task lost after finishing its work, and repeated",
     sees="nothing",
-    then="nothing is doubled, and the corpus is the same to the byte",
+    then="nothing is duplicated, and the corpus is byte-identical",
 )
 @pytest.mark.fault(
     "tokenized_shards",
     "each Spark task lost after finishing its work, and repeated",
     sees="nothing",
-    then="nothing is doubled, and the shards are the same to the byte",
+    then="nothing is duplicated, and the shards are byte-identical",
 )
 def test_tasks_that_are_done_twice_make_the_same_bytes(
     text: RawCorpusSettings, folder: Path, model_folder: Path, expected: Made

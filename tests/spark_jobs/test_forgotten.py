@@ -156,9 +156,10 @@ def invoice(number: str) -> str:
 
 @pytest.mark.fault(
     "clean_corpus",
-    "more than 100 forgotten texts that differ in a number, and one that returns with another",
+    "over 100 forgotten texts that differ only in a number, and one that returns with another "
+    "number",
     sees="how many documents are left out, and the first of them",
-    then="it is left out as near copies of a single text are",
+    then="it is left out, as near copies of a single text are",
 )
 def test_of_many_forgotten_texts_that_are_alike_each_is_found(maker: Maker, tmp_path: Path) -> None:
     asked = {f"invoice {number}": invoice(f"{number}") for number in range(COMMON_TEXTS + 1)}
@@ -190,7 +191,7 @@ def test_documents_are_compared_alike_however_many_at_a_time(
     "clean_corpus",
     "a forgotten text that very many documents contain, such as a license",
     sees="how many, the first of them, and the two commands with which to decide",
-    then="nothing is built until then",
+    then="nothing is built until one of them is run",
 )
 def test_a_text_in_very_many_documents_waits_for_a_person(maker: Maker, tmp_path: Path) -> None:
     license = " ".join(f"license{number}" for number in range(60))

@@ -86,9 +86,9 @@ def test_a_shape_is_that_of_the_masked_text_whatever_stands_beside_it(texts: lis
 
 @pytest.mark.fault(
     "clean_corpus",
-    "very many texts of one filled-in template",
-    sees="how many were dropped as such",
-    then="the template weighs as a few texts, all in one split",
+    "very many texts filled in from one template",
+    sees="how many were dropped for that",
+    then="only a few of them are kept, all in one split",
 )
 def test_a_flood_of_filled_in_templates_weighs_as_a_few_texts(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path

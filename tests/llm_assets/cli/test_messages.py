@@ -35,7 +35,7 @@ def _without_trace(text: str) -> str:
     "raw_corpus",
     "text in another encoding",
     sees="the file, and that it is not UTF-8",
-    then="nothing is read as something else",
+    then="no other encoding is guessed",
 )
 def test_text_in_another_encoding_is_named_without_a_trace(project: Project) -> None:
     for number in range(10):
@@ -87,8 +87,8 @@ def test_a_damaged_history_is_called_what_it_is(project: Project) -> None:
 @pytest.mark.fault(
     "settings and commands",
     "Dagster's history locked",
-    sees="that another process holds it, and how to find that",
-    then="the same command then works",
+    sees="that another process holds it, and how to find that process",
+    then="once that process has ended, the same command works",
 )
 def test_a_locked_history_is_called_what_it_is(project: Project) -> None:
     (path,) = [path for path in make_history(project) if path.name == "runs.db"]
@@ -161,7 +161,7 @@ def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path:
     "raw_corpus",
     "source that changes while it is read",
     sees="the file, after three attempts",
-    then="refused: a snapshot is what its fingerprint says",
+    then="refused, since a snapshot has to match its fingerprint",
 )
 def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project) -> None:
     path = project.folder / "text" / "log.jsonl"

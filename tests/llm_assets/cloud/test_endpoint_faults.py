@@ -26,32 +26,34 @@ from tests.waiting import wait_until
 
 @pytest.mark.fault(
     "Google Cloud",
-    "rollout of a version that fails, reason: {reason}",
-    sees="that reason, and which version still serves",
+    "rollout of a version {fault}",
+    sees="the reason, and which version still serves",
     then="rolled back",
 )
 @pytest.mark.parametrize(
-    ("image", "reason"),
+    ("image", "reason", "fault"),
     [
-        (FAILING_IMAGE, "requests failed, and of"),
-        (SLOW_IMAGE, "slower than the version before"),
-        (BROKEN_IMAGE, "the model's files are damaged"),
-        (f"{SERVE_IMAGE}-missing", "images/build.sh"),
+        (FAILING_IMAGE, "requests failed, and of", "whose requests fail"),
+        (SLOW_IMAGE, "slower than the version before", "that is slower than the previous one"),
+        (BROKEN_IMAGE, "the model's files are damaged", "whose model files are damaged"),
+        (f"{SERVE_IMAGE}-missing", "images/build.sh", "whose image is missing"),
     ],
 )
-def test_version_that_disappoints_is_taken_back(cloud: Cloud, image: str, reason: str) -> None:
+def test_version_that_disappoints_is_taken_back(
+    cloud: Cloud, image: str, reason: str, fault: str
+) -> None:
     cloud.serve(cloud.register("a"))
     version = cloud.register("b", image)
     cloud.set_rollout(min_requests=100, block=1, warm_up=0)
     with pytest.raises(RolloutFailed, match=rf"(?s){reason}.*Still serving: version 1"):
         cloud.serve(version)
-    assert cloud.shares() == {"version-1": 100}
+    assert cloud.shares() == {"version-1": 100}, fault
     assert len(cloud.google.endpoints.processes()) == 1
 
 
 @pytest.mark.fault(
     "Google Cloud",
-    "rollout while half of all requests fail, whichever version they meet",
+    "rollout while half of all requests fail, whichever version answers them",
     sees="each failure",
     then="the new version is not rolled back",
 )
@@ -67,7 +69,10 @@ def test_failures_of_both_versions_are_not_held_against_the_new_one(cloud: Cloud
 
 
 @pytest.mark.fault(
-    "Google Cloud", "no quota to deploy", sees="where to ask for it", then="run again, it serves"
+    "Google Cloud",
+    "no quota to deploy",
+    sees="where to request it",
+    then="once there is quota, the next run deploys it",
 )
 def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud: Cloud) -> None:
     version = cloud.register("a")
@@ -79,27 +84,27 @@ def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud:
 
 
 CRASHES = {
-    "while it is deployed": ("DeployModel", 1),
-    "after its first share": ("UpdateEndpoint", 1),
-    "after its last share": ("UpdateEndpoint", 2),
-    "while the old one is removed": ("UndeployModel", 1),
+    "while the model is deployed": ("DeployModel", 1),
+    "after its first share of traffic": ("UpdateEndpoint", 1),
+    "after its last share of traffic": ("UpdateEndpoint", 2),
+    "while the old model is removed": ("UndeployModel", 1),
 }
 
 
 @pytest.mark.fault(
     "Google Cloud",
-    "killed in a deployment: {when}",
-    sees="the run is gone",
-    then="a whole version serves; the next run continues",
+    "run killed during a deployment: {when}",
+    sees="the run's process is gone",
+    then="the endpoint keeps answering; the next run completes the deployment",
 )
 @pytest.mark.parametrize(
     "when",
     [
-        "while it is deployed",
-        "after its last share",
+        "while the model is deployed",
+        "after its last share of traffic",
         *(
             pytest.param(when, marks=pytest.mark.soak)
-            for when in ("after its first share", "while the old one is removed")
+            for when in ("after its first share of traffic", "while the old model is removed")
         ),
     ],
 )
@@ -159,7 +164,7 @@ def program_arguments(cloud: Cloud, version: int) -> list[str]:
 
 
 @pytest.mark.fault(
-    "Google Cloud", "reply to a deployment lost", sees="nothing", then="one deployment"
+    "Google Cloud", "reply to a deployment lost", sees="nothing", then="the model is deployed once"
 )
 def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
     version = cloud.register("a")
@@ -173,7 +178,7 @@ def test_busy_service_and_a_lost_reply_change_nothing(cloud: Cloud) -> None:
 
 
 @pytest.mark.fault(
-    "Google Cloud", "deployment forbidden", sees="the role", then="the previous version serves"
+    "Google Cloud", "deployment forbidden", sees="the role to ask for", then="nothing is deployed"
 )
 def test_forbidden_deployment_names_the_role(cloud: Cloud) -> None:
     version = cloud.register("a")

@@ -78,7 +78,7 @@ def program_logs(google: LocalGoogle) -> str:
 @pytest.mark.fault(
     "Google Cloud",
     "Dagster killed in each stage",
-    sees="the run is gone",
+    sees="the run's process is gone",
     then="no job is lost or repeated",
 )
 @pytest.mark.soak

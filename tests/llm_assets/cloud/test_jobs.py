@@ -169,9 +169,9 @@ def test_newest_accelerators_train_in_bfloat16(
 
 @pytest.mark.fault(
     "Google Cloud",
-    "a machine type and an accelerator that do not go together",
-    sees="which one fits, in the settings file",
-    then="nothing is paid for",
+    "a machine type and accelerators that do not fit together",
+    sees="what the machine type has, or which machines fit",
+    then="nothing is started",
 )
 @pytest.mark.parametrize(
     ("machine", "accelerator", "count", "told"),
@@ -435,8 +435,8 @@ def test_a_shipped_file_for_tpus_goes_with_the_machine_that_it_asks_for(
 @pytest.mark.fault(
     "Google Cloud",
     "a model that does not fit the chips of a TPU machine",
-    sees="what it takes, what there is, and the machines that it fits",
-    then="no machine is asked for",
+    sees="how much memory it needs, how much there is, and the machines that it fits",
+    then="no machine is requested",
 )
 @pytest.mark.parametrize(
     ("machine", "parameters", "lora", "told"),
@@ -503,7 +503,7 @@ def test_a_run_is_planned_for_every_accelerator_of_every_machine(
 
 @pytest.mark.fault(
     "Google Cloud",
-    "training settings for a number of processes that the job does not start",
+    "settings planned for another number of training processes than the job starts",
     sees="both numbers, and what to change",
     then="no job is started",
 )

@@ -114,7 +114,7 @@ def start(google: LocalGoogle, settings: GoogleCloudSettings, run: str = RUN) ->
     TPU_STAGE,
     "Dagster gone for good",
     sees="why, in the job's log",
-    then="after `lease_hours` its program saves its state, and the machine deletes itself",
+    then="after `lease_hours`, the program saves its state, and the machine deletes itself",
 )
 def test_tpu_machine_whose_lease_nobody_renews_deletes_itself(
     google: LocalGoogle, on_tpu: GoogleCloudSettings
@@ -130,7 +130,7 @@ def test_tpu_machine_whose_lease_nobody_renews_deletes_itself(
 
 @pytest.mark.fault(
     TPU_STAGE,
-    "left behind by a Dagster of another machine",
+    "job left behind by Dagster on another machine",
     sees="what it costs so far",
     then="`llm-assets machines --end` ends it",
 )
@@ -166,13 +166,17 @@ OFF = "Google Batch API has not been used in project 1 before or it is disabled.
     TPU_STAGE,
     "another service {why} when machines are ended",
     sees="{told}",
-    then="the others' jobs are ended all the same",
+    then="the jobs of the other services are ended",
 )
 @pytest.mark.parametrize(
     ("why", "message", "told"),
     [
-        ("refuses its list", "Permission denied.", "which service, and the right"),
-        ("is off", OFF, "nothing"),
+        (
+            "refuses to list its jobs",
+            "Permission denied.",
+            "which service, and the role to ask for",
+        ),
+        ("is not enabled", OFF, "nothing"),
     ],
 )
 def test_sweep_goes_on_past_a_service_that_does_not_answer(
@@ -198,7 +202,7 @@ def test_sweep_goes_on_past_a_service_that_does_not_answer(
     STAGE,
     "no permission to end one of the jobs",
     sees="which job, and the role to ask for",
-    then="the others are ended all the same",
+    then="the other jobs are ended",
 )
 def test_sweep_goes_on_past_a_job_that_cannot_be_ended(
     google: LocalGoogle, on_tpu: GoogleCloudSettings
@@ -223,7 +227,7 @@ def long_leased(settings: GoogleCloudSettings) -> GoogleCloudSettings:
     STAGE,
     "Dagster gone for good",
     sees="why, in the job's log",
-    then="after `lease_hours` its machines save their state and end themselves",
+    then="after `lease_hours`, the job saves its state and ends with its machines",
 )
 def test_machines_whose_lease_nobody_renews_end_themselves(
     google: LocalGoogle, settings: GoogleCloudSettings
@@ -235,7 +239,7 @@ def test_machines_whose_lease_nobody_renews_end_themselves(
 
 @pytest.mark.fault(
     STAGE,
-    "left behind by a Dagster of another machine",
+    "job left behind by Dagster on another machine",
     sees="what it costs so far",
     then="`llm-assets machines --end` ends it",
 )
@@ -257,9 +261,9 @@ def test_sweep_lists_what_costs_money_and_ends_it(
 
 @pytest.mark.fault(
     "{stage}",
-    "its run killed, and no other follows it",
-    sees="which were ended, at the sensor's tick",
-    then="ended ten minutes later",
+    "run killed, and no other run follows its job",
+    sees="which jobs were ended, in the sensor's tick",
+    then="the job is ended after ten minutes",
 )
 @pytest.mark.parametrize(
     ("stage", "runner"), [(STAGE, "google_batch"), (TPU_STAGE, "tpu_vm")], ids=["batch", "tpu"]

@@ -225,9 +225,9 @@ def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_o
 )
 @pytest.mark.fault(
     "clean_corpus",
-    "a forgotten document that is wanted again, and a list that is lost afterwards",
-    sees="who wanted it back and why; `verify` says UNKNOWN",
-    then="it returns with the next corpus, and stays wanted when the list is rewritten",
+    "a forgotten document brought back by `forget --undo`, and the list lost afterwards",
+    sees="who brought it back and why; `verify` says UNKNOWN",
+    then="it is in the next corpus, and still is after the list has been rewritten",
 )
 def test_a_damaged_list_is_written_again_and_a_document_wanted_again_comes_back(
     pipeline: Pipeline,
@@ -263,9 +263,10 @@ def test_a_damaged_list_is_written_again_and_a_document_wanted_again_comes_back(
 
 @pytest.mark.fault(
     "clean_corpus",
-    "artifacts brought back from a backup that is older than a forgetting, or a list alone",
-    sees="that the list is an older one, what holds forgotten text again, and `llm-assets doctor`",
-    then="no corpus is built; with `--repair` the list is as it was, and the text erased once more",
+    "artifacts, or only the list, restored from a backup that is older than a `forget`",
+    sees="that the list is an older one, which artifacts hold forgotten text again, and "
+    "`llm-assets doctor --repair`",
+    then="no corpus is built; that command restores the list and erases the text again",
 )
 def test_a_backup_from_before_a_forgetting_brings_nothing_back(
     pipeline: Pipeline, tmp_path: Path

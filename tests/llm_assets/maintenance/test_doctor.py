@@ -30,7 +30,7 @@ def test_a_whole_store_is_in_order(configured: Weeks) -> None:
 
 @pytest.mark.fault(
     "store",
-    "doctor: clean corpus with {damage}",
+    "doctor, `clean_corpus`: {damage}",
     sees="the artifact, and what the repair does",
     then="`--repair` moves it to `damaged/`",
 )
@@ -112,29 +112,46 @@ def _cut_decisions(weeks: Weeks) -> None:
     cut(Path(weeks.store.root, "decisions", "manual.json"))
 
 
-FAULTS: dict[str, Callable[[Weeks], None]] = {
-    "pipelines/manual.json: cannot be read": _cut_record,
-    "it names what is no longer there: model_extra/": _lose_what_was_current_before,
-    "state has another checksum": _damage_checkpoint_of_a_run,
-    "metrics.jsonl: cannot be read": _cut_metrics_of_a_run,
-    "cache/manual/table.parquet: cannot be read": _flip_bit_in_a_cache,
-    "making/raw_corpus-0123456789abcdef0123.json: cannot be read": _leave_half_a_note,
-    "editions/raw_corpus/": _cut_editions,
-    "decisions/manual.json: cannot be read": _cut_decisions,
+FAULTS: dict[str, tuple[str, Callable[[Weeks], None]]] = {
+    "record of the pipeline cut": ("pipelines/manual.json: cannot be read", _cut_record),
+    "record of the pipeline names an artifact that is gone": (
+        "it names what is no longer there: model_extra/",
+        _lose_what_was_current_before,
+    ),
+    "checkpoint of a training run with a flipped bit": (
+        "state has another checksum",
+        _damage_checkpoint_of_a_run,
+    ),
+    "metrics of a training run cut": ("metrics.jsonl: cannot be read", _cut_metrics_of_a_run),
+    "cached table with a flipped bit": (
+        "cache/manual/table.parquet: cannot be read",
+        _flip_bit_in_a_cache,
+    ),
+    "half-written note of an artifact that is being built": (
+        "making/raw_corpus-0123456789abcdef0123.json: cannot be read",
+        _leave_half_a_note,
+    ),
+    "record under `editions/` cut": ("editions/raw_corpus/", _cut_editions),
+    "record of people's decisions cut": (
+        "decisions/manual.json: cannot be read",
+        _cut_decisions,
+    ),
 }
+"""What is wrong, to what is said of it and what does it."""
 
 
 @pytest.mark.fault(
     "store",
-    "doctor: {said}",
+    "doctor, {what}",
     sees="the file, and what is wrong with it",
     then="`--repair` repairs it; the next check finds everything in order",
 )
-@pytest.mark.parametrize("said", FAULTS)
-def test_every_fault_is_told_and_mended(configured: Weeks, said: str) -> None:
+@pytest.mark.parametrize("what", FAULTS)
+def test_every_fault_is_told_and_mended(configured: Weeks, what: str) -> None:
+    said, damage = FAULTS[what]
     for number in range(2):
         configured.make("model_extra", {"number": str(number)}, 10)
-    FAULTS[said](configured)
+    damage(configured)
     code, told = doctor()
     assert code == 1 and said in told
     assert doctor("--repair")[0] == 0

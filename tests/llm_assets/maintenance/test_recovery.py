@@ -109,7 +109,7 @@ def test_one_flipped_bit_of_weights_or_evaluation_text_stops_all_who_read_it(
     "endpoint",
     "a damaged champion that cannot be rebuilt",
     sees="the file, and `llm-assets rollback`",
-    then="the previous version serves",
+    then="after the rollback, the previous version serves",
 )
 def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     weeks: Weeks,
@@ -126,9 +126,9 @@ def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
 
 @pytest.mark.fault(
     "checkpoint",
-    "model deleted that training starts from",
-    sees="its folder, and `llm-assets rollback`",
-    then="training starts from the previous version",
+    "champion deleted, from which training was to start",
+    sees="its fingerprint, and `llm-assets rollback`",
+    then="after the rollback, training starts from the previous version",
 )
 def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole: Project) -> None:
     champion, base = current(whole, "checkpoint"), current(whole, "base_model")

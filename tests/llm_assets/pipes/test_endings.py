@@ -30,7 +30,7 @@ from tests.stand_ins.rest import USED
 from tests.waiting import WAIT_SECONDS, wait_until
 
 SHORT = Limits(poll_seconds=0.2, pending_seconds=1.0)
-RESTARTED = "started again on new machines, from the newest checkpoint"
+RESTARTED = "restarted on new machines, from the newest checkpoint"
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,21 @@ class Service:
         return self.name
 
 
-BATCH = Service("batch", "machines of Google Batch", BatchJobs, "DeleteJob", "deleted")
-TPU = Service("tpu", "TPU machines (queued resources)", TpuVms, "DeleteQueuedResource", "deleted")
+BATCH = Service("batch", "machines of Google Batch", BatchJobs, "DeleteJob", "the job is deleted")
+TPU = Service(
+    "tpu", "TPU machines (queued resources)", TpuVms, "DeleteQueuedResource", "the job is deleted"
+)
 OWN = (BATCH, TPU)
-VERTEX = Service("vertex", "jobs of Vertex AI", VertexCustomJobs, "CancelCustomJob", "cancelled")
+VERTEX = Service(
+    "vertex", "jobs of Vertex AI", VertexCustomJobs, "CancelCustomJob", "the job is canceled"
+)
 DATAPROC = Service(
     "dataproc",
     "batches of Dataproc Serverless",
     DataprocBatches,
     "CancelOperation",
-    "cancelled",
-    "the run fails; asked again, it starts again",
+    "the job is canceled",
+    "the run fails; the next run submits a new job",
 )
 SPARK = pytest.param(DATAPROC, marks=pytest.mark.soak, id="dataproc")
 """Starts Java for each job."""
@@ -164,26 +168,30 @@ def end(process: ForkedProcess, number: signal.Signals = signal.SIGTERM) -> None
     assert process.wait(timeout=WAIT_SECONDS) != 0
 
 
-@ending("finishes as planned", "its results", "its machines are gone; no second job is started")
+@ending(
+    "none: the job finishes as planned",
+    "its results",
+    "its machines are gone; no second job is started",
+)
 def test_finished_job_is_taken_as_done(scene: Scene) -> None:
     assert scene.run().success
     scene.ends(starts=1)
 
 
-@ending("failed by its input", "the program's own reason", "not started again")
+@ending("program that fails because of its input", "the program's own reason", "not restarted")
 def test_fault_of_the_input_is_told_and_not_tried_again(scene: Scene) -> None:
     text = failure_text(scene.run("raise:the valve is stuck"))
     assert "ValueError: the valve is stuck" in text and scene.started() == 1
     scene.ends(starts=2)
 
 
-@ending("{reason}", "a line", "{scene.again}")
+@ending("{reason}", "a log line", "{scene.again}")
 @pytest.mark.parametrize(
     ("reason", "step"),
     [
-        ("a worker crashes without a word", "die-until:2:1"),
-        ("a worker is killed for its memory", "die-until:2:137"),
-        ("told to end (exit code 75)", "fail-until:2:75"),
+        ("a worker crashes without an error message", "die-until:2:1"),
+        ("a worker is killed because memory ran out", "die-until:2:137"),
+        ("program asked to stop (exit code 75)", "fail-until:2:75"),
     ],
 )
 def test_job_that_ends_without_a_fault_of_its_input_is_started_again(
@@ -195,7 +203,7 @@ def test_job_that_ends_without_a_fault_of_its_input_is_started_again(
     scene.ends(starts=2)
 
 
-@ending("a worker is lost by the others", "a line", RESTARTED)
+@ending("the other workers lose their connection to one", "a log line", RESTARTED)
 @only(*OWN, VERTEX)
 def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     result = scene.run("lose-until:3")
@@ -206,9 +214,9 @@ def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
 
 
 @ending(
-    "a worker crashes again and again",
+    "a worker crashes every time",
     "its exit code",
-    "started again up to the limit, then failed",
+    "restarted up to the limit; then the run fails",
 )
 @only(*OWN, VERTEX)
 def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
@@ -218,9 +226,9 @@ def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
 
 
 @ending(
-    "machines lost again and again while work goes on",
-    "a line each time",
-    "started again however often; only restarts in vain are counted",
+    "machines lost again and again while the work advances",
+    "a log line each time",
+    "restarted every time; only restarts without progress are counted",
 )
 @only(*OWN, VERTEX)
 def test_job_that_gets_on_is_started_again_without_end(scene: Scene) -> None:
@@ -230,7 +238,7 @@ def test_job_that_gets_on_is_started_again_without_end(scene: Scene) -> None:
     scene.ends(starts=6)
 
 
-@ending("machine lost while it runs", "a line with the service's own words", "{scene.again}")
+@ending("machine lost while the job runs", "a log line with the service's message", "{scene.again}")
 def test_job_whose_machine_is_lost_goes_on_on_another(scene: Scene) -> None:
     scene.once_started(lambda: scene.runner.stand_in.preempt(scene.jobs()[0].name))
     result = scene.run("hang-until:2")
@@ -240,7 +248,7 @@ def test_job_whose_machine_is_lost_goes_on_on_another(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("machine silent", "a line that says so", RESTARTED)
+@ending("machine that stops reporting", "a log line that says so", RESTARTED)
 @only(*OWN)
 def test_job_whose_machine_is_silent_goes_on_on_another(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -262,7 +270,7 @@ def test_job_whose_machine_is_silent_goes_on_on_another(
     scene.ends(starts=2)
 
 
-@ending("preempted in creation", "a line", "started again on new machines")
+@ending("machine preempted before the job runs", "a log line", "restarted on new machines")
 @only(*OWN, VERTEX)
 def test_job_pre_empted_before_it_ran_is_started_again(scene: Scene) -> None:
     scene.runner.hold_pending()
@@ -277,7 +285,7 @@ def test_job_pre_empted_before_it_ran_is_started_again(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("longer than `timeout_hours`", "that Google ended it", "not started again")
+@ending("job that runs longer than `timeout_hours`", "that Google ended it", "not restarted")
 @only(BATCH)
 def test_job_is_ended_by_google_after_its_greatest_duration(scene: Scene) -> None:
     limit = {"max_run_duration": {"seconds": 2}}
@@ -287,7 +295,9 @@ def test_job_is_ended_by_google_after_its_greatest_duration(scene: Scene) -> Non
 
 
 @ending(
-    "longer than `timeout_hours`", "that it was ended", "ended by its machine, not started again"
+    "job that runs longer than `timeout_hours`",
+    "that it was ended",
+    "ended by its machine; not restarted",
 )
 @only(TPU)
 def test_machine_ends_a_container_that_lasts_too_long(scene: Scene) -> None:
@@ -296,7 +306,7 @@ def test_machine_ends_a_container_that_lasts_too_long(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("machine cannot delete itself", "nothing", "its run deletes it")
+@ending("machine that cannot delete itself", "nothing", "the run deletes it")
 @only(TPU)
 def test_run_deletes_a_machine_that_may_not_delete_itself(scene: Scene) -> None:
     granted = scene.google.tpu._allows
@@ -309,7 +319,7 @@ def test_run_deletes_a_machine_that_may_not_delete_itself(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("machine that never says a word", "that nothing was heard", RESTARTED)
+@ending("machine that never reports", "that nothing was heard from it", RESTARTED)
 @only(TPU)
 def test_machine_that_does_not_begin_is_given_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
@@ -324,7 +334,11 @@ def test_machine_that_does_not_begin_is_given_up(
     assert spent.dollars > 0, "it never ran, but was there"
 
 
-@ending("Dagster gone while its request waits", "the run is gone", "Google gives it up by itself")
+@ending(
+    "Dagster gone while a request for machines waits",
+    "the run's process is gone",
+    "Google drops the request once it expires",
+)
 @only(TPU)
 def test_request_that_nobody_waits_for_is_given_up_by_google(scene: Scene) -> None:
     scene.runner.hold_pending()
@@ -341,15 +355,19 @@ def test_request_that_nobody_waits_for_is_given_up_by_google(scene: Scene) -> No
 NO_MACHINES = [
     (BATCH, "no machine is free", "hold_pending", "region"),
     (TPU, "no machine is free", "hold_pending", "region"),
-    (BATCH, "a zone has none left while machines are made", "out_of_stock", "flex-start"),
-    (BATCH, "the quota is used up while machines are made", "over_quota", "iam-admin/quotas"),
+    (BATCH, "the zone runs out of machines while they are created", "out_of_stock", "flex-start"),
+    (BATCH, "the quota is used up while machines are created", "over_quota", "iam-admin/quotas"),
     (VERTEX, "no machine is free", "hold_pending", "region"),
-    (VERTEX, "queued for a quota that is used up", "hold_queued", "iam-admin/quotas"),
+    (VERTEX, "job queued because the quota is used up", "hold_queued", "iam-admin/quotas"),
     (DATAPROC, "no machine is free", "hold_pending", "region"),
 ]
 
 
-@ending("{why}", "how long, why, and what to do", "{scene.removed} after `pending_hours`")
+@ending(
+    "{why}",
+    "how long the job waited, why, and what to do",
+    "{scene.removed} after `pending_hours`",
+)
 @pytest.mark.parametrize(
     ("scene", "why", "script", "told"),
     [
@@ -370,9 +388,9 @@ def test_job_that_gets_no_machines_is_ended_with_those_it_had(
 
 
 @ending(
-    "a zone has none left for some of its machines",
-    "how long, why, and what to do",
-    "its machines that were there are counted, and gone after `pending_hours`",
+    "the zone has only some of the job's machines",
+    "how long the job waited, why, and what to do",
+    "those that started are counted as a cost, and deleted after `pending_hours`",
 )
 @only(BATCH)
 def test_machines_that_waited_for_others_of_their_job_are_paid_for(scene: Scene) -> None:
@@ -397,7 +415,7 @@ def spending(scene: Scene, machines: int, **limits: float) -> Spending:
     return Spending(settings, "n1-standard-4", 3600.0, machines, "run")
 
 
-@ending("region out of machines", "a line", "submitted again, with pauses")
+@ending("region out of machines", "a log line", "submitted again, with pauses")
 @only(VERTEX)
 def test_job_that_met_a_region_without_machines_is_submitted_again(scene: Scene) -> None:
     scene.google.vertex.out_of_stock = 2
@@ -405,7 +423,7 @@ def test_job_that_met_a_region_without_machines_is_submitted_again(scene: Scene)
     scene.ends(starts=1)
 
 
-@ending("region that stays out of machines", "what else to ask for", "given up in the end")
+@ending("region that stays out of machines", "what else to request", "the run fails")
 @only(VERTEX)
 def test_region_that_stays_without_machines_is_told_with_what_else_to_ask_for(
     scene: Scene,
@@ -417,7 +435,7 @@ def test_region_that_stays_without_machines_is_told_with_what_else_to_ask_for(
     scene.ends(starts=1)
 
 
-@ending("quota used up", "which, and where to ask for more", "nothing runs")
+@ending("quota used up", "which quota, and where to request more", "nothing runs")
 @only(SPARK)
 def test_batch_beyond_the_quota_says_where_to_ask_for_more(scene: Scene) -> None:
     before = scene.google.rest.region_quotas["CPUS"]
@@ -427,7 +445,7 @@ def test_batch_beyond_the_quota_says_where_to_ask_for_more(scene: Scene) -> None
     scene.ends(starts=1)
 
 
-@ending("quota of TPUs used up", "which, and where to ask for more", "nothing runs")
+@ending("TPU quota used up", "which quota, and where to request more", "nothing runs")
 @only(TPU)
 def test_tpu_machine_beyond_the_quota_says_where_to_ask_for_more(scene: Scene) -> None:
     scene.google.tpu.over_quota = True
@@ -439,7 +457,7 @@ def test_tpu_machine_beyond_the_quota_says_where_to_ask_for_more(scene: Scene) -
     scene.ends(starts=1)
 
 
-@ending("image missing", "how to make it", "nothing runs")
+@ending("image missing", "how to build it", "nothing runs")
 def test_missing_image_says_how_to_make_it(scene: Scene) -> None:
     text = failure_text(scene.run(image="somewhere/missing:1"))
     assert "somewhere/missing:1" in text and "images/build.sh" in text
@@ -447,7 +465,7 @@ def test_missing_image_says_how_to_make_it(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("run cancelled while its job is {phase}", "the run is canceled", "{scene.removed}")
+@ending("run canceled while its job is {phase}", "the run is canceled", "{scene.removed}")
 @pytest.mark.parametrize("phase", ["waiting for machines", "running"])
 def test_cancelled_run_ends_its_job(scene: Scene, phase: str) -> None:
     scene.runner.hold_pending(Phase(phase) is Phase.WAITING)
@@ -456,7 +474,7 @@ def test_cancelled_run_ends_its_job(scene: Scene, phase: str) -> None:
     scene.ends(starts=1 if Phase(phase) is Phase.WAITING else 2)
 
 
-@ending("run interrupted at its terminal", "the run is canceled", "{scene.removed}")
+@ending("run interrupted in its terminal (Ctrl-C)", "that it was interrupted", "{scene.removed}")
 @only(*OWN, VERTEX)
 def test_interrupted_run_ends_its_job(scene: Scene) -> None:
     end(scene.start("sleep:600", until=Phase.RUNNING), signal.SIGINT)
@@ -464,7 +482,7 @@ def test_interrupted_run_ends_its_job(scene: Scene) -> None:
 
 
 @ending(
-    "run cancelled while its job is being submitted, which takes long",
+    "run canceled during a slow submission of its job",
     "the run is canceled",
     "once the service has answered, {scene.removed}",
 )
@@ -479,7 +497,11 @@ def test_run_cancelled_before_it_knows_its_job_ends_it(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("cancelling refused twice", "a line each time", "asked for until it is done")
+@ending(
+    "request to cancel the job refused twice",
+    "a log line each time",
+    "repeated until it succeeds",
+)
 def test_refused_cancelling_is_asked_for_again(scene: Scene) -> None:
     process = scene.start("sleep:600", until=Phase.RUNNING)
     if scene.service in OWN:
@@ -492,7 +514,7 @@ def test_refused_cancelling_is_asked_for_again(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("cancelling that takes long", "nothing", "the run ends once the machines have")
+@ending("slow cancellation of the job", "nothing", "the run ends once the machines are gone")
 @only(*OWN)
 def test_run_waits_until_its_machines_are_gone(scene: Scene) -> None:
     process = scene.start("sleep:600", until=Phase.RUNNING)
@@ -502,7 +524,7 @@ def test_run_waits_until_its_machines_are_gone(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("answer to the cancelling lost", "a line", "asked for again")
+@ending("answer to the cancellation lost", "a log line", "the request is repeated")
 def test_lost_answer_to_a_cancelling_is_no_failure(scene: Scene) -> None:
     process = scene.start("sleep:600", until=Phase.RUNNING)
     method = scene.service.cancel_method
@@ -511,7 +533,7 @@ def test_lost_answer_to_a_cancelling_is_no_failure(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("run started again while its job is being cancelled", "nothing", "a new job is submitted")
+@ending("run relaunched while its job is being canceled", "nothing", "a new job is submitted")
 @only(*OWN, VERTEX)
 def test_job_that_is_being_cancelled_is_not_adopted(scene: Scene) -> None:
     scene.google.batch.deletion_seconds = scene.google.tpu.deletion_seconds = 8.0
@@ -524,7 +546,7 @@ def test_job_that_is_being_cancelled_is_not_adopted(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("ended by somebody else", "that it was", "the run fails")
+@ending("job ended by somebody else", "that it was", "the run fails")
 def test_job_that_somebody_ended_is_told_as_such(scene: Scene) -> None:
     scene.once_started(lambda: scene.remote.cancel(scene.jobs()[0]))
     text = failure_text(scene.run("sleep:600"))
@@ -532,7 +554,7 @@ def test_job_that_somebody_ended_is_told_as_such(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("ceiling in money passed", "what was spent", "{scene.removed}")
+@ending("spending limit exceeded", "what was spent", "{scene.removed}")
 def test_job_that_costs_too_much_is_ended(scene: Scene) -> None:
     def objection(job: RemoteJob) -> str | None:
         paid = job.phase is Phase.RUNNING and job.started and scene.started()
@@ -545,7 +567,7 @@ def test_job_that_costs_too_much_is_ended(scene: Scene) -> None:
     scene.ends(starts=2)
 
 
-@ending("network lost while it is submitted", "nothing", "one job is started")
+@ending("network lost while the job is submitted", "nothing", "one job is started")
 def test_connection_cut_while_submitting_starts_one_job(scene: Scene) -> None:
     scene.google.server.reset_connection_on(scene.runner.create_method, after_work=True)
     scene.google.server.reset_connection_on(scene.runner.get_method, times=2)
@@ -553,7 +575,11 @@ def test_connection_cut_while_submitting_starts_one_job(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("network lost while it runs", "at most a line each time", "the run goes on to follow it")
+@ending(
+    "network lost while the job runs",
+    "at most a log line each time",
+    "the run continues to follow the job",
+)
 def test_connection_cut_while_it_runs_loses_nothing(scene: Scene, tmp_path: Path) -> None:
     server, method = scene.google.server, scene.runner.get_method
 
@@ -576,7 +602,7 @@ def test_late_answers_are_waited_for(scene: Scene) -> None:
     scene.ends(starts=1)
 
 
-@ending("service says UNAVAILABLE but has accepted the job", "a line", "one job is started")
+@ending("service says UNAVAILABLE but has accepted the job", "a log line", "one job is started")
 def test_request_that_is_sent_twice_starts_one_job(scene: Scene) -> None:
     method, busy = scene.runner.create_method, grpc.StatusCode.UNAVAILABLE
     scene.google.server.faults.add(method, busy, times=2, after_work=True)
@@ -585,9 +611,9 @@ def test_request_that_is_sent_twice_starts_one_job(scene: Scene) -> None:
 
 
 @ending(
-    "service does not answer any more",
-    "what it said, and that the job goes on",
-    "given up in the end; the next run follows it",
+    "service stops answering",
+    "the error, and that the job still runs and costs money",
+    "the run fails; the next run follows the job",
 )
 def test_service_that_stays_away_is_given_up_and_its_job_found_again(
     scene: Scene, tmp_path: Path
@@ -602,7 +628,11 @@ def test_service_that_stays_away_is_given_up_and_its_job_found_again(
     scene.ends(starts=1)
 
 
-@ending("Dagster killed {moment}", "the run is gone", "the next run finds what there is of its job")
+@ending(
+    "Dagster killed {moment}",
+    "the run's process is gone",
+    "the next run follows the same job, or submits it if there is none",
+)
 @pytest.mark.parametrize(
     ("moment", "point"),
     [

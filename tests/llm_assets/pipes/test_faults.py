@@ -21,7 +21,9 @@ BUSY = [
 ]
 
 
-@pytest.mark.fault("Google Cloud", "service busy", sees="a line each time", then="asked again")
+@pytest.mark.fault(
+    "Google Cloud", "service busy", sees="a log line each time", then="the request is repeated"
+)
 @pytest.mark.parametrize(("code", "message"), BUSY)
 def test_busy_service_is_asked_again(
     vertex_runner: Runner, google: LocalGoogle, code: grpc.StatusCode, message: str
@@ -36,7 +38,7 @@ def test_busy_service_is_asked_again(
 
 
 @pytest.mark.fault(
-    "Google Cloud", "service stays busy", sees="what it said", then="given up in the end"
+    "Google Cloud", "service stays busy", sees="the service's error", then="the run fails"
 )
 def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: LocalGoogle) -> None:
     google.server.faults.add("CreateCustomJob", grpc.StatusCode.UNAVAILABLE, times=1000)
@@ -120,7 +122,10 @@ def test_login_that_has_expired_is_no_busy_service(
 
 
 @pytest.mark.fault(
-    "Google Cloud", "bucket missing", sees="the command that makes it", then="nothing is submitted"
+    "Google Cloud",
+    "bucket missing",
+    sees="the command that creates it",
+    then="nothing is submitted",
 )
 def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> None:
     text = failure_text(runner.changed(bucket="no-such-bucket").run(["materialize"]))
@@ -130,9 +135,9 @@ def test_missing_bucket_stops_before_anything_is_submitted(runner: Runner) -> No
 
 @pytest.mark.fault(
     "Google Cloud",
-    "messages unreadable",
+    "no permission to read the messages of a job",
     sees="the role to ask for",
-    then="never counted as success",
+    then="the run fails",
 )
 def test_unreadable_messages_fail_and_say_what_to_ask_for(
     vertex_runner: Runner, google: LocalGoogle

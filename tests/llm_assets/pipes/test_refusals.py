@@ -30,7 +30,10 @@ def test_labels_are_no_longer_than_google_takes_them() -> None:
 
 
 @pytest.mark.fault(
-    "Google Cloud", "missing right", sees="the role to ask for", then="the request is not retried"
+    "Google Cloud",
+    "missing permission",
+    sees="the role to ask for",
+    then="the request is not retried",
 )
 def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalGoogle) -> None:
     text = refusal_text(runner, google, grpc.StatusCode.PERMISSION_DENIED, "Permission denied")

@@ -100,17 +100,17 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 @pytest.mark.fault(
     STAGE,
     "empty answers, errors and cut connections {when}",
-    sees="a line each time, in the machine's log",
+    sees="a line each time in the machine's log",
     then="the machine retries until it has deleted itself",
 )
 @pytest.mark.parametrize(
     ("when", "kind", "good", "bad"),
     [
-        ("as the machine starts", tpu_machine.ATTRIBUTE, [], [EMPTY, BUSY, CUT]),
-        ("as the machine looks for its record", "GET", [], [EMPTY, BUSY, CUT]),
-        ("as the machine reports its state", "POST", [json_answer(200, {})], [BUSY, CUT]),
-        ("as the machine deletes itself", "DELETE", [], [BUSY, CUT]),
-        ("as the machine requests tokens", "token", [TOKEN], [EMPTY, BUSY, CUT]),
+        ("while the machine starts", tpu_machine.ATTRIBUTE, [], [EMPTY, BUSY, CUT]),
+        ("while the machine looks for its record", "GET", [], [EMPTY, BUSY, CUT]),
+        ("while the machine reports its state", "POST", [json_answer(200, {})], [BUSY, CUT]),
+        ("while the machine deletes itself", "DELETE", [], [BUSY, CUT]),
+        ("while the machine requests tokens", "token", [TOKEN], [EMPTY, BUSY, CUT]),
     ],
 )
 def test_machine_asks_again_until_it_is_deleted(
@@ -126,8 +126,8 @@ def test_machine_asks_again_until_it_is_deleted(
 @pytest.mark.fault(
     STAGE,
     "docker hangs in `docker {step}`",
-    sees="that it was ended, and in which step",
-    then="after `timeout_hours` its machine deletes itself",
+    sees="that the step was ended, and which one it was",
+    then="after `timeout_hours`, its machine deletes itself",
 )
 @pytest.mark.parametrize("step", ["pull", "rm", "run"])
 def test_machine_whose_docker_hangs_ends_after_its_greatest_duration(

@@ -249,7 +249,7 @@ def test_of_two_changes_at_one_time_the_second_sees_the_first(
 
 @pytest.mark.fault(
     "model_version",
-    "registry {damage}",
+    "registry file: {damage}",
     sees="the file and `llm-assets doctor --repair`",
     then="nothing is promoted; once restored, no number is assigned twice",
 )
@@ -272,9 +272,9 @@ def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
 
 @pytest.mark.fault(
     "model_version",
-    "registry brought back from an old backup",
+    "registry restored from an old backup",
     sees="that it is older, by how many changes, and `llm-assets doctor --repair`",
-    then="nothing is promoted or served by it; if it is used anyway, no number is assigned twice",
+    then="nothing is promoted or served from it; if it is used anyway, no number is assigned twice",
 )
 @pytest.mark.parametrize("brought_back", [[STATE_NAME], [STATE_NAME, BACKUP_NAME]])
 def test_an_older_state_is_known_and_taken_only_on_demand(
@@ -302,9 +302,10 @@ def test_an_older_state_is_known_and_taken_only_on_demand(
 
 @pytest.mark.fault(
     "model_version",
-    "registry and `pipelines` brought back from a backup that is older than a decision",
-    sees="the versions of then, with what was decided since",
-    then="a rejected version is not wanted, also when a run enters it again; an approved one is",
+    "registry and `pipelines` restored from a backup that is older than a decision",
+    sees="the versions of the backup, with the decisions made since",
+    then="a rejected version stays rejected, even if a run registers it again; an approved one is "
+    "wanted",
 )
 @pytest.mark.parametrize("knows_the_models", [True, False])
 def test_a_registry_from_a_backup_follows_what_people_decided_since(
@@ -349,7 +350,8 @@ def test_a_registry_from_a_backup_follows_what_people_decided_since(
     "model_version",
     "registry edited by hand",
     sees="that it was changed after it was written",
-    then="nothing is promoted or served by it; `llm-assets doctor --repair` restores another",
+    then="nothing is promoted or served from it; `llm-assets doctor --repair` restores the newest "
+    "state that can be read",
 )
 def test_an_edited_state_is_refused(registry: Registry) -> None:
     judge(registry, "a")

@@ -50,7 +50,7 @@ KILLED = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SI
 @pytest.mark.fault(
     "checkpoint",
     "out of memory: worker killed by the kernel",
-    sees="that memory ran out, the limit, the settings that lower it",
+    sees="that memory ran out, the limit, and which settings reduce the use of memory",
     then="resumes from its newest checkpoint",
 )
 def test_a_child_that_the_kernel_killed_names_memory_and_what_lowers_it(
@@ -66,7 +66,7 @@ def test_a_child_that_the_kernel_killed_names_memory_and_what_lowers_it(
 
 @pytest.mark.fault(
     "checkpoint",
-    "training killed by anything but the kernel",
+    "training killed by something other than the kernel's OOM killer",
     sees="that memory did not run out",
     then="resumes from its newest checkpoint",
 )
@@ -84,7 +84,7 @@ def test_a_child_that_was_killed_otherwise_does_not_blame_memory(
 @pytest.mark.fault(
     "checkpoint",
     "a program fails with escape codes in its log",
-    sees="exit code and end of the log, codes shown as text",
+    sees="the exit code and the end of the log, with the escape codes as text",
     then="the terminal receives no escape codes",
 )
 def test_a_childs_last_words_are_shown_and_never_sent(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ sys.exit(run_program(Spec, train))
 
 @pytest.mark.fault(
     "checkpoint",
-    "training ended without an error, on this machine",
-    sees="a line that says how",
-    then="started again from its newest checkpoint, `training.restarts` times without progress",
+    "training on this machine dies without an error message",
+    sees="a log line that says how it ended",
+    then="restarted from its newest checkpoint, up to `training.restarts` times without progress",
 )
 @pytest.mark.parametrize(
     ("restarts", "gets_on", "success"), [(2, False, True), (1, False, False), (1, True, True)]
@@ -161,7 +161,7 @@ sys.exit(run_program(Spec, train))
 
 @pytest.mark.fault(
     "checkpoint",
-    "one worker fails, the others lose their connection to it",
+    "one worker fails, and the others lose their connection to it",
     sees="first that a worker ended and what to do, then the end of the log",
     then="resumes from its newest checkpoint",
 )

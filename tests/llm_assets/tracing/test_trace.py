@@ -243,7 +243,7 @@ def test_a_part_of_a_document_that_was_not_read_is_not_said_to_be_trained_on(lab
     "model_version",
     "text of a version removed by retention, then searched for",
     sees="what removed it, when and why, in both `explain --text` and `trace`",
-    then="the others are searched; `retention.keep` keeps that of a version",
+    then="the text of other versions is searched; `retention.keep` keeps the text of a version",
 )
 def test_text_that_retention_removed_is_told_as_such(
     tmp_path: Path, tiny_model_folder: Path

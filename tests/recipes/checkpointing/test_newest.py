@@ -59,7 +59,7 @@ def test_each_file_is_read_once_by_one_of_the_workers(both: tuple[Found, Found])
 
 @pytest.mark.fault(
     "checkpoint",
-    "flipped bit in what one of two workers reads",
+    "flipped bit in the part of a resumable state that one of two workers reads",
     sees="the step that is damaged, once",
     then="both use the previous state",
 )

@@ -79,9 +79,9 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
 
 @pytest.mark.fault(
     "Google Cloud",
-    "storage fails while a checkpoint is saved, failures: {failures}",
+    "storage fails while a checkpoint is saved (failures in a row: {failures})",
     sees="that it will be retried, and when",
-    then="saved",
+    then="the checkpoint is saved",
 )
 @pytest.mark.parametrize("failures", [1, 2])
 def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) -> None:

@@ -111,7 +111,7 @@ def test_each_worker_holds_its_part_and_a_gradient_too_large_changes_nothing(
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.fault(
     "checkpoint",
-    "training by DeepSpeed killed",
+    "training with DeepSpeed killed",
     sees="the process is gone",
     then="resumes with exactly the same losses and weights",
 )

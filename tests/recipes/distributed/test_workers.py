@@ -47,8 +47,8 @@ def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
 @pytest.mark.fault(
     "checkpoint",
     "one of two workers killed",
-    sees="signal, and to start again",
-    then="resumes with one or two workers, each sample once",
+    sees="the signal, and that the same command resumes",
+    then="resumes with one or two workers; each sample is used once",
 )
 def test_two_one_two_workers_across_deaths_see_each_sample_once(
     make_spec: SpecMaker, unbroken: TrainingSpec
@@ -114,7 +114,7 @@ def losses_of(spec: TrainingSpec) -> list[float]:
 @pytest.mark.soak
 @pytest.mark.fault(
     "checkpoint",
-    "one worker hashes or writes files for longer than NCCL waits",
+    "one worker hashes or writes files for longer than NCCL's timeout",
     sees="nothing",
     then="the others wait for it on the host, then continue",
 )

@@ -189,7 +189,7 @@ def test_fingerprint_names_data_and_settings_but_no_models(
 @pytest.mark.fault(
     "eval_metrics",
     "incumbent cannot be read",
-    sees="that it cannot",
+    sees="that it cannot be read",
     then="the gate counts it as a fault: nothing is promoted",
 )
 def test_incumbent_that_cannot_be_read_is_a_fault_for_the_gate(
@@ -271,7 +271,10 @@ def test_general_text_is_prose_of_a_fair_size() -> None:
 
 
 @pytest.mark.fault(
-    "eval_metrics", "faulty specification", sees="one line with the key", then="nothing is measured"
+    "eval_metrics",
+    "invalid specification",
+    sees="one line with the key",
+    then="nothing is measured",
 )
 def test_faulty_spec_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text('{"base": 3}')

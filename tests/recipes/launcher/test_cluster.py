@@ -81,7 +81,7 @@ def test_replica_of_another_pool_is_refused() -> None:
 
 @pytest.mark.fault(
     "jobs of Vertex AI",
-    "CLUSTER_SPEC gives an index that is no whole number",
+    "CLUSTER_SPEC gives an index that is not a whole number",
     sees="CLUSTER_SPEC, and that a whole number is expected",
     then="nothing is trained",
 )

@@ -120,7 +120,10 @@ def test_a_model_with_an_older_tokenizer_is_taken_over(kind: str, tmp_path: Path
 
 
 @pytest.mark.fault(
-    "base_model", "only a tokenizer of an older format", sees="which", then="nothing is trained"
+    "base_model",
+    "only a tokenizer in an older format",
+    sees="which format",
+    then="nothing is trained",
 )
 def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").unlink()
@@ -133,7 +136,10 @@ def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path:
 
 
 @pytest.mark.fault(
-    "base_model", "weights that do not match the config", sees="a tensor", then="nothing is trained"
+    "base_model",
+    "weights that do not match the config",
+    sees="one of the tensors that do not match",
+    then="nothing is trained",
 )
 @pytest.mark.parametrize(
     ("change", "fault"),
@@ -179,7 +185,7 @@ def test_a_damaged_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
     "base_model",
     "gated model on the Hub",
     sees="the Hub's answer, and what to do",
-    then="nothing is made",
+    then="nothing is built",
 )
 def test_a_gated_model_of_the_hub_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +207,10 @@ def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -
 
 
 @pytest.mark.fault(
-    "base_model", "model that requires its own code", sees="that it is refused", then="never run"
+    "base_model",
+    "model that requires its own code",
+    sees="that it is refused",
+    then="the code is never run",
 )
 def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
@@ -215,7 +224,7 @@ def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
     "base_model",
     "package not installed",
     sees="the command that installs it",
-    then="nothing is made",
+    then="nothing is built",
 )
 def test_an_absent_package_names_the_command_that_installs_it(tmp_path: Path) -> None:
     settings = BaseModelSettings(package="no-such-package-here")

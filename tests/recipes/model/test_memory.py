@@ -212,7 +212,7 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
 
 @pytest.mark.fault(
     "checkpoint",
-    "a training that does not fit the memory of its GPUs",
+    "training that does not fit the memory of its GPUs",
     sees="what uses the memory, and the setting that makes it fit",
     then="refused before its first step",
 )

@@ -263,7 +263,7 @@ def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_not
 
 @pytest.mark.fault(
     "raw_corpus",
-    "cached chunks cut, changed or gone",
+    "cached chunks of sources cut, changed or gone",
     sees="nothing",
     then="read again; the snapshot is the same",
 )
@@ -286,7 +286,10 @@ def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) 
 
 
 @pytest.mark.fault(
-    "raw_corpus", "two runs on other text at once", sees="nothing", then="each has its own"
+    "raw_corpus",
+    "two runs on different text at once",
+    sees="nothing",
+    then="each gets its own snapshot",
 )
 def test_runs_on_other_text_at_once_do_not_meet(tmp_path: Path) -> None:
     sources = {}

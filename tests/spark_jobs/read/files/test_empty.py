@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.fault(
     "raw_corpus",
-    "an upload cut to no byte at all: {ending}",
+    "upload truncated to 0 bytes: {ending}",
     sees="the file",
     then="nothing of it is read",
 )

@@ -153,7 +153,9 @@ def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
     assert stats["dropped"] == {} and stats["faults"] == []
 
 
-@pytest.mark.fault("raw_corpus", "{name} is damaged", sees="the file", then="nothing of it is read")
+@pytest.mark.fault(
+    "raw_corpus", "damaged file: {name}", sees="the file", then="nothing of it is read"
+)
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.docx", "a.pdf", "a.ipynb"])
 def test_what_is_no_such_file_is_named(folder: Path, name: str) -> None:
     (folder / name).write_bytes(b"not what its name says")
