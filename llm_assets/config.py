@@ -199,19 +199,27 @@ class PipelineSettings(Settings):
 
     @model_validator(mode="after")
     def _gate_has_its_exam(self) -> Self:
-        if self.model_version.gate.metric == "exam":
-            decides = "`model_version.gate.metric` is `exam`"
-            if self.exam is None:
-                raise ValueError(
-                    f"{decides}, but there is no section `exam`; add one (docs/knowledge.md), or "
-                    "leave `metric` out, so that held-out text decides"
-                )
-            if self.endpoint.weights in QUANTIZED:
-                raise ValueError(
-                    f"{decides}, which tests the unquantized weights, but "
-                    f"`endpoint.weights` serves {self.endpoint.weights}; remove one of the two keys"
-                )
+        if self.model_version.gate.metric == "exam" and self.exam is None:
+            raise ValueError(
+                "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one "
+                "(docs/knowledge.md), or leave `metric` out, so that held-out text decides"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _gate_judges_what_serves(self) -> Self:
+        by_exam = self.model_version.gate.metric == "exam"
+        if self.endpoint.weights not in QUANTIZED or (
+            self.checkpoint.is_judged_in_bits and not by_exam
+        ):
+            return self
+        why = (
+            "`model_version.gate.metric` is `exam`" if by_exam else "the recipe's metric is no loss"
+        )
+        raise ValueError(
+            f"{why}, so the gate tests the unquantized weights, but `endpoint.weights` serves "
+            f"{self.endpoint.weights}; leave it out"
+        )
 
 
 def config_path() -> Path:
@@ -340,13 +348,14 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
         names = _field_names(model, fault["loc"][:-1], content)
         hint = _did_you_mean(location[-1], names)
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
-    if fault["type"].startswith("union_tag_") and fault["ctx"]["discriminator"] == "'type'":
-        models = _models_at(model, fault["loc"], content)
-        names = sorted(filter(None, map(_tag, models)))
+    if fault["type"].startswith("union_tag_"):
+        tag = fault["ctx"]["discriminator"].strip("'")
+        names = sorted(filter(None, map(_tag, _models_at(model, fault["loc"], content))))
+        choices = f"{tag.capitalize()}s: {', '.join(names)}."
         if "tag" not in fault["ctx"]:
-            return f"{key}: `type` is missing. Types: {', '.join(names)}."
-        hint = _did_you_mean(fault["ctx"]["tag"], names)
-        return f"{key}.type: unknown type {fault['ctx']['tag']}; {hint}Types: {', '.join(names)}."
+            return f"{key}: `{tag}` is missing. {choices}"
+        said = fault["ctx"]["tag"]
+        return f"{key}.{tag}: unknown {tag} {said}; {_did_you_mean(said, names)}{choices}"
     if fault["type"] == "missing":
         return f"{key}: missing."
     return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})"
@@ -379,7 +388,7 @@ def _models_at(model: Any, location: tuple[Any, ...], content: Any) -> list[type
         elif TrainingSettings in inner:
             default = TrainingSettings.model_fields["recipe"].default
             inner = [settings_model(RECIPES, (content or {}).get("recipe", default))]
-        # A list index changes nothing; a union's tag names the variant by its `type`.
+        # A list index changes nothing; a union's tag names the variant.
         models = inner or [m for m in models if _tag(m) == part] or models
     return models
 
@@ -394,5 +403,6 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    field = model.model_fields.get("type")
+    """What names the model where it is one of a union: of sources `type`, of examples `form`."""
+    field = model.model_fields.get("type") or model.model_fields.get("form")
     return get_args(field.annotation)[0] if field and get_args(field.annotation) else None

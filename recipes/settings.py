@@ -463,6 +463,11 @@ class TrainingSettings(Settings):
         return None
 
     @property
+    def is_judged_in_bits(self) -> bool:
+        """Whether an engine's log-probabilities of held-out text give the gate's metric as well."""
+        return True
+
+    @property
     def has_first_step(self) -> bool:
         """Whether a run of one step, by any schedule, takes the first step of a longer one."""
         return True

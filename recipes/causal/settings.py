@@ -48,6 +48,10 @@ class FineTuningSettings(ContinuedPretrainingSettings):
     def form(self) -> Form:
         return "conversations"
 
+    @property
+    def is_judged_in_bits(self) -> bool:
+        return self.exact_match is None
+
     def scoring(self) -> dict[str, Any]:
         return self.model_dump(mode="json", include={"exact_match"}, exclude_none=True)
 

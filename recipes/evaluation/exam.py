@@ -98,7 +98,7 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
     Returns:
         `facts`, `closed_book` and `beyond_retrieval` (each the candidate's share of right answers
         minus the base's as `value`, `low`, `high`, paired by fact), `retrieval_suffices` (no gain
-        beyond it was shown, and the base can read), `sentence` for people.
+        beyond it was shown, the base can read, and there are facts enough), `sentence` for people.
     """
     shares = {
         role: {one.task: one for one in of_role if one.task in EXAM_TASKS and one.metric == METRIC}
@@ -116,7 +116,7 @@ def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | No
     learnt, beyond = gain(CLOSED_BOOK), gain(RETRIEVAL)
     facts = len(set(base[CLOSED_BOOK].clusters))
     reads = float(base[PASSAGE].values.mean()) >= READING
-    suffices = reads and not beyond.low > 0
+    suffices = facts >= FEWEST_FACTS and reads and not beyond.low > 0
     return {
         "facts": facts,
         "closed_book": learnt.figures(),

@@ -359,6 +359,10 @@ class TorchtuneSettings(WarmStartSettings):
         return "preferences" if self.is_preference else self.data
 
     @property
+    def is_judged_in_bits(self) -> bool:
+        return not self.is_preference
+
+    @property
     def libraries(self) -> set[str]:
         return super().libraries | {"torchtune"}
 

@@ -48,6 +48,14 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ),
         ("raw_corpus: {sources: [{path: x}]}", "sources.0: `type` is missing. Types: bigquery,"),
         (
+            "raw_corpus: {sources: [{type: files, path: x, examples: {text_column: t}}]}",
+            "examples: `form` is missing. Forms: conversations, labeled, pairs, preferences.",
+        ),
+        (
+            "raw_corpus: {sources: [{type: files, path: x, examples: {form: pair}}]}",
+            "examples.form: unknown form pair; did you mean `pairs`\\? Forms:",
+        ),
+        (
             "checkpoint: {optimizer: {learing_rate: 1}}",
             "optimizer.learing_rate.*did you mean `learning_rate`",
         ),
@@ -61,7 +69,12 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         (
             "model_version: {gate: {metric: exam}}\nexam: {facts: f.csv, forms: f.yaml}\n"
             "endpoint: {weights: int8}",
-            "tests the unquantized weights, but `endpoint.weights` serves int8",
+            "tests the unquantized weights, but `endpoint.weights` serves int8; leave it out",
+        ),
+        (
+            "checkpoint: {recipe: fine_tuning, exact_match: {}}\nendpoint: {weights: int4}\n"
+            "raw_corpus: {sources: [{type: files, path: x, examples: {form: conversations}}]}",
+            "the recipe's metric is no loss, so the gate tests .* `endpoint.weights` serves int4",
         ),
         (
             "endpoint: {engine: vllm}",
