@@ -15,14 +15,20 @@ WINDOW = re.compile(
 
 
 class QualitySettings(Settings):
-    """When the serving version counts as degraded, and what happens then."""
+    """What happens if the serving version is degraded.
+
+    That is so if too many requests fail, or if its bits on held-out text are no longer those that
+    its evaluation measured. A local endpoint is checked every 15 minutes; for one on Google Cloud,
+    set up alerts there.
+    """
 
     then: Literal["tell", "retrain"] = "tell"
     """`tell` reports it, also to those whom `notifications` names; `retrain` additionally runs the
-    graph, once per version, and continues training from the serving model."""
+    graph, continuing from the serving model, and again as often as `automation.retries` allows if
+    that does not help."""
     most_failures: float = Field(default=0.05, ge=0, lt=1)
-    """Maximum share of the requests since the previous check that may fail (status 500 and
-    above)."""
+    """Maximum share of the requests since the previous check that may fail (status 500 and above);
+    fewer than 20 requests are not counted."""
 
 
 class AutomationSettings(Settings):
@@ -31,11 +37,11 @@ class AutomationSettings(Settings):
     enabled: bool = False
     """Whether the sensors that launch runs are on from the start; each sensor and schedule can also
     be switched in the UI. Nothing happens automatically without a running `dagster-daemon`
-    (`make up` keeps one running)."""
+    (`llm-assets up` keeps one running)."""
     continue_from_champion: bool = True
-    """Whether automatic runs continue training the serving model, long enough to read the newest
-    text, but at most eight times `checkpoint.budget`; otherwise, they train as `checkpoint`
-    says."""
+    """Whether runs for new text continue training the serving model: as long as `checkpoint.budget`
+    says (its epochs are passes over the whole train split), or up to eight times as long if the
+    newest text needs it. Otherwise, they train as `checkpoint` says."""
     time_zone: str = "UTC"
     """Time zone of all cron expressions and of `blackouts`, such as `Europe/Berlin`."""
     blackouts: tuple[str, ...] = ()
@@ -46,31 +52,35 @@ class AutomationSettings(Settings):
     quiet_minutes: float = Field(default=5, ge=0)
     """How long the text must stay unchanged before it is trained on."""
     minimum_changed_megabytes: float = Field(default=0, ge=0)
-    """How much of the files must differ from what the wanted version (the one that should serve)
-    was trained on, if all sources are files; files that were only renamed never count. Other
-    sources count whenever they change."""
+    """If all sources are files: how many megabytes of files must have been added or removed since
+    the text that the wanted version (the one that should serve) was trained on. A changed file
+    counts as both, a renamed one not at all. If any source is of another type, every change
+    counts."""
     retries: int = Field(default=3, ge=0)
     """How many times a failed run is launched again."""
     retry_minutes: float = Field(default=10, ge=0)
-    """Pause before the first retry; each further pause is twice as long as the one before."""
+    """Minutes to wait before the first retry; each further wait is twice as long as the one
+    before."""
     fresh_days: float | None = Field(default=30, gt=0)
     """Days after which the UI shows a source as stale if it has not changed, and `raw_corpus` and
     `endpoint` if they have not been materialized again; `null` for never."""
     observe_cron: str = "0 * * * *"
     """When a schedule checks the sources for the UI, as a cron expression in `time_zone`; it never
-    starts training. It is on from the start, even if `enabled` is not, unless checking is billed:
-    for a BigQuery source with a `watermark_column`, it runs a query."""
+    starts training. It is on from the start, but if checking is billed, only with `enabled`: for a
+    BigQuery source with a `watermark_column`, it runs a query."""
     new_base_model: Literal["tell", "retrain", "ignore"] = "tell"
     """What happens if the folder or package of `base_model` contains weights other than those
-    trained on: `retrain` rebuilds the graph from them, as `checkpoint` says. A new revision on the
-    Hub is only reported, since the pipeline file pins one."""
+    trained on: `tell` reports it, and `retrain` rebuilds the graph from them, as `checkpoint` says.
+    A new revision on the Hub is only reported, since the pipeline file pins one. `ignore` reports
+    neither."""
     quality: QualitySettings = QualitySettings()
     longer_attempts: int = Field(default=1, ge=0)
     """How many times a model that the gate rejected as not better is followed by one trained twice
-    as long on the same text, before automation waits for more text or a person."""
+    as long on the same text, before automation waits for more text or a person; only with
+    `continue_from_champion`."""
     monthly_hours: float | None = Field(default=None, gt=0)
     """Maximum total hours of automatic runs in a calendar month; once they are used up, no more
-    training runs are launched."""
+    training runs are launched automatically until the next month."""
     monthly_cost: float | None = Field(default=None, gt=0)
     """The same limit in money, at `cost_per_hour`."""
     cost_per_hour: float | None = Field(default=None, gt=0)
@@ -145,8 +155,9 @@ class RetentionSettings(Settings):
     """What cleaning leaves in the store.
 
     Artifacts that are current, serving, previously serving or in use are always kept, together with
-    everything behind them, and so are the manifests behind every registered version. `llm-assets
-    run` cleans a local store after it succeeds, and the schedule cleans at `cron`.
+    everything behind them, and so are the manifests behind every registered version; only weights
+    that `llm-assets forget` withdrew go after `forgetting.grace_days`. `llm-assets run` cleans a
+    local store after it succeeds, and the schedule cleans at `cron`.
     """
 
     days: float = Field(default=30, ge=0)

@@ -105,12 +105,12 @@ class BudgetSettings(Settings):
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps of the whole run; 32 if steps, tokens and epochs are all unset."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens to train on, instead of `steps`; rounded up to whole steps, and at least one step's
-    worth."""
+    """Tokens to train on, instead of `steps`; rounded up to whole steps. Fewer than one step takes
+    are rejected."""
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Passes over the train split, instead of `steps`; rounded up to whole steps. In a run that
-    continues from the champion, a pass covers only text that the champion and its predecessors have
-    not seen, plus `order.seen_share`."""
+    """Passes over the train split, instead of `steps`; rounded up to whole steps; replayed rows come
+    on top. With `initialize: champion`, a pass covers only rows that the champion and its
+    predecessors have not seen (all rows if none are left), plus the share in `order.seen_share`."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows per step, over all workers and accumulation steps."""
 
@@ -140,9 +140,9 @@ class OrderSettings(Settings):
     """Train on the newest text first, then on everything else that the lineage (the champion and
     its predecessors) has not seen."""
     seen_share: float = Field(default=0.25, ge=0, lt=1)
-    """Share of the run's rows taken from what the lineage has seen before, to counter forgetting.
-    Ibrahim et al. (2024) replay 5% if the text shifts little and 25% if it shifts a lot, for
-    example to a new subject."""
+    """Share of the rows (those of `replay_share` aside) that are taken from what the lineage has
+    seen before, to counter forgetting. Ibrahim et al. (2024) replay 5% if the text shifts little
+    and 25% if it shifts a lot, for example to another language."""
 
 
 class OptimizerSettings(Settings):
@@ -159,8 +159,8 @@ class OptimizerSettings(Settings):
     gradient_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     skip_gradient_above: float = Field(default=10.0, gt=1)
-    """A step is skipped if its gradient norm is more than this many times the recent median or is
-    not finite."""
+    """A step is skipped if its gradient norm is more than this many times the median of the last 64
+    accepted ones (once there are 16), or if its loss or gradient is not finite."""
     accept_after_skips: int = Field(default=4, ge=1)
     """After this many consecutive steps are skipped for their gradient norm, their norms replace
     the recent ones, so that training continues on text of a different kind."""
@@ -182,9 +182,10 @@ class ScheduleSettings(Settings):
     """Hold the peak and then decay linearly, or decay along a cosine from the end of the
     warm-up."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps of linear warm-up from zero, at most the steps of the run; three by default."""
+    """Steps of linear warm-up from zero, at most the steps of the run; if unset, three."""
     decay_fraction: float = Field(default=0.3, ge=0, le=1)
-    """Share of all steps spent decaying, for `warmup_stable_decay`."""
+    """Share of all steps spent decaying, for `warmup_stable_decay`; with 0, the peak is held to the
+    end."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Learning rate of the last step, as a share of the peak."""
 
@@ -214,7 +215,7 @@ class ExportSettings(Settings):
     """Which weights the artifact contains, and in which data type."""
 
     weights: Literal["last", "best"] = "last"
-    """The weights of the last step, or those that were best on validation text."""
+    """The weights of the last step, or those of the best validation after training began."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """float32 keeps the master weights exactly."""
 
@@ -281,7 +282,8 @@ class PlacementSettings(ExecutionSettings):
     """How the work is distributed over processes and devices.
 
     Every placement trains on the same rows in the same order. Sums are computed in a different
-    order, so the weights agree up to rounding, but not bit for bit.
+    order, so the weights agree up to rounding, but not bit for bit. The exception is the recipe
+    `torchtune`, whose global batch grows with the number of workers.
     """
 
     workers: int | None = Field(default=None, ge=1)
@@ -292,22 +294,24 @@ class PlacementSettings(ExecutionSettings):
     """Number of worker groups that each hold the whole model; 1 shards it over all workers."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Number of neighboring workers that split every matrix between them, for layers too large for
-    one worker; sharding and replication apply across these groups. It must divide the numbers of
-    attention heads, key-value heads and feed-forward units."""
+    one worker; sharding and replication apply across these groups. Only for Llama, Mistral, Qwen2
+    and Qwen3 models. It must divide the numbers of attention heads, key-value heads and
+    feed-forward units."""
     pipeline_parallel: int = Field(default=1, ge=1)
     """Number of stages that the layers are split into, for models too large for one machine: stages
-    exchange only hidden states. Each worker group's share of the global batch must make at least
-    this many passes of `device_batch_size` rows."""
+    exchange only hidden states. Only for the same models as `tensor_parallel`. The global batch is
+    divided among `workers` / (`tensor_parallel` × `pipeline_parallel`) groups; each group's share
+    must be a multiple of `device_batch_size`, and at least `pipeline_parallel` times as large."""
     device_batch_size: int = Field(default=4, ge=1)
-    """Rows per forward pass on one worker; the rest of the global batch is processed by gradient
-    accumulation."""
+    """Maximum number of rows per forward pass on one worker, or on one TPU chip; the rest of its
+    share of the global batch is processed by gradient accumulation."""
     activation_checkpointing: bool | None = None
     """Keep only each layer's input and recompute the rest in the backward pass, which saves memory
     but takes more time. If unset, this is done on GPUs whose memory is estimated to be too small
-    otherwise."""
+    otherwise, if the model supports it. Not available on TPUs."""
     compile: Switch = "auto"
     """Whether to compile the layers with torch.compile; `auto` does so on a GPU, where it pays off
-    within minutes."""
+    within minutes, but not with DeepSpeed, which does not support it."""
     strategy: Annotated[SerializeAsAny[StrategySettings | None], PlainValidator(_strategy)] = None
     """An alternative to the default, FSDP2 over processes on GPUs or, if there are none, on the
     CPU; written as `deepspeed: {...}` or `device: tpu`."""
@@ -357,18 +361,19 @@ class CheckpointingSettings(ExecutionSettings):
     """When the training state is saved, and which checkpoints are kept."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints, which is the most that a failure can cost. If unset, 8; on a GPU,
-    where steps are short, only `every_minutes` applies."""
+    """Steps between checkpoints; a failure costs the steps since the newest one. If unset, 8; on a
+    GPU, where steps are short, only `every_minutes` applies. The last step is always saved."""
     every_minutes: float | None = Field(default=15.0, gt=0)
-    """Maximum minutes between checkpoints."""
+    """Maximum minutes between checkpoints, checked after each step; `null` means no limit."""
     permanent_every_steps: int | None = Field(default=None, ge=1)
-    """Checkpoints at multiples of this many steps are kept while others rotate; if unset, none are.
-    Once the model is exported, `retention.optimizer_state` decides whether they are still kept."""
+    """At multiples of this many steps, a checkpoint is saved that is kept while others rotate; if
+    unset, none is. Once the model is exported, `retention.optimizer_state` decides whether they
+    are still kept."""
     keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints to keep during training, in addition to the permanent ones."""
     in_background: Switch = "auto"
     """Continue training while a checkpoint is copied in memory and written; `auto` does so on a
-    GPU."""
+    GPU, but not with DeepSpeed, which does not support it."""
 
 
 class LoggingSettings(ExecutionSettings):
@@ -379,11 +384,13 @@ class LoggingSettings(ExecutionSettings):
     last step is always logged, and `metrics.jsonl` has a line for every step. If unset, 1, or 10 on
     a GPU, where steps are short."""
     audit_rows: bool = False
-    """Record every row that each worker trained on, as proof of the order of the data."""
+    """Record every row that each worker trained on, in `rows-<worker>.jsonl` in the run folder, as
+    proof of the order of the data."""
     profile_steps: tuple[int, ...] = ()
     """Steps whose profiles are written to `profile/` in the run folder, for chrome://tracing."""
     weights_and_biases: str | None = None
-    """Weights & Biases project that also receives the metrics; if unset, none does."""
+    """Weights & Biases project that also receives the metrics, which needs the package `wandb`; if
+    unset, none does."""
 
 
 ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
@@ -392,8 +399,9 @@ ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
 class TrainingSettings(Settings):
     """Settings that all training recipes share, in sections.
 
-    The first sections determine the checkpoint and are part of its fingerprint; `validation`,
-    `placement`, `checkpointing` and `logging` say how the work is done and are not.
+    The first sections determine the checkpoint and are part of its fingerprint; `validation` (unless
+    `export.weights` is `best`), `placement`, `checkpointing` and `logging` say how the work is done
+    and are not.
     """
 
     # A recipe derives from this or from `WarmStartSettings`, has its name in `recipe` as a Literal,
@@ -403,15 +411,16 @@ class TrainingSettings(Settings):
     recipe: str = "continued_pretraining"
     """The training recipe; other packages may provide more."""
     seed: int = Field(default=0, ge=0)
-    """Seed for the order of the data, and for random weights if a recipe needs them."""
+    """Seed for the order of the data, and for random weights (also of adapters or a new head) if a
+    recipe needs them."""
     precision: Literal["auto", "bfloat16", "float32", "float8"] = "auto"
     """`bfloat16` keeps float32 master weights; `auto` uses it if the hardware is fast at it.
     `float8` is bfloat16 with the layers' matrix products in float8, for models of 1B parameters or
     more on an L4, H100 or later. What `auto` resolves to is part of the fingerprint."""
     replay_share: float = Field(default=0, ge=0, lt=1)
     """Share of the rows that are general text, replayed evenly throughout training to counter
-    forgetting; `clean_corpus.split.sources` names the sources. Values of 0.05 to 0.25 are usual if
-    such text is available."""
+    forgetting; `clean_corpus.split.sources` says which sources this text comes from. Values of 0.05
+    to 0.25 are usual if such text is available."""
     budget: BudgetSettings = BudgetSettings()
     order: OrderSettings = OrderSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -543,8 +552,9 @@ class WarmStartSettings(TrainingSettings):
     """Of recipes that begin with weights that have learned already."""
 
     initialize: Literal["base_model", "champion"] = "base_model"
-    """Start from the base model's weights or from those of the serving model, in either case with a
-    new learning-rate warm-up."""
+    """Start from the base model's weights or from those of the champion (the version that should
+    serve; the base model as long as nothing has been promoted), in either case with a new
+    learning-rate warm-up."""
 
     @property
     def starts_from(self) -> Literal["base_model", "champion", "random"]:

@@ -23,10 +23,11 @@ class OpenAIEngine(Settings):
     """Its base URL; `{port}` is a free port, which is passed to `command`."""
     command: tuple[str, ...] = ()
     """The command that starts it for every version, one word per entry; `{model}` is the version's
-    folder, and `{port}` is the port to listen on. Leave it unset if the server is already
-    running."""
+    folder, and `{port}`, which must occur, is the port to listen on. If the server is already
+    running, leave this unset and set `address`."""
     model: str = "{model}"
-    """The name of the model on that server; vLLM and SGLang use the model's folder."""
+    """The name of the model on that server: by default the version's folder, as vLLM and SGLang
+    have it."""
     key_variable: str | None = None
     """Environment variable that holds its API key; leave it unset if the server needs no key."""
     unchecked: bool = False
@@ -56,10 +57,11 @@ class RolloutSettings(Settings):
     """Minimum time for which each share is watched, in seconds."""
     min_requests: int = Field(default=500, ge=1)
     """Requests that each version must answer in a step before the next one begins. A step with
-    fewer requests ends `request_timeout` after `step_seconds`, and a step without any after
-    `step_seconds`."""
+    fewer requests ends `request_timeout` after `step_seconds` (on Google Cloud, the endpoint's
+    `request_seconds` after it); a version that gets no request at all is not waited for."""
     block: int = Field(default=20, ge=1)
-    """Number of answers of each version whose mean time per token is compared at a time."""
+    """Number of answers of each version whose mean time per token (on Google Cloud, per answer) is
+    compared at a time."""
     warm_up: int = Field(default=50, ge=0)
     """Number of first answers of a new version whose speed does not count, since its caches are
     cold."""
@@ -78,7 +80,8 @@ class JournalSettings(Settings):
 
 
 class EndpointSettings(Settings):
-    """The `endpoint` asset. On Google Cloud, only `rollout` applies."""
+    """The `endpoint` asset. With `platform: google_cloud`, only `rollout` applies; the rest is set
+    in `config/google_cloud.yaml`."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Any address other than loopback needs `token_variable`."""
@@ -96,9 +99,11 @@ class EndpointSettings(Settings):
     max_waiting: int = Field(default=64, ge=1)
     """Maximum number of requests in flight; further ones get a 429 with Retry-After."""
     max_connections: int = Field(default=512, ge=1)
-    """Maximum number of open connections; further ones get a 503 and are closed."""
+    """Maximum number of open connections; further ones get a 503 and are closed. The system's limit
+    on open files may lower it."""
     header_timeout: float = Field(default=10.0, gt=0)
-    """Seconds without data, or with an incomplete header, after which a connection is closed."""
+    """Seconds after which a connection is closed if no complete request header has arrived, or if
+    the client has stopped reading its answer."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names other than loopback's by which clients may call an endpoint that listens on
     loopback."""
@@ -109,7 +114,8 @@ class EndpointSettings(Settings):
     body_timeout: float = Field(default=10.0, gt=0)
     """Seconds that a client may take to send the body of its request."""
     engine_timeout: float = Field(default=30.0, gt=0)
-    """Seconds that an engine may leave a health check unanswered before it is restarted."""
+    """Seconds for which an engine may neither answer a health check nor generate anything before it
+    is restarted."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take to load its model, including the one-time conversion."""
     engine: Annotated[
@@ -122,13 +128,14 @@ class EndpointSettings(Settings):
     and why. Alternatively, another server, such as vLLM on a GPU, by its command or its address."""
     weights: Weights = "bf16"
     """How weights are stored: `int8` and `int4` (OpenVINO only) are smaller and faster but lose a
-    little quality. The gate takes this loss into account, and it is measured before a version gets
-    traffic. `f32` is exact."""
+    little quality. If the deciding metric is bits per byte, the gate takes this loss into account.
+    `f32` keeps the exported weights unchanged. Another server as the engine stores them its own
+    way."""
     threads: int | None = Field(default=None, ge=1)
     """Number of threads for an engine's computation; if unset, one for each CPU that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)
-    """Size of an engine's KV cache, in tokens over all requests in flight; further requests
-    wait."""
+    """With OpenVINO, the size of the KV cache in tokens over all requests in flight; further requests
+    wait. With `transformers`, the maximum length of one request's prompt and answer together."""
     rollout: RolloutSettings = RolloutSettings()
     """How a new version takes over from the old one."""
     journal: JournalSettings = JournalSettings()

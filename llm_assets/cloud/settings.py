@@ -212,9 +212,10 @@ class BatchSettings(Settings):
     executor_cores: Literal[4, 8, 16] | None = None
     """Cores per executor."""
     compute_tier: Literal["standard", "premium"] | None = None
-    """Processors of the driver and the executors; `premium` costs more per hour."""
+    """Tier of the processors of the driver and the executors; `premium` costs more per hour."""
     shuffle_tier: Literal["standard", "premium"] | None = None
-    """Disks for shuffles; `premium` is faster, which helps with very large numbers of documents."""
+    """Tier of the disks for shuffles; `premium` is faster, which helps with very large numbers of
+    documents."""
     properties: dict[str, str] = Field(default_factory=dict)
     """Additional Spark properties by name, such as `spark.executor.memory`; passed on unchanged."""
     time_to_live_hours: float = Field(default=24.0, ge=0.17, le=336)
@@ -309,24 +310,26 @@ class MachineSettings(Settings):
     accelerator_type: str | None = "NVIDIA_TESLA_A100"
     """Accelerator, as Vertex AI names it; `null` for none, or for TPUs."""
     accelerator_count: int = Field(default=1, ge=0)
-    """Accelerators per machine; training starts one process for each, and at least one."""
+    """Accelerators per machine, each with its own training process; 0 for none, or for TPUs, which
+    have one process for all chips."""
     replicas: int = Field(default=1, ge=1)
-    """Number of machines; training is spread over all of them."""
+    """Number of machines; training is spread over all of them. Evaluation and TPUs have one."""
     reservation: str | None = None
     """Name of a reservation, in the zone that `zones` names, from which `training.runner: tpu_vm`
-    takes its TPU machine; if unset, it takes what is free."""
+    takes its TPU machine, with `strategy: STANDARD`; if unset, it takes what is free."""
     zones: tuple[str, ...] = ()
     """Zones of the region in which Google Batch may create the machines, such as `us-central1-a`;
     if empty, all. Vertex AI chooses by itself; Cloud TPU needs exactly one."""
     boot_disk_gb: int = Field(default=200, ge=100)
-    """Size of the boot disk, in GB; it must hold the image and what programs cache."""
+    """Size of the boot disk, in GB, on Vertex AI and Google Batch; it must hold the image and what
+    programs cache."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
-    """How machines are obtained: immediately (`STANDARD`), cheaper but preemptible (`SPOT`), or
-    once some become available (`FLEX_START`)."""
+    """How machines are obtained: on demand (`STANDARD`), cheaper but preemptible (`SPOT`), or queued
+    until some become available (`FLEX_START`, not with `training.runner: tpu_vm`)."""
     timeout_hours: float = Field(default=72.0, gt=0, le=168)
-    """Google ends a job after this many hours, whatever it is doing; at most seven days."""
+    """A job is ended after this many hours, whatever it is doing; at most seven days."""
     max_wait_hours: float = Field(default=24.0, gt=0)
-    """How long a FLEX_START job may wait for machines."""
+    """How many hours a FLEX_START job may wait for machines, in addition to `pending_hours`."""
 
     @model_validator(mode="after")
     def _accelerators_agree(self) -> "MachineSettings":
@@ -407,14 +410,14 @@ class EndpointMachineSettings(Settings):
     vllm: VllmSettings | None = VllmSettings()
     """How vLLM serves if there are accelerators; `null` for an image with another engine."""
     start_minutes: float = Field(default=30.0, gt=0, le=120)
-    """How long a container may take to load its model and answer a test prompt."""
+    """How many minutes a container may take to load its model and answer a test prompt."""
     request_seconds: float = Field(default=120.0, gt=0, le=3600)
-    """How long one answer may take."""
+    """How many seconds one answer may take; Vertex AI learns it when the endpoint is created."""
     drain_seconds: float = Field(default=60.0, ge=0)
-    """Pause between the end of a version's traffic and its removal."""
+    """Seconds between the end of a version's traffic and its removal."""
     private_projects: tuple[str, ...] = ()
-    """Projects that reach the endpoint through Private Service Connect; if empty, the endpoint is
-    public."""
+    """Projects that reach the endpoint through Private Service Connect, set when the endpoint is
+    created; if empty, the endpoint is public."""
     private_address: str | None = None
     """URL of your own forwarding rule to a private endpoint; rollouts send their requests to it."""
 
@@ -434,8 +437,8 @@ class CostSettings(Settings):
     """Limits on what jobs may cost, at Google's list prices of a given date or at your own."""
 
     run_limit: float | None = Field(default=None, gt=0)
-    """Dollars that the jobs of one run may cost together. Beyond that, they are canceled; once the
-    limit is raised, work resumes from what they saved."""
+    """Dollars that the jobs of one run may cost together. Once they are spent, the jobs are
+    canceled; after the limit is raised, work resumes from what they saved."""
     monthly_limit: float | None = Field(default=None, gt=0)
     """Dollars that all jobs may cost together in a calendar month (UTC). The endpoint is not
     included; set a budget alert for it."""
@@ -452,7 +455,8 @@ class CostSettings(Settings):
 
 
 class GoogleCloudSettings(Settings):
-    """All settings of `config/google_cloud.yaml`."""
+    """All settings of `config/google_cloud.yaml`, or of the file that `LLM_ASSETS_GOOGLE_CLOUD`
+    names."""
 
     project: str = Field(pattern=PROJECT)
     """The cloud project's id."""
@@ -468,8 +472,8 @@ class GoogleCloudSettings(Settings):
     builder_account: str | None = Field(default=None, pattern=ACCOUNT)
     """The account that images are built as; if unset, Cloud Build's default account."""
     subnetwork: str | None = None
-    """Subnetwork of the Spark batches and of the Google Batch machines, which then have no external
-    IP addresses; if unset, the project's default subnetwork."""
+    """Subnetwork of the Spark batches and of the Google Batch machines; the machines then have no
+    external IP addresses. If unset, the project's default subnetwork."""
     images: ImageSettings
     """Container images."""
     secrets: SecretSettings = SecretSettings()

@@ -17,23 +17,26 @@ class GateSettings(Settings):
 
     metric: Literal["held_out", "exam"] = "held_out"
     """What a candidate must be better at: the recipe's metric on held-out text, or the closed-book
-    questions of `exam`, where each fact counts once, however often it is asked about. General text
-    and floors set limits in either case."""
+    questions of `exam`, where each fact counts once, however often it is asked about. General
+    English (`general_tolerance`) and `floors` set limits in either case."""
     lifetime_error: float = Field(default=0.05, gt=0, lt=0.5)
-    """Maximum probability that a pipeline ever promotes a model that is not better, over its whole
-    life, however many candidates it judges and however often it retries."""
+    """Maximum probability that a pipeline's gate ever promotes a model that is not better, over the
+    pipeline's whole life, however many candidates it judges and however often it retries."""
     smallest_effect: float = Field(default=0.005, ge=0, allow_inf_nan=False)
-    """Minimum measured gain over the incumbent, in the unit of the deciding metric (bits per byte,
-    or a share of 1); a smaller gain is not worth a rollout."""
+    """Minimum measured gain over the incumbent, in the unit of the deciding metric (bits per byte or
+    per masked token, or a share of 1); a smaller gain is not worth a rollout."""
     general_tolerance: float = Field(default=0.05, ge=0, allow_inf_nan=False)
-    """Bits per byte that a candidate may lose on general English compared with the base model. The
-    base model is the reference so that small losses do not add up from week to week."""
+    """Bits per byte (or per masked token) that a candidate may lose on general English compared with
+    the base model: the upper end of the loss's 95% interval must not exceed it. The base model is
+    the reference so that small losses do not add up from week to week. The recipes `classification`
+    and `sequence_to_sequence` have no such limit."""
     minimum_documents: int = Field(default=30, ge=30)
     """Minimum number of independent held-out documents (duplicate clusters), or of facts in the
     exam, for a verdict; below 30, the error bounds no longer hold."""
     floors: dict[str, float] = Field(default={})
-    """Maps a metric to the lowest value that a candidate may have, for scores where higher is
-    better."""
+    """Maps a metric of `eval_metrics`, such as `arc_easy_acc`, to the lowest value that a candidate
+    may have, for scores where higher is better. A metric that was not measured is a reason to
+    reject."""
 
 
 class ModelVersionSettings(Settings):

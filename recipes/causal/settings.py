@@ -16,7 +16,7 @@ class ContinuedPretrainingSettings(WarmStartSettings):
     recipe: Literal["continued_pretraining"] = "continued_pretraining"
     """Which recipe this is."""
     lora: LoraSettings | None = None
-    """Train low-rank adapters instead of all weights."""
+    """Train low-rank adapters instead of all weights; `lora: {}` uses the defaults."""
 
     @property
     def adapters(self) -> LoraSettings | None:
@@ -27,8 +27,9 @@ class ExactMatchSettings(Settings):
     """How the model's answers are compared with the correct ones."""
 
     after: str | None = None
-    """The marker that precedes the compared part of an answer, such as `####` in GSM8K; if unset,
-    the whole answer is compared. Commas between digits are ignored."""
+    """The marker whose last occurrence precedes the compared part of an answer, such as `####` in
+    GSM8K; an answer without it is compared as a whole, as are all answers if this is unset. Commas
+    between digits are ignored."""
     new_tokens: int = Field(default=256, ge=1)
     """Maximum number of tokens in an answer."""
 
@@ -42,7 +43,7 @@ class FineTuningSettings(ContinuedPretrainingSettings):
     """Which recipe this is."""
     exact_match: ExactMatchSettings | None = None
     """Let the gate decide by how often the last answer of a conversation is correct, instead of by
-    the bits per byte of all answers."""
+    the bits per byte of all answers; `exact_match: {}` uses the defaults."""
 
     @property
     def form(self) -> Form:

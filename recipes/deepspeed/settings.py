@@ -62,7 +62,7 @@ ELSEWHERE = {
 class DeepSpeedSettings(StrategySettings):
     """Train with DeepSpeed's ZeRO (Rajbhandari et al., 2020) instead of FSDP2.
 
-    Values in `configuration` apply to any of these settings that is not set here.
+    A setting that is unset here takes its value from `configuration`, if that has one.
     """
 
     asked_by = "placement.deepspeed"
@@ -77,11 +77,11 @@ class DeepSpeedSettings(StrategySettings):
     offload_parameters: Offload = "none"
     """Where to offload the weights until they are needed; `cpu` and `nvme` need stage 3."""
     nvme_folder: str | None = None
-    """A folder on a fast local disk, for what is offloaded to NVMe."""
+    """A folder on a fast local disk, for what is offloaded to NVMe; required for `nvme`."""
     configuration: dict[str, Any] = Field(default={})
     """A DeepSpeed configuration, or the path of a JSON file with one, for everything that no
-    setting here decides, such as bucket sizes. A key that other settings decide is rejected unless
-    its value is `auto`."""
+    setting here decides, such as bucket sizes. A key that other settings decide, or that has no
+    effect in these recipes, is rejected unless its value is `auto`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -9,14 +9,15 @@ from recipes.settings import ModelFamily, WarmStartSettings
 class ClassificationSettings(WarmStartSettings):
     """Teaches an encoder (RoBERTa, BERT, ...) to classify texts.
 
-    If the base model has no head for these classes, it gets a new one.
+    The model gets a new head unless it already has one with the same number of classes.
     """
 
     teaches = "recipes.encoders.classification:classes"
     recipe: Literal["classification"]
     """Which recipe this is."""
     class_weights: Literal["none", "balanced"] = "none"
-    """`balanced` gives every class the same weight, however few examples it has."""
+    """`balanced` gives every class the same total weight in the loss, however few examples it has;
+    `none` gives every example the same weight."""
 
     @property
     def form(self) -> Form:

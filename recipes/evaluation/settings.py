@@ -73,7 +73,8 @@ class GenerationSettings(Settings):
 
     samples: int = Field(default=2, ge=0)
     """Number of held-out documents, or of exam questions if there is an exam, that each model
-    continues; 0 turns this off."""
+    continues; 0 turns this off. Recipes whose metric is not bits per byte ignore these settings and
+    show up to two of their examples instead."""
     prompt_tokens: int = Field(default=32, ge=1)
     """Number of a document's first tokens that the model is given; of a conversation, all before
     its first answer."""
@@ -104,34 +105,35 @@ class EvaluationSettings(Settings):
     """The `eval_metrics` asset: which data the models are measured on, and how much of it."""
 
     held_out_tokens: int | None = Field(default=40_000, ge=1)
-    """Maximum number of held-out tokens to measure, in the order of a hash of the documents'
-    clusters; `null` means all. A quarter is measured first, then half, then all, until the verdict
-    is known; metrics other than bits per byte of text are measured all at once. At 135M parameters,
-    10,000 tokens take two cores about 12 s."""
+    """How many held-out tokens to measure: documents are taken, in the order of a hash of their
+    clusters, until they hold this many; `null` means all. A quarter is measured first, then half,
+    then all, until the verdict is known; metrics other than bits per byte of text are measured all
+    at once. At 135M parameters, 10,000 tokens take two cores about 12 s."""
     document_tokens: int | None = Field(default=512, ge=16)
     """Maximum number of tokens to measure per document, beginning with its first: many short
-    samples give a more certain verdict than a few long ones. `null` means the whole document."""
+    samples give a more certain verdict than a few long ones. `null` means the whole document.
+    Conversations and other examples are always measured whole."""
     minimum_documents: int = Field(default=36, ge=1)
-    """Minimum number of independent documents (duplicate clusters) to measure first, even if they
-    hold more than a quarter of `held_out_tokens`; the gate needs 30."""
+    """Minimum number of independent documents (duplicate clusters) to measure first, however many
+    tokens they hold; `model_version.gate.minimum_documents` are needed for a verdict."""
     newest_tokens: int | None = Field(default=2_500, ge=1)
-    """Maximum number of held-out tokens of the newest slice (the text that arrived last) to measure
+    """How many held-out tokens of the newest slice (the text that arrived last) to measure
     separately, once there are two slices, as `held_out_newest_<metric>`; `null` means all."""
     general_tokens: int | None = Field(default=2_500, ge=1)
-    """Maximum number of tokens of the included general English text to measure; `null` means all of
-    them, about 10,000."""
+    """How many tokens of the included general English text to measure; `null` means all of them,
+    about 10,000. The recipes `classification` and `sequence_to_sequence` do not measure it."""
     generation: GenerationSettings = GenerationSettings()
     """Side-by-side completions."""
     tasks: tuple[TaskSettings, ...] = ()
-    """lm-eval tasks (each a `name` and, optionally, `shots` and `limit`), reported as
-    `<task>_<metric>`; those on the Hub need a connection."""
+    """lm-eval tasks, reported as `<task>_<metric>`; those on the Hub need a connection. Only recipes
+    whose metric is bits per byte run them."""
     task_folder: str | None = None
     """Local folder with lm-eval task files of your own."""
     seed: int = 0
     """Seed that determines, together with the candidate's weights, which documents are sampled."""
     batch_tokens: int = Field(default=2_048, ge=1)
-    """Maximum number of tokens per forward pass; choose it to fit the available memory. It does not
-    change what is measured."""
+    """Maximum number of tokens per forward pass, but at least one row; choose it to fit the
+    available memory. It does not change what is measured."""
 
     @property
     def lm_eval_tasks(self) -> list[TaskSettings]:

@@ -253,7 +253,9 @@ class TorchtuneSettings(WarmStartSettings):
     """Runs a torchtune recipe, as `tune run <run> --config <config>` does, on the graph's rows.
 
     Batch, precision, optimizer and schedule are those of the torchtune configuration, and so is the
-    budget unless `budget` is set.
+    budget unless `budget` is set. The global batch is `batch_size` times
+    `gradient_accumulation_steps` times the number of workers. The weights have the configuration's
+    `dtype`, too.
     """
 
     teaches = "recipes.torchtune.objective:objective"
@@ -269,8 +271,8 @@ class TorchtuneSettings(WarmStartSettings):
     """A torchtune YAML file, the name of one that torchtune ships (`llama3_2/1B_full`), or the
     configuration itself."""
     data: Literal["pretraining", "conversations"] = "pretraining"
-    """What it learns from: text, or the answers in conversations. The DPO recipes learn from
-    prompts with a chosen and a rejected answer."""
+    """What it learns from: text, or the answers in conversations. Leave it unset for the DPO
+    recipes, which learn from prompts with a chosen and a rejected answer."""
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,8 @@ which runs."""
 
 
 class TpuSettings(StrategySettings):
-    """Trains on all TPU chips of one machine, in the environment that `make setup-tpu` creates."""
+    """Train on all TPU chips of one machine, locally in the environment that `make setup-tpu`
+    creates, on Google Cloud in the image `images.tpu`. One process drives all chips."""
 
     asked_by = "placement.device: tpu"
     builds = "recipes.tpu.strategy:build"
