@@ -397,7 +397,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     """The settings models that a field's annotation holds, inside lists and unions too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType, list, dict, Annotated):
+    if get_origin(annotation) in (Union, types.UnionType, list, tuple, dict, Annotated):
         return [model for argument in get_args(annotation) for model in models_in(argument)]
     return []
 

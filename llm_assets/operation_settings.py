@@ -92,7 +92,7 @@ class AutomationSettings(Settings):
         try:
             ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError):
-            raise ValueError("is no time zone; give a name such as `Europe/Berlin`") from None
+            raise ValueError("is not a time zone; use a name such as `Europe/Berlin`") from None
         return name
 
     @field_validator("blackouts")
@@ -103,7 +103,7 @@ class AutomationSettings(Settings):
             days = {found["first"], found["last"]} - {None} if found else set()
             times = (found["start"], found["end"]) if found else ("99",)
             if not days <= set(DAYS) or any(time > "24:00" or time[3:] > "59" for time in times):
-                raise ValueError(f"{window!r} is no window; write `mon-fri 08:00-18:00`")
+                raise ValueError(f"{window!r} is not a time window; write `mon-fri 08:00-18:00`")
         return windows
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ from llm_assets.gate.verdict import GateSettings
 from recipes.evaluation.settings import EvaluationSettings, Rounds
 from recipes.evaluation.statistics import POWER, level, reach
 from recipes.model import base_model
+from recipes.settings import BUDGETS
 from serving import endpoint as process
 from serving.settings import listen
 from spark_jobs.read.docstrings import find_package
@@ -445,8 +446,11 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     told = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
     if share < 0.95:
         whole = round(text.tokens / row_tokens) or 1
-        budget_key = "`checkpoint.budget.steps`"
-        told += f"; one pass takes about {whole:,} steps ({budget_key}){time(text.tokens)}"
+        # In the unit in which the budget is given, as two units are refused.
+        amounts = {"steps": whole, "tokens": round(text.tokens), "epochs": 1}
+        name = next(name for name in BUDGETS if getattr(budget, name) is not None)
+        told += f"; one pass takes about {whole:,} steps (`checkpoint.budget.{name}: "
+        told += f"{amounts[name]}`){time(text.tokens)}"
     return [f"{told}, at the speed of the last training run." if speed else f"{told}."]
 
 

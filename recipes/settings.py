@@ -52,20 +52,20 @@ def settings_model(group: str, name: str) -> type[Settings]:
     if declared is None:
         raise PydanticCustomError(
             "unknown_name",
-            "there is none of this name. Installed are: {names}. Other packages bring more by an "
-            "entry point in the group {group}; where one of its own is missing, install llm-assets "
-            "again",
+            "nothing of this name is installed. Installed: {names}. Other packages can add more "
+            "through the entry point group {group}; if one of llm-assets' own is missing, "
+            "reinstall llm-assets",
             {"names": ", ".join(installed(group)) or "none", "group": group},
         )
     package = declared.dist.name if declared.dist else "an unnamed package"
     try:
         model = declared.load()
         if not issubclass(model, Settings):
-            raise TypeError(f"{declared.value} is no settings model")
+            raise TypeError(f"{declared.value} is not a settings model")
     except (ImportError, AttributeError, TypeError) as error:
         raise PydanticCustomError(
             "broken_package",
-            "what the package {package} brings under this name cannot be loaded: {error}",
+            "what the package {package} provides under this name cannot be loaded: {error}",
             {"package": package, "error": str(error)},
         ) from error
     return model
@@ -108,8 +108,8 @@ class BudgetSettings(Settings):
     """Tokens to train on, instead of `steps`; rounded up to whole steps. Fewer than one step takes
     are rejected."""
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Passes over the train split, instead of `steps`; rounded up to whole steps; replayed rows come
-    on top. With `initialize: champion`, a pass covers only rows that the champion and its
+    """Passes over the train split, instead of `steps`; rounded up to whole steps; replayed rows
+    come on top. With `initialize: champion`, a pass covers only rows that the champion and its
     predecessors have not seen (all rows if none are left), plus the share in `order.seen_share`."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows per step, over all workers and accumulation steps."""
@@ -299,8 +299,8 @@ class PlacementSettings(ExecutionSettings):
     feed-forward units."""
     pipeline_parallel: int = Field(default=1, ge=1)
     """Number of stages that the layers are split into, for models too large for one machine: stages
-    exchange only hidden states. Only for the same models as `tensor_parallel`. The global batch is
-    divided among `workers` / (`tensor_parallel` × `pipeline_parallel`) groups; each group's share
+    exchange only hidden states. Only for the same models as `tensor_parallel`. Each group of
+    `tensor_parallel` times `pipeline_parallel` workers gets an equal share of the global batch; it
     must be a multiple of `device_batch_size`, and at least `pipeline_parallel` times as large."""
     device_batch_size: int = Field(default=4, ge=1)
     """Maximum number of rows per forward pass on one worker, or on one TPU chip; the rest of its
@@ -399,9 +399,9 @@ ModelFamily = Literal["causal", "sequence_to_sequence", "encoder"]
 class TrainingSettings(Settings):
     """Settings that all training recipes share, in sections.
 
-    The first sections determine the checkpoint and are part of its fingerprint; `validation` (unless
-    `export.weights` is `best`), `placement`, `checkpointing` and `logging` say how the work is done
-    and are not.
+    The first sections determine the checkpoint and are part of its fingerprint; `validation`
+    (unless `export.weights` is `best`), `placement`, `checkpointing` and `logging` say how the work
+    is done and are not.
     """
 
     # A recipe derives from this or from `WarmStartSettings`, has its name in `recipe` as a Literal,
@@ -506,17 +506,17 @@ class TrainingSettings(Settings):
         if steps and warmup and warmup > steps:
             faults.append(f"schedule.warmup_steps ({warmup}) is longer than the {steps} steps")
         if self.adapters and self.optimizer.name == "muon":
-            faults.append("lora is trained with adamw")
+            faults.append("lora needs optimizer.name: adamw")
         split = {
             f"placement.{name}"
             for name in ("tensor_parallel", "pipeline_parallel")
             if getattr(self.placement, name) > 1
         }
         if self.adapters or self.optimizer.name == "muon":
-            faults += [f"{name} goes with neither lora nor muon" for name in sorted(split)]
+            faults += [f"{name} cannot be combined with lora or muon" for name in sorted(split)]
         if self.precision == "float8":
             refused = sorted(split | ({"lora"} if self.adapters else set()))
-            faults += [f"precision: float8 does not go with {name}" for name in refused]
+            faults += [f"precision: float8 cannot be combined with {name}" for name in refused]
         if self.placement.strategy:
             faults += self.placement.strategy.faults(self)
         return faults
@@ -533,7 +533,7 @@ class TrainingSettings(Settings):
             "placement.compile: always": placement.compile == "always",
             "checkpointing.in_background: always": self.checkpointing.in_background == "always",
         } | more
-        return [f"{other} does not go with {key}" for key in refused if refused[key]]
+        return [f"{other} cannot be combined with {key}" for key in refused if refused[key]]
 
     def content(self) -> dict[str, Any]:
         """The settings that decide what the checkpoint is, for its fingerprint."""

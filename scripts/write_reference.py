@@ -5,10 +5,10 @@ python -m scripts.write_reference
 
 import inspect
 import json
-import re
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -152,7 +152,8 @@ def _nested(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
         if variants == [TrainingSettings]:
             variants = [settings_model(RECIPES, recipe) for recipe in installed(RECIPES)]
         if len(variants) == 1:
-            yield from _tables(f"{prefix}{name}.", variants[0])
+            items = "[]" if get_origin(field.annotation) in (list, tuple) else ""
+            yield from _tables(f"{prefix}{name}{items}.", variants[0])
         elif variants:
             path = f"{prefix}{name}[]." if get_origin(field.annotation) is list else prefix + name
             yield from _variants(path.removesuffix(".") + ".", variants)
@@ -191,7 +192,7 @@ def _table(prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[str]:
         f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {_text(field)} |"
         for name, field in fields.items()
     ]
-    yield f"{HEAD}\n" + "\n".join(rows) + "\n"
+    yield f"{HEAD}\n" + "\n".join(rows) + "\n" if rows else "No settings of its own.\n"
 
 
 def _tag_of(model: type[BaseModel]) -> str:
@@ -205,20 +206,24 @@ def _tag_of(model: type[BaseModel]) -> str:
 def _type(field: FieldInfo) -> str:
     if models_in(field.annotation):
         return "see its table"
-    annotation = _without_limits(field.annotation)
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    text = re.sub(r"Optional\[(.*)\]", r"\1 or None", text)
-    return "`" + text.replace("typing.", "").replace("|", "or") + "`"
+    return f"`{_type_name(field.annotation)}`"
 
 
-def _without_limits(annotation: Any) -> Any:
-    """A type without what limits its values, which pydantic prints at length."""
+def _type_name(annotation: Any) -> str:
+    """As Python writes it, without what limits its values."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in (None, types.NoneType):
+        return "None"
+    if annotation is ...:
+        return "..."
     if origin is Annotated:
-        return _without_limits(arguments[0])
-    if origin in (dict, list, tuple):
-        return origin[tuple(map(_without_limits, arguments))]
-    return annotation
+        return _type_name(arguments[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_type_name, arguments))
+    if origin in (list, tuple, dict):
+        return f"{origin.__name__}[{', '.join(map(_type_name, arguments))}]"
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return text.replace("typing.", "")
 
 
 def _default(field: FieldInfo) -> str:

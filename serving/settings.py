@@ -37,12 +37,12 @@ class OpenAIEngine(Settings):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if not self.address.startswith(("http://", "https://")) or "@" in self.address:
-            raise ValueError("address must be as http://127.0.0.1:8001/v1, without a password")
+            raise ValueError("address must look like http://127.0.0.1:8001/v1, without a password")
         in_command = any("{port}" in word for word in self.command)
         if in_command != bool(self.command) or in_command != ("{port}" in self.address):
             raise ValueError(
                 "give a command with {port} in it, such as [vllm, serve, '{model}', --port, "
-                "'{port}'], or else the address, with its port, of a server that runs already"
+                "'{port}'], or the address, with its port, of a server that is already running"
             )
         return self
 
@@ -134,8 +134,9 @@ class EndpointSettings(Settings):
     threads: int | None = Field(default=None, ge=1)
     """Number of threads for an engine's computation; if unset, one for each CPU that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)
-    """With OpenVINO, the size of the KV cache in tokens over all requests in flight; further requests
-    wait. With `transformers`, the maximum length of one request's prompt and answer together."""
+    """With OpenVINO, the size of the KV cache in tokens over all requests in flight; further
+    requests wait. With `transformers`, the maximum length of one request's prompt and answer
+    together."""
     rollout: RolloutSettings = RolloutSettings()
     """How a new version takes over from the old one."""
     journal: JournalSettings = JournalSettings()

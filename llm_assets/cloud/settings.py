@@ -118,17 +118,18 @@ def check_accelerator(machine_type: str, accelerator_type: str | None, count: in
         )
     if accelerator_type is not None and accelerator_type not in ACCELERATORS:
         raise ValueError(
-            f"accelerator_type is {accelerator_type}, and none of {', '.join(ACCELERATORS)}"
+            f"accelerator_type is {accelerator_type}, but must be one of {', '.join(ACCELERATORS)}"
         )
     if own := BUILT_IN.get(machine_type):
         if own != (accelerator_type, count):
             raise ValueError(
-                f"{machine_type} has {own[1]} {own[0]} of its own: set accelerator_type to "
+                f"{machine_type} comes with {own[1]} {own[0]}: set accelerator_type to "
                 f"{own[0]} and accelerator_count to {own[1]}"
             )
     elif FAMILIES_WITH_ACCELERATORS.match(machine_type):
         raise ValueError(
-            f"{machine_type} is no machine type with accelerators: {', '.join(BUILT_IN)}"
+            f"{machine_type} is not one of the machine types with accelerators: "
+            f"{', '.join(BUILT_IN)}"
         )
     elif accelerator_type is not None and not machine_type.startswith(TPU_FAMILIES):
         _check_added(machine_type, accelerator_type, count)
@@ -138,14 +139,14 @@ def _check_added(machine_type: str, accelerator_type: str, count: int) -> None:
     with_it = [name for name, (kind, _) in BUILT_IN.items() if kind == accelerator_type]
     if with_it:
         raise ValueError(
-            f"{machine_type} takes no {accelerator_type}; with it come {', '.join(with_it)}"
+            f"{machine_type} cannot have {accelerator_type}, which comes with {', '.join(with_it)}"
         )
     if not machine_type.startswith("n1-"):
-        raise ValueError(f"{machine_type} takes no {accelerator_type}; machines of n1 do")
+        raise ValueError(f"{machine_type} cannot have {accelerator_type}; n1 machines can")
     if count not in ADDED[accelerator_type]:
         raise ValueError(
-            f"a machine of n1 takes {', '.join(map(str, ADDED[accelerator_type]))} "
-            f"{accelerator_type}, and not {count}"
+            f"an n1 machine can have {', '.join(map(str, ADDED[accelerator_type]))} "
+            f"{accelerator_type}, not {count}"
         )
 
 
@@ -274,8 +275,8 @@ class BatchSettings(Settings):
                 raise ValueError(f"{name} is given under `properties` and by a setting of its own")
         if not re.fullmatch(r"2\.3(\.\d+)?", self.runtime_version):
             raise ValueError(
-                f"runtime_version is {self.runtime_version}, but the stages run on 2.3: 2.2 has "
-                "ended, and later ones have Spark 4"
+                f"runtime_version is {self.runtime_version}, but the stages run on 2.3: support "
+                "for 2.2 has ended, and later ones have Spark 4"
             )
         most, least = self.maximum_executors, self.minimum_executors
         if most is not None and least is not None and most < least:
@@ -287,14 +288,14 @@ class BatchSettings(Settings):
                 )
             if UNSUPPORTED_PROPERTIES.fullmatch(name):
                 raise ValueError(
-                    f"{name} under `properties` is none that Dataproc Serverless takes, which has "
-                    "no YARN and no shuffle service: take it out"
+                    f"{name} under `properties` is not supported by Dataproc Serverless, which "
+                    "has no YARN and no shuffle service: remove it"
                 )
         for name, value in self.properties.items():
             for pattern, values in PROPERTIES.items():
                 if re.fullmatch(pattern, name) and not re.fullmatch(values, value):
                     raise ValueError(
-                        f"{name} under `properties` is {value}, which Dataproc Serverless refuses; "
+                        f"{name} under `properties` is {value}, which Dataproc Serverless rejects; "
                         f"expected a value that matches {values}"
                     )
         return self
@@ -324,12 +325,12 @@ class MachineSettings(Settings):
     """Size of the boot disk, in GB, on Vertex AI and Google Batch; it must hold the image and what
     programs cache."""
     strategy: Literal["STANDARD", "SPOT", "FLEX_START"] = "STANDARD"
-    """How machines are obtained: on demand (`STANDARD`), cheaper but preemptible (`SPOT`), or queued
-    until some become available (`FLEX_START`, not with `training.runner: tpu_vm`)."""
+    """How machines are obtained: on demand (`STANDARD`), cheaper but preemptible (`SPOT`), or
+    queued until some become available (`FLEX_START`, not with `training.runner: tpu_vm`)."""
     timeout_hours: float = Field(default=72.0, gt=0, le=168)
     """A job is ended after this many hours, whatever it is doing; at most seven days."""
     max_wait_hours: float = Field(default=24.0, gt=0)
-    """How many hours a FLEX_START job may wait for machines, in addition to `pending_hours`."""
+    """How many hours a FLEX_START job may wait for machines."""
 
     @model_validator(mode="after")
     def _accelerators_agree(self) -> "MachineSettings":
@@ -342,7 +343,7 @@ class MachineSettings(Settings):
             return self
         if self.tpu is None:
             raise ValueError(
-                f"{self.machine_type} has TPUs and is none of {', '.join(TPU_MACHINES)}"
+                f"{self.machine_type} has TPUs, but is not one of {', '.join(TPU_MACHINES)}"
             )
         if self.accelerator_type:
             raise ValueError(
@@ -512,10 +513,10 @@ class GoogleCloudSettings(Settings):
     def _one_machine(cls, evaluation: MachineSettings) -> MachineSettings:
         if evaluation.replicas > 1:
             raise ValueError(
-                "the evaluation runs on one machine: leave `replicas` out, or make it 1"
+                "the evaluation runs on one machine: leave `replicas` out, or set it to 1"
             )
         if evaluation.tpu:
-            raise ValueError("the evaluation runs on GPUs or processors, not on TPUs")
+            raise ValueError("the evaluation runs on GPUs or CPUs, not on TPUs")
         return evaluation
 
     @model_validator(mode="after")

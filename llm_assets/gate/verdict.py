@@ -23,13 +23,13 @@ class GateSettings(Settings):
     """Maximum probability that a pipeline's gate ever promotes a model that is not better, over the
     pipeline's whole life, however many candidates it judges and however often it retries."""
     smallest_effect: float = Field(default=0.005, ge=0, allow_inf_nan=False)
-    """Minimum measured gain over the incumbent, in the unit of the deciding metric (bits per byte or
-    per masked token, or a share of 1); a smaller gain is not worth a rollout."""
+    """Minimum measured gain over the incumbent, in the unit of the deciding metric (bits per byte
+    or per masked token, or a share of 1); a smaller gain is not worth a rollout."""
     general_tolerance: float = Field(default=0.05, ge=0, allow_inf_nan=False)
-    """Bits per byte (or per masked token) that a candidate may lose on general English compared with
-    the base model: the upper end of the loss's 95% interval must not exceed it. The base model is
-    the reference so that small losses do not add up from week to week. The recipes `classification`
-    and `sequence_to_sequence` have no such limit."""
+    """Bits per byte (or per masked token) that a candidate may lose on general English compared
+    with the base model: the upper end of the loss's 95% interval must not exceed it. The base model
+    is the reference so that small losses do not add up from week to week. The recipes
+    `classification` and `sequence_to_sequence` have no such limit."""
     minimum_documents: int = Field(default=30, ge=30)
     """Minimum number of independent held-out documents (duplicate clusters), or of facts in the
     exam, for a verdict; below 30, the error bounds no longer hold."""

@@ -129,7 +129,7 @@ class DeepSpeedSettings(StrategySettings):
         own = self.configuration
         refused = [key for key in own if key not in PASSED_ON and not _is_automatic(own[key])]
         return training.faults_beside(self.asked_by, {}) + [
-            f"placement.deepspeed.configuration: {key} has to be taken out: "
+            f"placement.deepspeed.configuration: remove {key}: "
             + ELSEWHERE.get(key, "it has no effect in these recipes")
             for key in refused
         ]
@@ -143,7 +143,7 @@ def _read(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} has to be a JSON object")
+        raise ValueError(f"{path} must contain a JSON object")
     return content
 
 

@@ -97,7 +97,9 @@ class TaskSettings(Settings):
     @model_validator(mode="after")
     def _leave_a_groups_shots(self) -> "TaskSettings":
         if self.name == OPEN_LLM_LEADERBOARD and self.shots is not None:
-            raise ValueError(f"{OPEN_LLM_LEADERBOARD} has its own shots; leave `shots` away")
+            raise ValueError(
+                f"{OPEN_LLM_LEADERBOARD} has its own numbers of shots; leave `shots` out"
+            )
         return self
 
 
@@ -125,8 +127,8 @@ class EvaluationSettings(Settings):
     generation: GenerationSettings = GenerationSettings()
     """Side-by-side completions."""
     tasks: tuple[TaskSettings, ...] = ()
-    """lm-eval tasks, reported as `<task>_<metric>`; those on the Hub need a connection. Only recipes
-    whose metric is bits per byte run them."""
+    """lm-eval tasks, reported as `<task>_<metric>`; those on the Hub need a connection. Only
+    recipes whose metric is bits per byte run them."""
     task_folder: str | None = None
     """Local folder with lm-eval task files of your own."""
     seed: int = 0

@@ -63,14 +63,14 @@ EXECUTION = OF_THE_GRAPH | {
 """Keys that do not decide what comes of the training, the rows of a step being the same."""
 FIXED: dict[str, tuple[Any, str]] = {
     "shuffle": (True, "rows are always in the order of `checkpoint.seed`"),
-    "resume_from_checkpoint": (False, "a run goes on from its own checkpoints by itself"),
+    "resume_from_checkpoint": (False, "a run resumes from its own checkpoints by itself"),
     "enable_async_checkpointing": (False, "`checkpoint.checkpointing.in_background` does it"),
     "save_adapter_weights_only": (False, "the whole model is evaluated and served"),
-    "optimizer_in_bwd": (False, "a step could not be saved whole; use gradient accumulation"),
-    "tensor_parallel_dim": (1, "of the recipes here `continued_pretraining` has it"),
-    "tensor_parallel_plan": (None, "of the recipes here `continued_pretraining` has it"),
-    "collate_fn": (None, "rows come packed"),
-    "quantizer": (None, "nothing is quantized while it is trained, QLoRA aside"),
+    "optimizer_in_bwd": (False, "a step could not be saved as a whole; use gradient accumulation"),
+    "tensor_parallel_dim": (1, "use the recipe `continued_pretraining`, which has it"),
+    "tensor_parallel_plan": (None, "use the recipe `continued_pretraining`, which has it"),
+    "collate_fn": (None, "rows are already packed"),
+    "quantizer": (None, "only QLoRA quantizes during training"),
 }
 """Keys with the one value that can be honored, and why."""
 MODEL_TYPES = {
@@ -132,7 +132,7 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
         text = OmegaConf.to_yaml(config)
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"no torchtune configuration: {first_line(error)}") from None
+        raise ValueError(f"not a torchtune configuration: {first_line(error)}") from None
     assert isinstance(resolved, dict)
     found = {str(key): value for key, value in resolved.items()}
     # Keys that other values of the configuration are made of.
@@ -171,14 +171,14 @@ def _load(given: Any) -> Any:
         )
     config = OmegaConf.load(path if path.is_file() else shipped)
     if not OmegaConf.is_dict(config):
-        raise ValueError(f"{path} is no YAML mapping")
+        raise ValueError(f"{path} is not a YAML mapping")
     return config
 
 
 def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> None:
     read, needed = _keys_read(program_path(program))
     faults = [
-        f"`{key}` is no key that {program} reads"
+        f"`{key}` is not a key that {program} reads"
         for key in config.keys() - read - referred_to - FIXED.keys()
         # Files that torchtune ships switch off what their recipe does not have.
         if config[key] not in (None, False)
@@ -190,17 +190,19 @@ def _check(program: Program, config: dict[str, Any], referred_to: set[str]) -> N
     for key in ("batch_size", "gradient_accumulation_steps", "epochs", "max_steps_per_epoch"):
         found = config.get(key)
         if found is not None and not (isinstance(found, int) and found >= 1):
-            faults.append(f"`{key}` has to be a whole number from 1 on, not {found}")
+            faults.append(f"`{key}` must be a whole number of at least 1, not {found}")
     if config.get("dtype") not in PRECISIONS:
-        faults.append(f"`dtype` has to be one of {', '.join(PRECISIONS)}")
+        faults.append(f"`dtype` must be one of {', '.join(PRECISIONS)}")
     for key in COMPONENTS:
         component = config.get(key)
         if key in config and not (isinstance(component, dict) and component.get("_component_")):
-            faults.append(f"`{key}` names no `_component_`")
+            faults.append(f"`{key}` has no `_component_`")
         elif key == "model" and component:
             faults += _model_faults(component)
     if program == "lora_dpo_single_device" and (config.get("model") or {}).get("use_dora"):
-        faults.append("`model.use_dora` cannot be honored: of DPO, lora_dpo_distributed has it")
+        faults.append(
+            "`model.use_dora` cannot be honored: of DPO, only lora_dpo_distributed has it"
+        )
     if faults:
         raise ValueError("; ".join(sorted(faults)))
 
@@ -211,10 +213,10 @@ def _model_faults(model: dict[str, Any]) -> list[str]:
     if package not in MODEL_TYPES:
         faults.append(
             f"`model._component_: {model['_component_']}` cannot be honored: of torchtune's "
-            f"models, those of {', '.join(MODEL_TYPES)} give what transformers gives"
+            f"models, only {', '.join(MODEL_TYPES)} compute what transformers computes"
         )
     faults += [
-        f"`model.{size}` cannot be honored: the base model says how large the model is"
+        f"`model.{size}` cannot be honored: the base model determines the sizes"
         for size in sorted(model.keys() - ADAPTER_KEYS - {"_component_"})
     ]
     return faults
@@ -293,8 +295,8 @@ class TorchtuneSettings(WarmStartSettings):
     def faults(self) -> list[str]:
         faults = super().faults() + self._run_faults()
         faults += [
-            f"`{section}` is that of the torchtune configuration: change it by `overrides`, such "
-            f"as {example}"
+            f"`{section}` comes from the torchtune configuration: change it with `overrides`, "
+            f"such as {example}"
             for section, example in (
                 ("optimizer", "optimizer.lr: 1e-5"),
                 ("schedule", "lr_scheduler.num_warmup_steps: 10"),
@@ -303,20 +305,22 @@ class TorchtuneSettings(WarmStartSettings):
         ]
         usual, batch_size = PlacementSettings(), self.config["batch_size"]
         faults += [
-            f"`placement.{key}` is that of the torchtune configuration"
+            f"`placement.{key}` comes from the torchtune configuration"
             for key in TAKEN_OVER
             if getattr(self.placement, key) != getattr(usual, key)
         ]
         if strategy := self.placement.strategy:
             faults.append(
-                f"`{strategy.asked_by}` does not go with torchtune, which spreads a model over "
-                "GPUs and processors itself"
+                f"`{strategy.asked_by}` cannot be combined with torchtune, which spreads a model "
+                "over GPUs and CPUs by itself"
             )
         if self.placement.device_batch_size not in (usual.device_batch_size, batch_size):
-            faults.append(f"`placement.device_batch_size` is the configuration's, {batch_size}")
+            faults.append(
+                f"`placement.device_batch_size` comes from the configuration: {batch_size}"
+            )
         precision = PRECISIONS[self.config["dtype"]]
         if self.precision not in ("auto", precision):
-            faults.append(f"`precision` is that of the torchtune configuration, {precision}")
+            faults.append(f"`precision` comes from the torchtune configuration: {precision}")
         return faults
 
     @model_validator(mode="after")
@@ -342,11 +346,13 @@ class TorchtuneSettings(WarmStartSettings):
         """What does not go with torchtune's recipe."""
         faults = []
         if self.is_preference and self.data != "pretraining":
-            faults.append(f"`data` does not go with {self.run}, which learns from preferences")
+            faults.append(
+                f"`data` cannot be combined with {self.run}, which learns from preferences"
+            )
         kind, processes = self.run.removesuffix("_single_device"), self.placement.world_size
         if kind != self.run and processes > 1:
             faults.append(
-                f"{processes} processes train (`placement.workers`), but {self.run} is of one "
+                f"{processes} processes train (`placement.workers`), but {self.run} uses one "
                 f"device. Set `run: {kind}_distributed`"
             )
         return faults

@@ -30,8 +30,9 @@ class TpuSettings(StrategySettings):
         python = Path(environment) / "bin" / "python"
         if not python.exists():
             raise UserError(
-                f"`checkpoint.placement.device` is tpu, and there is no {python}. Build its "
-                f"environment with `make setup-tpu`, or name another's folder by {TPU_ENVIRONMENT}."
+                f"`checkpoint.placement.device` is tpu, but there is no {python}. Create its "
+                f"environment with `make setup-tpu`, or set {TPU_ENVIRONMENT} to the folder of "
+                "another one."
             )
         return str(python)
 

@@ -80,6 +80,7 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
             "endpoint: {engine: vllm}",
             "engine.name: .*'auto', 'openvino' or .*'vllm'",
         ),
+        ("eval_metrics: {tasks: [{name: mmlu, shot: 5}]}", "tasks.0.shot: .*mean `shots`"),
         ("endpoint: {engine: {comand: [a]}}", "engine.server.comand: .*did you mean `command`"),
         ("endpoint: {engine: {command: [vllm, serve]}}", r"give a command with \{port\} in it"),
     ],

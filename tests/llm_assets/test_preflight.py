@@ -1,6 +1,7 @@
 """What is asked before any work."""
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -85,6 +86,21 @@ def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.Mon
     told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
     assert told["ok"] and "will be held out" in told["notes"][-1]
     assert told["text"][0].startswith("120 documents, ")
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        ({"steps": 1}, r"`checkpoint\.budget\.steps: \d+`"),
+        ({"tokens": 1_100}, r"`checkpoint\.budget\.tokens: \d+`"),
+        ({"epochs": 0.1}, r"`checkpoint\.budget\.epochs: 1`"),
+    ],
+)
+def test_the_length_of_a_pass_is_told_in_the_unit_of_the_budget(
+    tmp_path: Path, budget: dict[str, float], told: str
+) -> None:
+    notes = preflight(settings(tmp_path, checkpoint={"budget": budget})).notes
+    assert re.search(rf"one pass takes about [\d,]+ steps \({told}\)", notes[0])
 
 
 def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,10 @@ def test_a_recipe_whose_package_is_absent_is_named_with_those_there_are(
 ) -> None:
     ended = run(project, "llm-assets", "status", packages=tmp_path)
     assert ended.returncode == 1
-    assert "checkpoint.recipe: there is none of this name. Installed are: classification, " in (
+    assert "checkpoint.recipe: nothing of this name is installed. Installed: classification, " in (
         ended.stderr
     )
-    assert "by an entry point in the group llm_assets.recipes" in ended.stderr
+    assert "through the entry point group llm_assets.recipes" in ended.stderr
     assert "(got 'smoothed_classification')" in ended.stderr
 
 

@@ -87,7 +87,7 @@ def test_settings_that_contradict_each_other_are_refused_together() -> None:
     with pytest.raises(ValidationError) as refusal:
         settings_of(lora={"rank": 2}, name="muon", warmup_steps=9, steps=4)
     assert "schedule.warmup_steps (9) is longer than the 4 steps" in str(refusal.value)
-    assert "lora is trained with adamw" in str(refusal.value)
+    assert "lora needs optimizer.name: adamw" in str(refusal.value)
     with pytest.raises(ValidationError, match=r"give one of .* \(found steps and epochs\)"):
         settings_of(steps=4, epochs=1.0)
 

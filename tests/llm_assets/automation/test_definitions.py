@@ -91,9 +91,9 @@ def test_windows_cover_their_days_and_pass_midnight(window: str, time: str, insi
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"time_zone": "Europe/Berln"}, "is no time zone"),
-        ({"blackouts": ["8-18"]}, "'8-18' is no window"),
-        ({"blackouts": ["mon-fry 08:00-18:00"]}, "is no window"),
+        ({"time_zone": "Europe/Berln"}, "is not a time zone"),
+        ({"blackouts": ["8-18"]}, "'8-18' is not a time window"),
+        ({"blackouts": ["mon-fry 08:00-18:00"]}, "is not a time window"),
         ({"monthly_cost": 100}, "monthly_cost needs cost_per_hour"),
     ],
 )

@@ -300,7 +300,7 @@ def test_a_machine_has_the_accelerators_that_its_name_says(tmp_path: Path, count
     content = nested()
     content["cluster_config"]["gpu_count"] = count
 
-    with pytest.raises(UserError, match="a2-highgpu-1g has 1 NVIDIA_TESLA_A100 of its own"):
+    with pytest.raises(UserError, match="a2-highgpu-1g comes with 1 NVIDIA_TESLA_A100"):
         import_file(write(tmp_path, content), REVISION)
 
 

@@ -176,13 +176,13 @@ def test_newest_accelerators_train_in_bfloat16(
 @pytest.mark.parametrize(
     ("machine", "accelerator", "count", "told"),
     [
-        ("a2-highgpu-1g", "NVIDIA_L4", 1, "has 1 NVIDIA_TESLA_A100 of its own: set"),
-        ("a2-highgpu-1g", "NVIDIA_A100", 1, "is NVIDIA_A100, and none of NVIDIA_TESLA_P100"),
-        ("a3-highgpu-3g", "NVIDIA_H100_80GB", 3, "is no machine type with accelerators"),
-        ("n2-standard-8", "NVIDIA_L4", 1, "takes no NVIDIA_L4"),
-        ("n2-standard-8", "NVIDIA_TESLA_T4", 1, "machines of n1"),
-        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, "takes 1, 2, 4 NVIDIA_TESLA_T4, and not 3"),
-        ("g2-standard-8", None, 0, "has 1 NVIDIA_L4 of its own"),
+        ("a2-highgpu-1g", "NVIDIA_L4", 1, "comes with 1 NVIDIA_TESLA_A100: set"),
+        ("a2-highgpu-1g", "NVIDIA_A100", 1, "is NVIDIA_A100, but must be one of NVIDIA_TESLA_P100"),
+        ("a3-highgpu-3g", "NVIDIA_H100_80GB", 3, "is not one of the machine types"),
+        ("n2-standard-8", "NVIDIA_L4", 1, "cannot have NVIDIA_L4"),
+        ("n2-standard-8", "NVIDIA_TESLA_T4", 1, "n1 machines can"),
+        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, "can have 1, 2, 4 NVIDIA_TESLA_T4, not 3"),
+        ("g2-standard-8", None, 0, "comes with 1 NVIDIA_L4"),
     ],
 )
 def test_a_machine_that_vertex_ai_does_not_have_is_refused(
@@ -323,7 +323,7 @@ def test_a_machine_with_tpus_gets_its_topology_and_its_image(
     [
         ({"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}, "has its TPU chips"),
         (TPU | {"replicas": 2}, "TPUs train on one machine"),
-        (TPU | {"machine_type": "ct5p-hightpu-4t"}, "is none of ct5lp-hightpu-1t"),
+        (TPU | {"machine_type": "ct5p-hightpu-4t"}, "is not one of ct5lp-hightpu-1t"),
         (TPU | {"reservation": "mine", "strategy": "SPOT"}, "`strategy: STANDARD`"),
         (TPU | {"reservation": "mine", "machine_type": "n1-standard-4"}, "with TPUs"),
     ],

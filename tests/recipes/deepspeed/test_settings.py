@@ -67,10 +67,10 @@ def test_a_configuration_with_auto_decides_nothing_but_what_it_says(tmp_path: Pa
 @pytest.mark.parametrize(
     ("own", "named"),
     [
-        ({"gradient_clipping": 0.5}, "gradient_clipping .*: optimizer.gradient_clip decides it"),
-        ({"bf16": {"enabled": True}}, "bf16 has to be taken out: precision decides it"),
-        ({"gradient_accumulation_steps": 8}, "gradient_accumulation_steps .* it follows from"),
-        ({"elasticity": {"enabled": True}}, "elasticity has to be taken out: it has no effect"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping: optimizer.gradient_clip decides it"),
+        ({"bf16": {"enabled": True}}, "remove bf16: precision decides it"),
+        ({"gradient_accumulation_steps": 8}, "gradient_accumulation_steps: it follows from"),
+        ({"elasticity": {"enabled": True}}, "remove elasticity: it has no effect"),
     ],
 )
 def test_what_other_settings_decide_is_refused(own: dict[str, Any], named: str) -> None:
@@ -106,7 +106,7 @@ def test_a_section_that_cannot_be_is_refused(section: dict[str, Any], named: str
     ],
 )
 def test_what_does_not_go_with_it_is_refused(other: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValidationError, match=f"does not go with {named}"):
+    with pytest.raises(ValidationError, match=f"cannot be combined with {named}"):
         settings_of(deepspeed={}, **other)
 
 

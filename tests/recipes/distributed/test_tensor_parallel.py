@@ -88,5 +88,5 @@ def test_heads_that_cannot_be_divided_are_refused(base_model: Path) -> None:
 
 def test_adapters_and_muon_are_refused_beside_it() -> None:
     for other in ({"lora": {}}, {"optimizer": {"name": "muon"}}):
-        with pytest.raises(ValidationError, match="goes with neither lora nor muon"):
+        with pytest.raises(ValidationError, match="cannot be combined with lora or muon"):
             settings_of(tensor_parallel=2, **other)

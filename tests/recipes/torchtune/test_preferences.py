@@ -140,9 +140,9 @@ def test_a_forgotten_example_teaches_nothing(rows_folder: Path, rows: ShardStats
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data": "conversations"}, "`data` does not go with lora_dpo_single_device"),
+        ({"data": "conversations"}, "`data` cannot be combined with lora_dpo_single_device"),
         ({"overrides": {"model.use_dora": True}}, "`model.use_dora` cannot be honored: of DPO"),
-        ({"overrides": {"clip_grad_norm": 1.0}}, "`clip_grad_norm` is no key that lora_dpo_sin"),
+        ({"overrides": {"clip_grad_norm": 1.0}}, "`clip_grad_norm` is not a key that lora_dpo_sin"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_by_name(given: dict[str, Any], message: str) -> None:

@@ -29,7 +29,9 @@ from tests.recipes.conftest import settings_of
     ],
 )
 def test_what_does_not_go_with_a_tpu_is_refused_by_name(key: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=f"device: tpu does not go with {re.escape(key)}"):
+    with pytest.raises(
+        ValidationError, match=f"device: tpu cannot be combined with {re.escape(key)}"
+    ):
         settings_of(device="tpu", **settings)
 
 
@@ -40,14 +42,14 @@ def test_one_strategy_at_a_time() -> None:
 
 def test_hardware_that_no_package_brings_is_refused_with_what_there_is() -> None:
     with pytest.raises(
-        ValidationError, match=r"none of this name. Installed are: deepspeed, tpu\."
+        ValidationError, match=r"nothing of this name is installed. Installed: deepspeed, tpu\."
     ):
         settings_of(device="quantum")
 
 
 def test_torchtunes_recipes_are_refused_on_a_tpu() -> None:
     torchtune = {"recipe": "torchtune", "run": "full_finetune_distributed"}
-    with pytest.raises(ValidationError, match="device: tpu` does not go with torchtune"):
+    with pytest.raises(ValidationError, match="device: tpu` cannot be combined with torchtune"):
         settings_of(device="tpu", config="llama3_2/1B_full", **torchtune)
 
 
@@ -60,7 +62,7 @@ def test_training_on_a_tpu_is_started_in_its_own_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(TPU_ENVIRONMENT, str(tmp_path))
-    with pytest.raises(UserError, match=r"there is no .*bin/python\. Build .* `make setup-tpu`"):
+    with pytest.raises(UserError, match=r"there is no .*bin/python\. Create .* `make setup-tpu`"):
         LocalTrainingRunner().resolve(settings_of(device="tpu"))
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
