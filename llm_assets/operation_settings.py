@@ -50,7 +50,7 @@ class AutomationSettings(Settings):
     check_seconds: int = Field(default=300, ge=1)
     """How often the sources, the base model and the endpoint are checked, in seconds."""
     quiet_minutes: float = Field(default=5, ge=0)
-    """How long the text must stay unchanged before it is trained on."""
+    """How many minutes the text must stay unchanged before it is trained on."""
     minimum_changed_megabytes: float = Field(default=0, ge=0)
     """If all sources are files: how many megabytes of files must have been added or removed since
     the text that the wanted version (the one that should serve) was trained on. A changed file
@@ -168,7 +168,8 @@ class RetentionSettings(Settings):
     keep: tuple[int, ...] = ()
     """Numbers of the versions that keep their weights, text and evaluation forever."""
     optimizer_state: bool = False
-    """Whether a finished training run keeps its resumable state beside the exported model."""
+    """Whether a finished training run keeps its resumable state (its last and its permanent
+    checkpoints) beside the exported model."""
     cache_gb: float = Field(default=20, gt=0)
     """Maximum size of all caches together, in units of 10^9 bytes; the least recently used entries
     are deleted first."""
@@ -184,5 +185,5 @@ class ForgettingSettings(Settings):
     """File with the ed25519 key, in PEM format, that signs certificates. If it does not exist, it
     is created, and so is a file with the public key, with the extension `.pub`."""
     grace_days: float = Field(default=7, ge=0)
-    """How long the weights of withdrawn versions are kept so that you can go back; then cleaning
-    removes them, except those of a version that is still serving."""
+    """How many days the weights of withdrawn versions are kept so that you can go back; then
+    cleaning removes them, except those of a version that is still serving."""

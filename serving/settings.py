@@ -123,14 +123,14 @@ class EndpointSettings(Settings):
         | Annotated[OpenAIEngine, Tag("server")],
         Discriminator(lambda given: "name" if isinstance(given, str) else "server"),
     ] = "auto"
-    """The engine: `openvino` is fast on a CPU; `transformers` runs every model and is the
+    """The engine: `openvino` is fast on a CPU; `transformers` runs every supported model and is the
     reference; `auto` uses OpenVINO if it can run the model, and the log says which engine it chose
     and why. Alternatively, another server, such as vLLM on a GPU, by its command or its address."""
     weights: Weights = "bf16"
     """How weights are stored: `int8` and `int4` (OpenVINO only) are smaller and faster but lose a
     little quality. If the deciding metric is bits per byte, the gate takes this loss into account.
-    `f32` keeps the exported weights unchanged. Another server as the engine stores them its own
-    way."""
+    `f32` keeps the exported weights unchanged. Another server as the engine stores them in
+    its own way."""
     threads: int | None = Field(default=None, ge=1)
     """Number of threads for an engine's computation; if unset, one for each CPU that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)

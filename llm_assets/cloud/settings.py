@@ -203,7 +203,7 @@ class BatchSettings(Settings):
     """Dataproc Serverless runtime: 2.3 or one of its patch releases. It has Spark 3.5, with which
     the stages are tested, and is supported until November 2027."""
     minimum_executors: int | None = Field(default=None, ge=2, le=2000)
-    """Executors that are never removed; a batch has at least two."""
+    """Minimum number of executors, which are never removed; a batch has at least two."""
     maximum_executors: int | None = Field(default=None, ge=2, le=2000)
     """Maximum number of executors that autoscaling may start; also limits a batch's price per
     hour."""
@@ -413,12 +413,13 @@ class EndpointMachineSettings(Settings):
     start_minutes: float = Field(default=30.0, gt=0, le=120)
     """How many minutes a container may take to load its model and answer a test prompt."""
     request_seconds: float = Field(default=120.0, gt=0, le=3600)
-    """How many seconds one answer may take; Vertex AI learns it when the endpoint is created."""
+    """How many seconds one answer may take; Vertex AI's own timeout is set to it when the endpoint
+    is created, and not changed later."""
     drain_seconds: float = Field(default=60.0, ge=0)
     """Seconds between the end of a version's traffic and its removal."""
     private_projects: tuple[str, ...] = ()
-    """Projects that reach the endpoint through Private Service Connect, set when the endpoint is
-    created; if empty, the endpoint is public."""
+    """Projects that reach the endpoint through Private Service Connect; if empty, the endpoint is
+    public. Used only when the endpoint is created."""
     private_address: str | None = None
     """URL of your own forwarding rule to a private endpoint; rollouts send their requests to it."""
 
@@ -445,7 +446,8 @@ class CostSettings(Settings):
     included; set a budget alert for it."""
     prices: dict[str, float] = Field(default_factory=dict)
     """Your own prices, in dollars per hour, for machine types with their accelerators; `dcu` is
-    Dataproc's compute unit."""
+    Dataproc's compute unit. With a limit, machine types that the built-in list does not have must
+    be priced here."""
     spot_factor: float = Field(default=0.4, gt=0, le=1)
     """Approximate price of spot and flex-start machines, as a share of the full price."""
 
