@@ -107,7 +107,9 @@ class Gpu(Device):
         return torch.cuda.get_device_name(self.place)
 
     def precision(self) -> Precision:
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+        # torch emulates bfloat16 on older cards, such as a T4, where it is slower than float32.
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if is_native else "float32"
 
     def peak_flops(self) -> float | None:
         words = set(re.findall(r"\w+", self.name.upper()))

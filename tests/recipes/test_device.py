@@ -82,6 +82,20 @@ def test_the_peak_is_that_of_the_card_and_of_no_card_whose_name_it_begins(
     assert peak == (teraflops and teraflops * 1e12)
 
 
+@pytest.mark.parametrize(("major", "precision"), [(7, "float32"), (8, "bfloat16")])
+def test_a_card_that_would_only_emulate_bfloat16_trains_in_float32(
+    major: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what stands in for a driver; torch itself draws the conclusion."""
+    card = SimpleNamespace(major=major)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: card)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
+    assert Gpu(torch.device("cuda", 0)).precision() == precision
+
+
 def test_a_run_tells_what_nvml_says_of_its_gpu(
     make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
