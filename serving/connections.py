@@ -94,7 +94,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
             if len(self.connections) > most:
                 refused.add(most=most)
-                error = unavailable("Too many connections are open.")
+                error = unavailable("Too many connections are open. Try again soon.")
                 transport.write(_raw_response("503 Service Unavailable", error))
                 transport.close()
                 return
@@ -158,8 +158,10 @@ def _most_connections(settings: EndpointSettings) -> int:
 
 def _raw_response(status: str, error: ServingError) -> bytes:
     body = json.dumps(error.body).encode()
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    headers = error.headers | {
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+        "Connection": "close",
+    }
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body

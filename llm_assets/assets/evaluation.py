@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetExecutionContext
 
-from artifacts.errors import shown_in_line
 from artifacts.libraries import installed
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import Identity
@@ -20,7 +19,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import page_link, render_page
-from llm_assets.assets.stage import BuildPlan, number, readable, stage, table
+from llm_assets.assets.stage import BuildPlan, number, one_line, readable, stage, table
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
@@ -182,12 +181,13 @@ GATE_FIGURES = ("look", "comparisons", "differences")
 PLACES = ("run_folder", "tensorboard")
 """Of a checkpoint, where it lies on this machine."""
 UNMEASURED: Figure = {"value": None}
-_UNBROKEN = re.compile(r"\S{12}(?=\S)")
+_UNBROKEN = re.compile("([!-~]{40})[!-~]+")
+"""Characters of ASCII in a row, between which no browser breaks a line."""
 
 
 def eval_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of `eval_metrics`."""
-    return metrics_view(artifact.stats) | answers_view(artifact) | _samples_view(artifact)
+    return metrics_view(artifact.stats) | answers_view(artifact) | samples_view(artifact)
 
 
 def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _samples_view(evaluation: Artifact) -> dict[str, Any]:
+def samples_view(evaluation: Artifact) -> dict[str, Any]:
     """What base and candidate write after the same beginnings, side by side; none where none do."""
     samples = read_samples(evaluation)
     base, candidate = samples.get("base", []), samples.get("candidate", [])
@@ -251,13 +251,13 @@ def _samples_view(evaluation: Artifact) -> dict[str, Any]:
     ]
     if not written:
         return {}
-    rows = (map(_breakable, texts) for texts in written)
+    rows = (map(_legible, texts) for texts in written)
     return {"samples": table(["after", "the base model says", "the candidate says"], rows)}
 
 
-def _breakable(text: str) -> str:
-    """Text whose long runs the UI may break: models that have not learnt write dots without end."""
-    return _UNBROKEN.sub("\\g<0>\u200b", shown_in_line(text))
+def _legible(text: str) -> str:
+    """Text for a cell, where models that have not learnt write dots without end."""
+    return _UNBROKEN.sub("\\1…", one_line(text))
 
 
 def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
@@ -418,7 +418,7 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
             ),
         ),
     }
-    return metadata | _samples_view(evaluation)
+    return metadata | samples_view(evaluation)
 
 
 def _units(compared: list[Comparison]) -> str:

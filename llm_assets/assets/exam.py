@@ -8,7 +8,7 @@ from dagster import AssetExecutionContext
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
-from llm_assets.assets.stage import BuildPlan, stage, table
+from llm_assets.assets.stage import BuildPlan, one_line, stage, table
 from llm_assets.exam.questions import CODE_VERSION, LIBRARIES, AnswerPair, read_answers, write_exam
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import EXAM_TASKS, read_questions
@@ -20,8 +20,8 @@ SHOWN = 20
 def exam_view(artifact: Artifact) -> dict[str, Any]:
     rows = (
         (
-            row["question"],
-            row["choices"][row["answer"]],
+            one_line(row["question"]),
+            one_line(row["choices"][row["answer"]]),
             (row["passage"] or {}).get("document", "-"),
         )
         for row in read_questions(artifact.path)[:SHOWN]
@@ -65,10 +65,10 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
 def _told(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
     return [
         (
-            " ".join(one.question["question"].split()),
-            one.said_before,
-            one.said_after,
-            one.question["value"],
+            one_line(one.question["question"]),
+            one_line(one.said_before),
+            one_line(one.said_after),
+            one_line(one.question["value"]),
         )
         for one in answers
     ]

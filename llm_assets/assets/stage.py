@@ -428,6 +428,11 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else escape_markdown(str(value))
 
 
+def one_line(text: str) -> str:
+    """Text of several lines for a cell, which has one."""
+    return " ".join(text.split())
+
+
 def escape_markdown(text: str) -> str:
     """Untrusted text as one line of Markdown that shows it and does nothing."""
     return _MARKDOWN.sub(r"\\\g<0>", shown_in_line(text)).replace("<", "&lt;").replace(">", "&gt;")

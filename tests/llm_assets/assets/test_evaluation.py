@@ -1,6 +1,11 @@
 """The UI shows a diverged model as such; the gate is what rejects it."""
 
-from llm_assets.assets.evaluation import metrics_view
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from llm_assets.assets.evaluation import metrics_view, samples_view
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 
 
@@ -44,3 +49,12 @@ def test_a_classifiers_confusions_are_a_picture() -> None:
     }
     picture = metrics_view(stats)["confusion_matrix"].value
     assert picture.startswith("![") and "data:image/png;base64," in picture
+
+
+def test_samples_are_shown_as_people_read_them(tmp_path: Path) -> None:
+    said = {"base": f"one\n\n{'.' * 99}", "candidate": "two\tthree\n水水水水水水水水水水水水水水水"}
+    samples = {role: [{"prompt": "The\nvalve", "completion": it}] for role, it in said.items()}
+    (tmp_path / "samples.json").write_text(json.dumps(samples))
+    evaluation: Any = SimpleNamespace(path=tmp_path)
+    *_, row = samples_view(evaluation)["samples"].value.splitlines()
+    assert row == f"| The valve | one {'.' * 40}… | two three {'水' * 15} |"
