@@ -99,8 +99,8 @@ class EndpointSettings(Settings):
     max_waiting: int = Field(default=64, ge=1)
     """Maximum number of requests in flight; further ones get a 429 with Retry-After."""
     max_connections: int = Field(default=512, ge=1)
-    """Maximum number of open connections; further ones get a 503 and are closed. The system's limit
-    on open files may lower it."""
+    """Maximum number of open connections; further ones get a 503 with Retry-After and are closed.
+    The system's limit on open files may lower it."""
     header_timeout: float = Field(default=10.0, gt=0)
     """Seconds after which a connection is closed if no complete request header has arrived, or if
     the client has stopped reading its answer."""

@@ -44,6 +44,7 @@ from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import ModelEntry, ModelVersion, RegistryState
 from llm_assets.runners.training import TrainingRunner
 from llm_assets.tracing.explain import explain
+from recipes.evaluation.exam import CLOSED_BOOK
 from recipes.evaluation.exam import LIBRARIES as EXAM_LIBRARIES
 from recipes.evaluation.settings import (
     CODE_VERSION,
@@ -177,7 +178,7 @@ EXAM_FIGURES = (
     *("training_buys", "closed_book", "exam", "exam_by_relation"),
     *("questions_won", "questions_lost"),
 )
-GATE_FIGURES = ("look", "comparisons", "differences")
+GATE_FIGURES = ("earlier_comparisons_without_promotion", "comparisons", "differences")
 PLACES = ("run_folder", "tensorboard")
 """Of a checkpoint, where it lies on this machine."""
 UNMEASURED: Figure = {"value": None}
@@ -399,8 +400,9 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         (
             f"{_spaced(c.task)} against {c.reference}",
             c.difference,
-            f"{number(c.low)} to {number(c.high)}",
-            c.clusters,
+            f"{number(c.low)} to {number(c.high)}" if c.low is not None else "unbounded",
+            f"{100 * (1 - 2 * c.level):.6g}%",
+            f"{c.clusters:,} {'facts' if c.task == CLOSED_BOOK else 'independent documents'}",
         )
         for c in compared
     ]
@@ -408,8 +410,10 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         "summary": "promoted" if verdict.promoted else "rejected",
         "promoted": verdict.promoted,
         "reasons": verdict.summary,
-        "look": verdict.look,
-        "comparisons": table(["text", "difference", "interval", "independent documents"], rows),
+        "earlier_comparisons_without_promotion": verdict.look - 1,
+        "comparisons": table(
+            ["comparison", "difference", "interval", "confidence", "measured on"], rows
+        ),
         "differences": figures.intervals(
             "Candidate minus reference",
             _units(compared),

@@ -50,9 +50,13 @@ class Exposure:
         return bool(self.lessons) and self.passage is not False
 
     def __str__(self) -> str:
+        return f"{shown_in_line(self.document)} {self.without_id}"
+
+    @property
+    def without_id(self) -> str:
+        """The same, to be shown beside the document's id."""
         gone = "; no record of " + ", ".join(run.name for run in self.unknown)
-        name = f"{shown_in_line(self.document)} ({shown_in_line(self.source)})"
-        return f"{name}: {self._fate()}" + (gone if self.unknown else "")
+        return f"({shown_in_line(self.source)}): {self._fate()}" + (gone if self.unknown else "")
 
     def _fate(self) -> str:
         if self.lessons:

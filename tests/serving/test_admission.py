@@ -125,7 +125,9 @@ def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: C
     try:
         refused = held[-1].recv(4096)
         assert refused.startswith(b"HTTP/1.1 503 ")
-        assert json.loads(refused.split(b"\r\n\r\n")[1])["error"]["code"] == "unavailable"
+        head, body = refused.split(b"\r\n\r\n")
+        assert b"Retry-After: 2" in head.split(b"\r\n")
+        assert json.loads(body)["error"]["code"] == "unavailable"
     finally:
         for connection in held:
             connection.close()

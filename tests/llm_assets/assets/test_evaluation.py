@@ -5,7 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from llm_assets.assets.evaluation import metrics_view, samples_view
+from llm_assets.assets.evaluation import VERDICT_NAME, metrics_view, samples_view, verdict_view
+from llm_assets.gate.verdict import CODE_VERSION, Comparison, GateSettings, Verdict
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 
 
@@ -58,3 +59,36 @@ def test_samples_are_shown_as_people_read_them(tmp_path: Path) -> None:
     evaluation: Any = SimpleNamespace(path=tmp_path)
     *_, row = samples_view(evaluation)["samples"].value.splitlines()
     assert row == f"| The valve | one {'.' * 40}… | two three {'水' * 15} |"
+
+
+def test_a_verdict_says_how_many_comparisons_preceded_it_and_how_sure_its_intervals_are(
+    tmp_path: Path,
+) -> None:
+    common: Any = {"reference": "incumbent", "difference": -0.02, "documents": 40, "clusters": 36}
+    compared = [
+        Comparison(task="held_out", level=0.0025, low=-0.03, high=-0.01, **common),
+        Comparison(task="exam_closed_book", level=0.025, low=None, high=None, **common),
+    ]
+    verdict = Verdict(
+        weights="new",
+        against="old",
+        promoted=True,
+        reasons=[],
+        comparisons=compared,
+        thresholds=GateSettings(),
+        gate_code_version=CODE_VERSION,
+        look=3,
+        evaluation_fingerprint="e",
+    )
+    (tmp_path / VERDICT_NAME).write_text(verdict.model_dump_json())
+    (tmp_path / "samples.json").write_text("{}")
+    store = SimpleNamespace(load=lambda *_: SimpleNamespace(path=tmp_path))
+    inputs = SimpleNamespace(inputs={"eval_metrics": "e"})
+    artifact: Any = SimpleNamespace(path=tmp_path, store=store, manifest=inputs)
+    shown = verdict_view(artifact)
+    assert shown["earlier_comparisons_without_promotion"] == 2
+    *_, held_out, exam = shown["comparisons"].value.splitlines()
+    ends = "-0.0300 to -0.0100 | 99.5% | 36 independent documents |"
+    assert held_out == f"| held out against incumbent | -0.0200 | {ends}"
+    ends = "unbounded | 95% | 36 facts |"
+    assert exam == f"| exam closed book against incumbent | -0.0200 | {ends}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from llm_assets.board.ask import colors_of, pieces_of
 from llm_assets.board.pages import fragment
 from llm_assets.board.server import build_app
+from llm_assets.tracing.passages import Exposure
 from llm_assets.tracing.trace import QuotedSpan, Trace
 from llm_assets.tracing.training_text import Source
 from tests.browser import browser
@@ -63,3 +64,12 @@ def test_a_source_has_one_color_in_every_answer_and_the_legend_says_which() -> N
         ("2", "wiki"),
     ]
     assert re.findall(r'class="span s(\d)"', shown) == ["2", "0"]
+
+
+def test_a_document_with_the_whole_answer_is_named_once() -> None:
+    document = Exposure("valves.md", "manual", "train", [], [])
+    trace = Trace(1, "x", 1, [], [], [document], 1, ["the shards of version 1 were removed."])
+    shown = bytes(fragment("traced.html", found=[(trace, [])], colors={}).body).decode()
+    assert shown.count(">valves.md</a>") == shown.count("valves.md</") == 1
+    assert '<span class="small">(manual): never trained on</span>' in shown
+    assert "valves.md (manual)" not in shown and "were removed.</p>" in shown
