@@ -79,6 +79,8 @@ def routes(board: Board) -> list[Route]:
         chosen = [one for one in wanted if champion and one.version == champion.version]
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
+        # An exam says what was learned from which document.
+        read = find_new_text(board, state, champion) if champion and not won else NOTHING_NEW
         now, making = board.status(), list(_making(board.store))
         is_busy = bool(now["running"] or now["machines"] or making)
         answer = page(
@@ -91,8 +93,9 @@ def routes(board: Board) -> list[Route]:
             served=[one for one in state.history if one.alias == "champion"],
             learned=learned,
             is_overruled=champion is not None and _is_rejected(state, champion),
-            # An exam says what was learned from which document.
-            read=find_new_text(board, state, champion) if champion and not won else ([], 0),
+            read=read[:2],
+            is_partial=read[2],
+            is_local=board.settings.platform == "local",
             now=now,
             making=making,
             refreshes=REFRESH_SECONDS if is_busy else None,
@@ -138,8 +141,10 @@ def _learned(
     )
 
 
-NewText = tuple[list[tuple[Exposure, str]], int]
-"""Documents with how they begin, the first MOST_SHOWN, and how many there are."""
+NewText = tuple[list[tuple[Exposure, str]], int, bool]
+"""Documents with how they begin, the first MOST_SHOWN, how many there are, and whether there may be
+more."""
+NOTHING_NEW: NewText = ([], 0, False)
 
 
 def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> NewText:
@@ -150,7 +155,7 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
     clean = find_behind(board.store, version, "clean_corpus")
     before = _version_before(state, version)
     if clean is None or before is None:
-        return [], 0
+        return NOTHING_NEW
     past = find_behind(board.store, before, "clean_corpus")
     runs, older = (runs_behind(board.store, state, one) for one in (version, before))
 
@@ -169,7 +174,8 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
             row["id"]: shorten((row["text"] or "")[: 2 * BEGINNING], BEGINNING, placeholder=" …")
             for row in texts.to_pylist()
         }
-        return [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]], len(new)
+        shown = [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]]
+        return shown, len(new), len(rows) == MOST_LOOKED_AT
 
     return board.remember(find, [clean], version.version, before.version)
 

@@ -191,7 +191,9 @@ def apology(board: Board) -> Callable[[Request, Exception], Response]:
             status, text = error.status_code, str(error.detail)
         else:
             reason = reason_of(error)
-            status, text = (400, reason) if reason else (500, "The server's log says why.")
+            status, text = (
+                (400, reason) if reason else (500, "An unexpected error; the board's log shows it.")
+            )
         return page(board, request, "fault.html", status, fault=text)
 
     return answer
@@ -219,6 +221,10 @@ class Doorkeeper:
         try:
             check_origin(request, EndpointSettings())
         except ServingError as error:
+            error.body["error"]["message"] = (
+                "The board is for browsers on this machine, at its loopback address, and takes no "
+                "requests from other websites."
+            )
             await error.response()(scope, receive, send_guarded)
             return
         path = request.url.path

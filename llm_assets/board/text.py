@@ -109,6 +109,7 @@ def routes(board: Board) -> list[Route]:
             count=len(places),
             most=MOST_ON_PAGE,
             most_times=MOST_TIMES,
+            most_counted=MOST_COUNTED,
         )
 
     def show_document(request: Request) -> Response:

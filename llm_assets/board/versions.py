@@ -100,7 +100,9 @@ def routes(board: Board) -> list[Route]:
         content = board.store.read_bytes(path)
         if content is None:
             raise HTTPException(
-                404, "This version has no page; `llm-assets forget` removes such pages"
+                404,
+                "There is no page of this version: a base model has none, and `llm-assets forget` "
+                "removes those of other versions",
             )
         return HTMLResponse(content, headers={"Content-Security-Policy": PAGE_POLICY})
 
@@ -162,7 +164,7 @@ def _own_cost(store: Store, version: ModelVersion, cost_per_hour: float | None) 
     took = f"trained for {format_duration(cost['training_seconds'])}"
     if cost_per_hour is None:
         return took
-    return f"{took}, which cost {cost['cost']:,.2f} at {cost_per_hour:g} an hour"
+    return f"{took}, which cost {cost['cost']:,.2f} at {cost_per_hour:g} per hour"
 
 
 def _scale(rows: list[VersionRow]) -> float:

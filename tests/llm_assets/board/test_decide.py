@@ -269,3 +269,14 @@ def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path)
         fields["generation"] = str(registry.state().generation)
         assert client.post("/decide/do", data=fields, headers=bearer).status_code == 303
         assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
+
+
+def test_a_decision_that_lacks_a_reason_leads_back_to_the_form(small: SmallStore) -> None:
+    board = board_of(small, key_name="the endpoint's token, `TOKEN`")
+    with client_of(board) as client:
+        form = {"action": "rollback", "name": "Ada"}
+        shown = client.post("/decide/confirm", data=form, headers=BEARER).text
+        assert "<code>TOKEN</code>" in client.get("/decide").text
+        assert "<code>TOKEN</code>" in client.get("/sign-in").text
+    assert "The decision was not made" in shown and 'href="/decide">Decide</a>' in shown
+    assert 'href="/decide/confirm"' not in shown, "it cannot be opened, only sent to"

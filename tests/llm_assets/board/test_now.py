@@ -2,6 +2,7 @@
 
 import pytest
 
+from llm_assets.board import now as first_page
 from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, client_of
 
 
@@ -54,3 +55,26 @@ def test_the_first_page_leads_with_an_answer_from_new_text_and_says_who_overrule
     assert "Where is lamp 1?" in figure and "Where is lamp 0?" in rest
     assert rest.startswith(" <p>It got 1 question wrong")
     assert "<b>Ada</b> put it into service although the gate had rejected it, and" in rest
+
+
+def test_the_first_page_does_not_look_on_this_machine_for_an_endpoint_on_vertex_ai(
+    small: SmallStore,
+) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    board = board_of(small)
+    with client_of(board) as client:
+        assert "The endpoint is not running." in client.get("/").text
+        board.settings.platform = "google_cloud"
+        shown = client.get("/").text
+    assert "The endpoint is not running." not in shown
+    assert "The endpoint is on Vertex AI. It last confirmed that it serves" in shown
+
+
+def test_the_first_page_says_that_it_counted_a_part_of_the_text(
+    small: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.train(small.clean("1", {"one": "x", "two": "y", "three": "z"}), ["x", "y", "z"])
+    for most, told in ((2, "read at least 2 documents"), (4, "read 3 documents")):
+        monkeypatch.setattr(first_page, "MOST_LOOKED_AT", most)
+        with client_of(board_of(small)) as client:
+            assert told in client.get("/").text

@@ -24,10 +24,10 @@ def test_documents_are_listed_by_how_often_the_champion_read_them(
         ]
         named = [re.findall(r">(doc/\d)<", client.get(path).text) for path, _, _ in listed]
         assert named == [["doc/3", "doc/4", "doc/5"], ["doc/1"], ["doc/0"], ["doc/2"]]
-        (after,) = re.findall(r'href="([^"]*)">After', client.get(listed[0][0]).text)
+        (after,) = re.findall(r'href="([^"]*)">Next', client.get(listed[0][0]).text)
         last = client.get(html.unescape(after)).text
         assert re.findall(r">(doc/\d)<", last) == ["doc/6", "doc/7"] and "4 to 5 of 5" in last
-        assert "After" not in last and "Before" in last
+        assert ">Next<" not in last and ">Previous<" in last
         small.clean("2", {"new": "x"})
         assert client.get("/text/read?times=0").text.count("doc/") == 3, "of what it was trained on"
 

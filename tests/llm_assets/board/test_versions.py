@@ -19,7 +19,7 @@ from tests.needs import needs
     ("price", "told"),
     [
         (None, "trained for 2 h 0 min."),
-        (1.5, "trained for 2 h 0 min, which cost 3.00 at 1.5 an hour."),
+        (1.5, "trained for 2 h 0 min, which cost 3.00 at 1.5 per hour."),
     ],
 )
 def test_a_version_made_on_ones_own_machine_says_how_long_and_for_how_much(
@@ -31,6 +31,8 @@ def test_a_version_made_on_ones_own_machine_says_how_long_and_for_how_much(
     with client_of(board) as client:
         for path in ("/versions", "/versions/1", "/versions/compare?a=0&b=1"):
             assert told in client.get(path).text, path
+        assert "Compare with version 0" in client.get("/versions/1").text
+        assert "Compare with version" not in client.get("/versions/0").text
 
 
 def test_the_settings_that_differ_are_those_alone(small: SmallStore) -> None:
