@@ -60,7 +60,7 @@ def main() -> None:
     smallest, largest = SIZES[0], SIZES[-1]
     in_memory = _measure_apart("in_memory", smallest)
     first, last = runs["by_spark", smallest], runs["by_spark", largest]
-    grown = f"{largest:,} documents / {smallest:,}"
+    grown = f"at {largest:,} documents / at {smallest:,}"
     python, java = (_ratio(last, first, f"driver_{what}_gb") for what in ("python", "java"))
     per_document = last["processor_seconds"] / first["processor_seconds"] * smallest / largest
     checks: dict[str, Check] = {
@@ -70,7 +70,9 @@ def main() -> None:
         f"driver's Python memory, {grown}": at_most(python, 1.2),
         f"driver's Java memory, {grown}": at_most(java, 1.2),
         f"processor time per document, {grown}": at_most(round(per_document, 2), 1.2),
-        "all processes": at_most(last["peak_gb"], 8, "GB"),
+        f"peak memory of all processes, at {largest:,} documents": at_most(
+            last["peak_gb"], 8, "GB"
+        ),
     }
     ours, peer = ([smallest / figures["seconds"]] for figures in (first, in_memory))
     peer_name = f"in memory, at {smallest:,} documents"

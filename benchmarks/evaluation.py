@@ -102,7 +102,7 @@ def main() -> None:
         "higher",
         ["torch", "transformers", "lm_eval"],
         {
-            "faster": at_least(sum(our_rates) / sum(peer_rates), 1.5),
+            "speedup over lm-eval's backend": at_least(sum(our_rates) / sum(peer_rates), 1.5),
             "difference in accuracy, bfloat16": at_most(float(max(accuracy)), 1 / QUESTIONS),
             "difference in log-likelihoods, float32": at_most(float(apart), 1e-2, "nats"),
         },

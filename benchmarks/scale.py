@@ -38,8 +38,8 @@ def main() -> None:
     rates = [SIZES[-1] / largest["seconds"], SIZES[-2] / before["seconds"]]
     driver = max(stage["driver_gb"] for stage in largest["stages"].values())
     checks: dict[str, Check] = {
-        "driver's Python process": at_most(driver, DRIVER_LIMIT_GB, "GB"),
-        "all processes": at_most(largest["peak_gb"], 2 * DRIVER_LIMIT_GB, "GB"),
+        "peak memory of the driver's Python process": at_most(driver, DRIVER_LIMIT_GB, "GB"),
+        "peak memory of all processes": at_most(largest["peak_gb"], 2 * DRIVER_LIMIT_GB, "GB"),
     }
     peer_name = f"the same at {SIZES[-2]:,} MB"
     table = [

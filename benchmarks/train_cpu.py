@@ -83,12 +83,10 @@ def _checks(
     ]
     differences = [abs(a - b) / b for a, b in zip(*losses, strict=True)]
     return {
-        "no slower than the Hugging Face Trainer": at_least(
+        "speed / Hugging Face Trainer's": at_least(
             statistics.median(ours) / statistics.median(peer), 1.0, "x"
         ),
-        "peak memory no higher than the Trainer's": at_most(
-            peaks[OURS], round(peaks[PEER], 2), "GB"
-        ),
+        "peak memory, at most the Trainer's": at_most(peaks[OURS], round(peaks[PEER], 2), "GB"),
         "loop overhead": at_most(statistics.median(overheads), 0.02, "of a step"),
         "loss difference over 20 steps in float32": at_most(max(differences), 1e-3, "relative"),
     }
