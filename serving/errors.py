@@ -45,7 +45,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}."
         error = ServingError(error.status_code, text, "no_such_route")
     elif not isinstance(error, ServingError):
-        error = ServingError(500, "An unforeseen fault, which the log shows.", "fault")
+        error = ServingError(500, "An unexpected error; the endpoint's log shows it.", "fault")
     return error.response()
 
 

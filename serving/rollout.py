@@ -169,14 +169,15 @@ class Evidence:
         for speed in (self._even, self._uneven):
             if speed.bets.logarithm >= LIMIT:
                 return (
-                    f"it is slower than the version before: {speed.times:.2f} times as many "
-                    f"seconds for a token on average, in {speed.answers} answers"
+                    f"it is slower than the version before: it takes {speed.times:.2f} times as "
+                    f"many seconds per token on average over {speed.answers} answers"
                 )
         if self._deviations.logarithm >= LIMIT:
             mean = fmean(new.deviations)
             return (
-                f"amid requests its bits differ from the evaluation's by {mean:.1f} times what its "
-                f"weights' format explains, in {len(new.deviations)} documents read"
+                f"during the rollout, its bits differ from the evaluation's by {mean:.1f} times the "
+                "limit for its weights' format, on average over "
+                f"{len(new.deviations)} readings of held-out documents"
             )
         return None
 
@@ -185,9 +186,9 @@ class Evidence:
         """What was seen, for the log."""
         said = [self._failed]
         if self._even.answers:
-            said.append(f"{self._even.times:.2f} times the seconds for a token")
+            said.append(f"{self._even.times:.2f} times the seconds per token")
         if self._new.deviations:
-            said.append(f"{len(self._new.deviations)} documents read")
+            said.append(f"{len(self._new.deviations)} readings of held-out documents")
         return "; ".join(said)
 
     @property
@@ -320,11 +321,12 @@ async def _watch_step(
         if seconds > settings.step_seconds + longest:
             if new.failed and new.answered <= new.failed:
                 raise CanaryFailed(
-                    f"it answered {new.answered} of {new.answered + new.failed} requests; what it "
-                    "did not, the version before did"
+                    f"it answered {new.answered} of {new.answered + new.failed} requests; the "
+                    "version before answered the others"
                 )
             report(
-                f"version {traffic.version} answered {new.answered} requests, too few to know it "
-                f"well (`endpoint.rollout.min_requests` is {settings.min_requests})"
+                f"version {traffic.version} answered {new.answered} requests, the version before "
+                f"{old.answered}; `endpoint.rollout.min_requests` asks for {settings.min_requests} "
+                "of each"
             )
             return

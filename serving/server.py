@@ -164,7 +164,7 @@ class Server:
         except Exception as error:
             # A fault in moving the traffic must not end what has it.
             log("rollout_fault", version=wanted.version, traceback=traceback.format_exc())
-            return f"an unforeseen fault, which the log shows whole: {error!r}"
+            return f"an unexpected error, which the log shows in full: {error!r}"
         return None
 
     def _report(self, line: str) -> None:

@@ -59,7 +59,7 @@ class ApiContext:
         if self.token is not None and not hmac.compare_digest(
             given, f"Bearer {self.token}".encode()
         ):
-            raise ServingError(401, "A valid bearer token is needed.", "unauthorized")
+            raise ServingError(401, "A valid bearer token is required.", "unauthorized")
 
     def check_model(self, model: str | None) -> None:
         """The name may be left out, `default`, the pipeline's, or a version that has traffic.
@@ -192,7 +192,8 @@ async def _root(_: ApiContext, __: Request) -> Response:
     return PlainTextResponse(
         "This is an endpoint for programs; its OpenAI base URL is this address with /v1.\n"
         "State: /health\n"
-        "To ask it in a browser, and see which text stands behind an answer: llm-assets board\n"
+        "To query it in a browser, and see which training text is behind an answer, run:\n"
+        "llm-assets board\n"
     )
 
 
@@ -362,7 +363,7 @@ async def read_json(request: Request, limit: int, seconds: float) -> Any:
         # Half a surrogate pair passes as JSON and is no character.
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        text = "The body holds half of a surrogate pair (\\ud800 to \\udfff)."
+        text = "The body contains half of a surrogate pair (\\ud800 to \\udfff)."
         raise invalid(text, None) from None
     except (ValueError, RecursionError) as error:
         raise invalid(f"The body is not JSON: {error}.", None) from error

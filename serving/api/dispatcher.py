@@ -37,17 +37,32 @@ class Metrics:
         gauge = partial(prometheus.Gauge, registry=self._registry)
         # When each counter was first used would be a line of its own for each.
         prometheus.disable_created_metrics()
-        self._requests = counter("serving_requests", "Answered.", ["path", "status", "version"])
-        self._tokens = counter("serving_tokens", "Read and written.", ["version", "kind"])
+        self._requests = counter(
+            "serving_requests",
+            "Requests for answers that have ended, by route, status and version.",
+            ["path", "status", "version"],
+        )
+        self._tokens = counter(
+            "serving_tokens", "Tokens of prompts and completions.", ["version", "kind"]
+        )
         self._seconds = prometheus.Histogram(
-            *("serving_request_seconds", "To the last piece.", ["path"]),
+            *("serving_request_seconds", "Seconds to the end of the answer.", ["path"]),
             buckets=BUCKETS,
             registry=self._registry,
         )
-        gauge("serving_requests_in_flight", "Now.").set_function(lambda: self.in_flight)
-        self._ready = gauge("serving_engine_ready", "1 or 0.", ["version"])
-        self._share = gauge("serving_traffic_share", "Of the requests.", ["version"])
-        self._restarts = counter("serving_engine_restarts", "After deaths.", ["version"])
+        in_flight = gauge("serving_requests_in_flight", "Requests in flight.")
+        in_flight.set_function(lambda: self.in_flight)
+        self._ready = gauge(
+            "serving_engine_ready", "1 if the version's engine is ready, else 0.", ["version"]
+        )
+        self._share = gauge(
+            "serving_traffic_share", "Share of the requests that the version gets.", ["version"]
+        )
+        self._restarts = counter(
+            "serving_engine_restarts",
+            "Restarts of the version's engine after it died.",
+            ["version"],
+        )
 
     def leave(self) -> None:
         """Note that a request is no longer in flight."""
@@ -295,7 +310,7 @@ class Attempt:
                 if count := written or len(text) // 4:
                     self._seconds.append((monotonic() - started) / count)
                 return
-        raise EngineLost("the engine was lost again and again")
+        raise EngineLost("the engine ended repeatedly")
 
 
 class Dispatcher:
@@ -364,8 +379,10 @@ class Dispatcher:
                     failed.append(attempt)
                     late = isinstance(error, TimeoutError)
                     if attempt.begun:
-                        said = Chunk(error="timeout" if late else str(error))
-                        return tell(route.engine.desired, 0, said)
+                        said = f"No engine could finish the answer: {error}."
+                        if late:
+                            said = str(timed_out(self.settings.request_timeout))
+                        return tell(route.engine.desired, 0, Chunk(error=said))
                     if late:
                         raise timed_out(self.settings.request_timeout) from None
                     # A dead engine counts as ready until its end is noticed, and would be drawn

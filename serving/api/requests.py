@@ -122,7 +122,7 @@ class OpenAIRequest(Sampling):
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
         if self.stream and self.n > 1:
-            raise ValueError("n: a stream holds one answer")
+            raise ValueError("n must be 1 for a stream")
         return self
 
     def asked(self) -> list[dict[str, Any]]:
@@ -203,9 +203,9 @@ class CompletionRequest(OpenAIRequest):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream and len(self.prompts) > 1:
-            raise ValueError("a stream answers one prompt")
+            raise ValueError("A stream takes one prompt")
         if not self.max_tokens and not self.echo:
-            raise ValueError("max_tokens is 0, which makes sense with echo alone")
+            raise ValueError("max_tokens may be 0 only with echo")
         return self
 
     def asked(self) -> list[dict[str, Any]]:
@@ -270,7 +270,7 @@ class ChatRequest(OpenAIRequest):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs")
+            raise ValueError("top_logprobs requires logprobs")
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
 
@@ -392,6 +392,8 @@ def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
     if fault["type"] == "too_long":
         limit, sent = fault["ctx"]["max_length"], fault["ctx"]["actual_length"]
         return field, f"{field}: at most {limit} are allowed, and {sent} were sent"
+    if fault["type"] == "value_error":
+        return field, str(fault["ctx"]["error"])
     return field, f"{field}: {fault['msg'].replace('Input should be', 'must be')}"
 
 

@@ -146,7 +146,9 @@ class OpenAIModel(served_model.PromptEncoder):
         except httpx.HTTPError as error:
             yield protocol.Chunk(error=f"{self._name} does not answer ({type(error).__name__})")
         except (ValueError, LookupError, TypeError) as error:
-            yield protocol.Chunk(error=f"{self._name} does not answer as OpenAI's do ({error!r})")
+            yield protocol.Chunk(
+                error=f"{self._name} does not answer in OpenAI's format ({error!r})"
+            )
 
     def _body(self, request: protocol.GenerateRequest, prompt: list[int]) -> dict[str, Any]:
         """A completion as OpenAI's clients ask for it; what is not asked for is left out."""
@@ -204,10 +206,12 @@ class OpenAIModel(served_model.PromptEncoder):
                 piece async for piece in self._pieces(self._body(asked, tokens) | {"echo": True})
             ]
         except protocol.Refused as error:
-            raise protocol.Refused(f"No log-probabilities of a prompt: {error}", "echo") from error
+            raise protocol.Refused(
+                f"No log-probabilities for the prompt: {error}", "echo"
+            ) from error
         told = list(_likelihoods(answer["choices"][0], request.top))[: len(tokens)]
         if len(told) < len(tokens):
-            text = f"{self._name} gives no log-probabilities of a prompt."
+            text = f"{self._name} returns no log-probabilities for a prompt."
             raise protocol.Refused(text, "echo")
         texts = served_model.TokenTexts(self.tokenizer, text, len(tokens), 0)
         return [

@@ -164,7 +164,7 @@ class OpenVinoModel(ServedModel):
                     tokens += output.generated_ids
                     logprobs += output.generated_log_probs
             if status == GenerationStatus.IGNORED:
-                job.put("the cache of the engine holds no more")
+                job.put("the engine's cache is full")
                 self._jobs.discard(job)
             elif tokens or status != GenerationStatus.RUNNING:
                 self._put(job, tokens, logprobs, status != GenerationStatus.RUNNING)

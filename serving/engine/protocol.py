@@ -165,7 +165,7 @@ class Channel:
         """What computes, once the model is loaded; raises EngineLost."""
         chunk = await self._replies[READY].get()
         if chunk is None:
-            raise EngineLost("the engine is gone")
+            raise EngineLost("the engine ended")
         return chunk.text
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
@@ -180,7 +180,7 @@ class Channel:
             while not is_last:
                 chunk = await replies.get()
                 if chunk is None:
-                    raise EngineLost("the engine is gone")
+                    raise EngineLost("the engine ended")
                 if chunk.error is not None and chunk.field is not None:
                     raise Refused(chunk.error, chunk.field)
                 if chunk.error is not None:
@@ -197,7 +197,7 @@ class Channel:
     def _call(self, request: GenerateRequest | None) -> Iterator["asyncio.Queue[Chunk | None]"]:
         """Replies to a request; where whoever waits for them leaves, the engine is told so."""
         if self.ended.done():
-            raise EngineLost("the engine is gone")
+            raise EngineLost("the engine ended")
         number, replies = next(self._numbers), asyncio.Queue[Chunk | None]()
         self._replies[number] = replies
         try:

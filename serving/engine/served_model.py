@@ -82,7 +82,7 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
             say(number, Chunk(error=str(refused), field=refused.field))
         except Exception as error:
             traceback.print_exc()
-            say(number, Chunk(error=f"a fault of the engine, {type(error).__name__}"))
+            say(number, Chunk(error=f"an error in the engine ({type(error).__name__})"))
         finally:
             del tasks[number]
 
@@ -177,12 +177,13 @@ class PromptEncoder:
         if isinstance(request.prompt, list):
             tokens, most = request.prompt, self.tokenizer.backend.get_vocab_size()
             if unknown := [token for token in tokens if not 0 <= token < most]:
-                raise Refused(f"Token {unknown[0]} is not one of this model's {most}.", "prompt")
+                text = f"Token {unknown[0]} is not in this model's vocabulary of {most} tokens."
+                raise Refused(text, "prompt")
         elif request.messages is not None:
             try:
                 tokens = self._chat.encode(request.messages)
             except TemplateError as error:
-                text = f"This chat cannot be written as a prompt: {error}."
+                text = f"This chat cannot be rendered as a prompt: {error}."
                 raise Refused(text, "messages") from error
         else:
             tokens = self.tokenizer.encode(request.prompt or "")

@@ -269,7 +269,7 @@ class Classifier:
     """Answers a text with its most likely class, and how likely each is."""
 
     kind = "AutoModelForSequenceClassification"
-    what = "This model tells classes of texts; use predict."
+    what = "This model classifies texts; use /predict."
 
     def __init__(self, folder: Path) -> None:
         """Load the model.
@@ -328,7 +328,7 @@ class MaskFiller(Classifier):
     """
 
     kind = "AutoModelForMaskedLM"
-    what = "This model tells what stands behind a mask; use predict."
+    what = "This model fills in a mask token; use /predict."
 
     def encode(self, request: GenerateRequest) -> list[int]:
         """The text's tokens, with a mask at its end where there is none; raises Refused."""
@@ -338,7 +338,7 @@ class MaskFiller(Classifier):
         tokens = super().encode(request)
         masks = tokens.count(self._tokenizer.mask_token_id)
         if masks != 1:
-            text = f"The text has {masks} of the mask token {mask}, where one is expected."
+            text = f"The text has {masks} mask tokens ({mask}); exactly one is expected."
             raise Refused(text, "prompt")
         return tokens
 

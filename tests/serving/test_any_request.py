@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest
+from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest, parse
+from serving.errors import ServingError
 from tests.serving.conftest import Client
 from tests.test_any_bytes import JSON
 from tests.tiny import END_OF_TEXT
@@ -179,3 +180,27 @@ def test_a_preflight_that_is_not_allowed_is_refused_in_openais_shape(
     answer = httpx.options(f"{client.url}/v1/completions", headers=headers)
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "forbidden_origin"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        (CompletionRequest, {"prompt": ["a", "b"], "stream": True}, "A stream takes one prompt."),
+        (
+            CompletionRequest,
+            {"prompt": "a", "max_tokens": 0},
+            "max_tokens may be 0 only with echo.",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1},
+            "top_logprobs requires logprobs.",
+        ),
+    ],
+)
+def test_what_is_wrong_with_fields_together_is_a_sentence(
+    kind: type[BaseModel], body: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ServingError) as refused:
+        parse(kind, body)
+    assert refused.value.body["error"]["message"] == told

@@ -54,7 +54,7 @@ def test_equal_versions_have_nothing_against_them(seed: int) -> None:
 
 
 def test_a_fifth_slower_is_seen() -> None:
-    assert "slower than the version before: 1." in str(watch(slow=1.2))
+    assert "slower than the version before: it takes 1." in str(watch(slow=1.2))
 
 
 def test_one_slow_answer_in_five_is_seen_though_the_median_hides_it() -> None:

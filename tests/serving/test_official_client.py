@@ -102,7 +102,7 @@ def test_places_in_a_stream_go_on_from_piece_to_piece(official: OpenAI) -> None:
 
 
 def test_rivals_without_log_probabilities_are_refused(official: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+    with pytest.raises(openai.BadRequestError, match="top_logprobs requires logprobs"):
         official.chat.completions.create(
             model="default", messages=[{"role": "user", "content": "a"}], top_logprobs=2
         )

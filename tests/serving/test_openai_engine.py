@@ -141,7 +141,7 @@ def test_a_client_that_leaves_ends_the_work_of_the_other_server(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"key_variable": None}, r"refuses: A valid bearer token is needed\."),
+        ({"key_variable": None}, r"refuses: A valid bearer token is required\."),
         ({"key_variable": "NOT_SET"}, "`endpoint.engine.key_variable` names NOT_SET, which is not"),
         ({"model": "{model}"}, "refuses: There is no model '/.*' here"),
         ({"address": "http://127.0.0.1:9/v1"}, "The engine at http://127.0.0.1:9/v1 does not ans"),
