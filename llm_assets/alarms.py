@@ -51,8 +51,12 @@ def find_alarms(
     if is_up and activity.heartbeat:
         silent = (now - activity.heartbeat).total_seconds()
         if silent > MOST_SILENT_SECONDS:
-            text = f"The daemon has said nothing for {silent / 60:,.0f} minutes."
-            yield Alarm("DaemonSilent", text, "read `daemon.log`; `llm-assets down`, then `up`")
+            text = f"The daemon has sent no heartbeat for {silent / 60:,.0f} minutes."
+            yield Alarm(
+                "DaemonSilent",
+                text,
+                "read `.llm_assets/services/daemon.log`; `llm-assets down`, then `up`",
+            )
     if activity.failed > MOST_FAILED:
         text = f"{activity.failed:,} runs failed within a day."
         remedy = "the last run's log gives the reason; fix it and run `llm-assets run`"
@@ -61,14 +65,14 @@ def find_alarms(
     if hours is not None and not activity.fault:
         spent = _spent_hours(settings, now)
         if spent > NEARLY_SPENT * hours:
-            text = f"{spent:,.1f} of the month's {hours:,.1f} hours are spent."
+            text = f"Runs have used {spent:,.1f} of the month's {hours:,.1f} hours."
             limits = "`automation.monthly_hours` or `automation.monthly_cost`"
             remedy = f"raise {limits}, or wait for the next month"
             yield Alarm("BudgetNearlySpent", text, remedy)
     if store.is_local and Path(store.root).exists():
         free = shutil.disk_usage(store.root).free
         if free < LEAST_FREE_BYTES:
-            text = f"{free / 1e9:.1f} GB are free for the store."
+            text = f"Only {free / 1e9:.1f} GB are free for the store."
             yield Alarm("DiskNearlyFull", text, "`llm-assets clean --yes`; shorten `retention`")
 
 

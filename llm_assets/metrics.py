@@ -78,7 +78,9 @@ class GraphCollector(Collector):
                 found = []
             readable[name] = bool(found)
             yield from found
-        yield _family("readable", "1 where this part of the state can be read.", "part", readable)
+        yield _family(
+            "readable", "1 if this part of the state can be read, else 0.", "part", readable
+        )
 
     def _history(self) -> Iterator[Metric]:
         with self._open_history() as instance:
@@ -93,7 +95,7 @@ class GraphCollector(Collector):
         numbers = {str(alias): version.version for alias, version in found.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
         in_place = found["wanted"] == found["champion"]
-        text = "1 where the endpoint has confirmed that it serves the wanted version."
+        text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
         yield GaugeMetricFamily("llm_assets_wanted_serves", text, value=float(in_place))
         promoted = [verdict.promoted for verdict in state.verdicts]
         counts = {"true": promoted.count(True), "false": promoted.count(False)}
@@ -102,18 +104,18 @@ class GraphCollector(Collector):
     def _store(self) -> Iterator[Metric]:
         assets = self._record.history().assets
         since = {asset: made.current.since.timestamp() for asset, made in assets.items()}
-        text = "Since when an asset's current artifact is current."
+        text = "When an asset's current artifact became current."
         yield _family("artifact_since_timestamp_seconds", text, "asset", since)
         store = self._record.store
-        text = "What the first worker of a training that is under way reported last."
+        text = "What the first worker of a training in progress reported last."
         yield _family("training", text, "figure", _training(store))
         if not store.is_local:
             return
-        text = "Free bytes of the store's disk."
+        text = "Free bytes on the store's disk."
         free = shutil.disk_usage(store.root).free
         yield GaugeMetricFamily("llm_assets_store_free_bytes", text, value=free)
         serves = process.status(endpoint_folder(self._settings))
-        text = "1 where the endpoint of this machine runs."
+        text = "1 if the endpoint of this machine is running, else 0."
         yield GaugeMetricFamily("llm_assets_endpoint_runs", text, value=float(serves is not None))
 
 
@@ -147,7 +149,7 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
         return instance.get_runs_count(RunsFilter(statuses=[status]))
 
     waiting = {status.value.lower(): count(status) for status in UNFINISHED}
-    yield _family("runs", "Runs that wait or are under way.", "status", waiting)
+    yield _family("runs", "Runs that are waiting or running.", "status", waiting)
     ended = {status.value.lower(): count(status) for status in ENDED}
     text = "Runs in the history that have ended."
     yield _family("runs_ended", text, "status", ended, CounterMetricFamily)
@@ -169,22 +171,22 @@ def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
         for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
     }
     at = {name: tick.timestamp for name, tick in last.items()}
-    yield _family("tick_timestamp_seconds", "When a sensor or schedule ticked last.", "name", at)
+    yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)
     failed = {name: tick.status.value == "FAILURE" for name, tick in last.items()}
-    yield _family("tick_failed", "1 where the last tick failed.", "name", failed)
+    yield _family("tick_failed", "1 if the last tick failed, else 0.", "name", failed)
 
 
 def _daemons(instance: DagsterInstance) -> Iterator[Metric]:
     beats = instance.get_daemon_heartbeats()
     at = {name.lower(): heartbeat.timestamp for name, heartbeat in beats.items()}
-    text = "When a part of the daemon last said that it lives."
+    text = "When a part of the daemon last sent a heartbeat."
     yield _family("daemon_heartbeat_timestamp_seconds", text, "daemon", at)
 
 
 def _budget(runs: Runs) -> Iterator[Metric]:
     now, settings = datetime.now(UTC), runs.settings.automation
     hours = spent_hours(settings, runs.by_automation(now), now)
-    text = "Hours of runs that automation launched, in this calendar month."
+    text = "Hours that runs launched by automation took in this calendar month."
     yield GaugeMetricFamily("llm_assets_month_hours", text, value=hours)
     if settings.hours is not None:
         text = "Hours that such runs may take in a month."

@@ -223,10 +223,10 @@ def clean_corpus(
     settings: CleanCorpusSettings,
     raw_corpus: Artifact,
 ) -> BuildPlan:
-    """Normalized, filtered and deduplicated text; every document carries its duplicate cluster.
+    """Normalized, filtered and deduplicated text; every document names its duplicate cluster.
 
-    Of duplicates and near-duplicates one is kept. Whole clusters go to one split, so no
-    near-duplicate of text that models are judged on is ever trained on.
+    Of duplicates and near-duplicates one is kept. Whole clusters go to one split, so that
+    near-duplicates of evaluation text are not trained on.
     """
     inputs, specify = plan_cleaning(pipeline, settings)
     wanted = identity.extend(inputs=inputs, libraries=clean_libraries(settings))
@@ -395,10 +395,11 @@ def tokenized_shards(
     study: Artifact | None,
     base_model: Artifact,
 ) -> BuildPlan:
-    """Packed token rows in three splits (train, validation, held-out) with one manifest.
+    """Token rows in splits, with one manifest.
 
-    A long document continues in the next row, and no document attends to another. Training reads
-    `train`, settings are chosen on `validation`, and only the gate uses `held_out`.
+    Plain text is packed: a long document continues in the next row, and no document attends to
+    another. Training reads `train` and, if sources are assigned to it, `replay`; settings are
+    chosen on `validation`, and `held_out` is for evaluation alone.
     """
     store, form = pipeline.store, pipeline.settings.form
     # Spark would find out only after it has tokenized everything.

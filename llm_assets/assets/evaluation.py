@@ -297,7 +297,9 @@ def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
     return AssetCheckResult(
         passed=not missing,
         severity=AssetCheckSeverity.WARN,
-        description=f"Not finite: {', '.join(missing)}" if missing else "All are numbers.",
+        description=f"Not finite: {', '.join(missing)}"
+        if missing
+        else "All figures are finite numbers.",
         metadata={"figures": len(values), "not_finite": len(missing)},
     )
 
@@ -322,11 +324,11 @@ def eval_metrics(
     base_model: Artifact,
     exam: Artifact | None,
 ) -> BuildPlan:
-    """Candidate, base and incumbent measured on the same held-out and general text.
+    """Candidate, base and incumbent models, measured on the same text.
 
-    Bits per byte say how much a text surprises a model that has never seen it; lower is better.
-    Held-out text is your own; general text is everyday English and shows what was forgotten.
-    `samples` shows how base and candidate continue the same texts.
+    Held-out text is your own, and no candidate is trained on it. For plain text the figure is bits
+    per byte, where lower is better. Models that predict text are also measured on everyday English,
+    which shows what was forgotten. `samples` shows how base and candidate continue the same texts.
     """
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     weights = serving.quantized(pipeline.settings)
@@ -491,8 +493,9 @@ def model_version(
 ) -> BuildPlan:
     """The candidate registered, with its evaluation and the gate's verdict.
 
-    The gate promotes a candidate that is better than the wanted version by more than chance;
-    `reasons` says what it found. `llm-assets approve` and `llm-assets reject` overrule it.
+    The gate promotes a candidate that is better than the wanted version by more than chance and
+    meets its other conditions; `reasons` says what it found. `llm-assets approve` and
+    `llm-assets reject` overrule it.
     """
     measured = eval_metrics.manifest
     candidate, base = (

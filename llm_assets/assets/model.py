@@ -193,7 +193,7 @@ def checkpoint(
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
 
     `validation_...` shows what it has learned (`validation_before` is where it started), and
-    `coverage` the share of the text that it and the models before it have read.
+    `coverage` the share of the training text that it and the models before it have read.
     """
     store, shards = pipeline.store, tokenized_shards
     train = partial(training.train, context)

@@ -17,14 +17,19 @@ from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
+from llm_assets.registry.state import ModelVersion
 
 CODE_VERSION = "1"
+
+
+def _named(version: ModelVersion | None) -> str:
+    return f"version {version.version}" if version else "none"
 
 
 def wanted_version_serves(
     pipeline: PipelineResource, registry: RegistryResource
 ) -> AssetCheckResult:
-    """The version that was decided on last is the one that answers."""
+    """The endpoint has confirmed that it serves the wanted version, which was decided on last."""
     state = registry.open(pipeline).state()
     wanted, champion = state.find("wanted"), state.find("champion")
     numbers = {
@@ -34,7 +39,7 @@ def wanted_version_serves(
     return AssetCheckResult(
         passed=wanted is not None and wanted == champion,
         severity=AssetCheckSeverity.ERROR,
-        description="wanted: version {wanted}, serving: version {serving}".format(**numbers),
+        description=f"wanted: {_named(wanted)}, serving: {_named(champion)}",
         metadata=numbers,
     )
 
@@ -55,9 +60,9 @@ def endpoint(
 ) -> MaterializeResult:
     """The wanted version, answering requests; a rejected candidate does not change it.
 
-    `/v1` is an OpenAI base URL; the model is named after the pipeline. A new version takes over in
-    steps. `llm-assets rollback` returns to the previous version at once. `latency_seconds` is how
-    long a client waits for eight tokens.
+    A new version takes over in steps. `llm-assets rollback` returns to the previous version at
+    once. On this machine, `/v1` is an OpenAI base URL, where the model is named after the pipeline,
+    and `latency_seconds` is how long a client waits for a short answer.
     """
     # Nothing of it is kept in the store, so there is nothing to plan: each run looks what serves.
     models = registry.open(pipeline)

@@ -49,8 +49,8 @@ def build_base_model_sensor(
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=status,
         description="Checks whether the base model's folder or package has weights other than "
-        "those trained on, or the Hub a revision other than the pinned one. "
-        "`automation.new_base_model` says what happens then.",
+        "those trained on, or the Hub a revision other than the pinned one, which it only "
+        "reports. `automation.new_base_model` says what happens with other weights.",
     )
     @own_resources(settings)
     def base_model_changed(

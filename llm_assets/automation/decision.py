@@ -157,8 +157,8 @@ def ask(
     ]
     if judged and not _is_worth_more(judged, settings):
         return Wait(
-            f"The gate rejected {len(judged)} of the models that know this text; version "
-            f"{wanted.version} stays until there is more text, or a person approves one. "
+            f"The gate rejected the models that know this text ({len(judged)} so far); version "
+            f"{wanted.version} stays until there is more text, or a person approves one of them. "
             f"{judged[-1].summary}",
             is_alarm=True,
         )

@@ -65,7 +65,8 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[A
             settings.dagster_name("evaluation"),
             AssetSelection.assets(*keys.values()),
             config=NOTHING_TO_SET,
-            description="Evaluates the current checkpoint again and asks the gate.",
+            description="Evaluates the current checkpoint against the wanted version and asks the "
+            "gate.",
             tags=tags,
         ),
         define_asset_job(
@@ -201,7 +202,7 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             default_status=DefaultScheduleStatus.RUNNING
             if is_on
             else DefaultScheduleStatus.STOPPED,
-            description="Shows for each source whether it has changed. It launches nothing else.",
+            description="Records for each source whether it has changed, and builds nothing.",
         ),
     ]
 

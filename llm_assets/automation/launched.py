@@ -124,7 +124,7 @@ def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: date
     if spent < settings.hours:
         return None
     limit = (
-        f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} an hour"
+        f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} per hour"
         if settings.monthly_cost
         else f"{settings.hours:g} hours"
     )

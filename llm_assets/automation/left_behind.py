@@ -30,8 +30,8 @@ def build_left_behind_sensor(settings: PipelineSettings) -> SensorDefinition:
         name=settings.dagster_name(LEFT_BEHIND_SENSOR),
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
-        description="Ends jobs on Google Cloud, with their machines, ten minutes after their run "
-        "has ended or was killed, unless another active run may follow them. "
+        description="Ends jobs on Google Cloud, with their machines, once their run has been over "
+        "for ten minutes and no run of the pipeline is active, since that might follow them. "
         "`llm-assets machines` lists them.",
     )
     def jobs_left_behind(context: SensorEvaluationContext) -> SkipReason:

@@ -50,9 +50,9 @@ def build_quality_sensor(
         job_name=settings.dagster_name(RETRAINING),
         minimum_interval_seconds=CHECK_SECONDS,
         default_status=status,
-        description="Measures bits per byte through the endpoint, as a client would, on the "
-        "held-out text of its version's evaluation, and counts the requests that failed. "
-        "`automation.quality` sets the thresholds, and what happens beyond them.",
+        description="Counts the requests to the endpoint that failed and, for plain text, measures "
+        "bits per byte as a client would, on held-out documents of its version's evaluation. "
+        "`automation.quality` says how many may fail, and what happens otherwise.",
     )
     @own_resources(settings)
     def serving_quality(
@@ -129,8 +129,21 @@ def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
     if not settings.notifications.is_on:
         return []
     return [
-        _status_sensor(settings, DagsterRunStatus.FAILURE, "failed_runs_are_told", _failure),
-        _status_sensor(settings, DagsterRunStatus.SUCCESS, "verdicts_are_told", _verdict),
+        _status_sensor(
+            settings,
+            DagsterRunStatus.FAILURE,
+            "failed_runs_are_told",
+            "Sends a message when a run has failed, as `notifications` says.",
+            _failure,
+        ),
+        _status_sensor(
+            settings,
+            DagsterRunStatus.SUCCESS,
+            "verdicts_are_told",
+            "Sends a message with the gate's verdict when a run has built one, as `notifications` "
+            "says.",
+            _verdict,
+        ),
     ]
 
 
@@ -138,13 +151,14 @@ def _status_sensor(
     settings: PipelineSettings,
     status: DagsterRunStatus,
     name: str,
+    description: str,
     describe: Callable[[RunStatusSensorContext], str | None],
 ) -> SensorDefinition:
     @run_status_sensor(
         run_status=status,
         name=settings.dagster_name(name),
         default_status=DefaultSensorStatus.RUNNING,
-        description="Notifies those named in `notifications`.",
+        description=description,
     )
     def tell_of_run(context: RunStatusSensorContext) -> None:
         if not Runs(context.instance, settings).is_ours(context.dagster_run):

@@ -75,8 +75,8 @@ def _source_text_changed(settings: PipelineSettings) -> SensorDefinition:
         minimum_interval_seconds=settings.automation.check_seconds,
         default_status=_status(settings),
         description="Materializes the graph when the sources have text that the wanted model has "
-        "not read, and retries until one has or the gate or a person says no. A source that cannot "
-        "be read fails the tick.",
+        "not read. A run that fails is launched again, as often as `automation.retries` allows. A "
+        "source that cannot be read fails the tick.",
     )
     @own_resources(settings)
     def source_text_changed(
@@ -161,7 +161,9 @@ def _too_early(
     quiet = settings.automation.quiet_minutes * 60
     waited = now.timestamp() - cursor.since
     if waited < quiet:
-        return f"The text changed {waited:.0f} s ago; waiting until it is quiet for {quiet:.0f} s."
+        return (
+            f"The text changed {waited:.0f} s ago; waiting until it is unchanged for {quiet:.0f} s."
+        )
     return None
 
 

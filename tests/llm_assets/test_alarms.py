@@ -46,8 +46,8 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
     silent = datetime.now(UTC) - timedelta(minutes=15)
     found = alarms_of(project, replace(read_activity(project.folder), heartbeat=silent))
     assert found["RunsFail"].text == "4 runs failed within a day."
-    assert found["DaemonSilent"].text == "The daemon has said nothing for 15 minutes."
-    assert found["BudgetNearlySpent"].text == "0.0 of the month's 40.0 hours are spent."
+    assert found["DaemonSilent"].text == "The daemon has sent no heartbeat for 15 minutes."
+    assert found["BudgetNearlySpent"].text == "Runs have used 0.0 of the month's 40.0 hours."
     database = project.folder / (sqlite_folder(project.folder) or "") / RUNS_DATABASE
     database.write_bytes(b"damaged" * 1_000)
     found |= alarms_of(project, read_activity(project.folder))

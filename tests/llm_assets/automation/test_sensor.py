@@ -34,12 +34,12 @@ def test_new_text_asks_for_one_run_that_goes_on_from_the_champion(automated: Aut
 def test_text_that_is_still_changing_is_waited_for(automated: Automated) -> None:
     automated.automate(quiet_minutes=5)
     add(automated)
-    assert "waiting until it is quiet" in str(automated.tick())
+    assert "waiting until it is unchanged" in str(automated.tick())
     since = json.loads(automated.cursor or "")
     automated.cursor = json.dumps(since | {"since": since["since"] - 301})
     assert isinstance(automated.tick(), RunRequest)
     automated.cursor = json.dumps(since | {"since": since["since"] + 3600})
-    assert "waiting until it is quiet" in str(automated.tick())
+    assert "waiting until it is unchanged" in str(automated.tick())
 
 
 @pytest.mark.parametrize("cursor", ["", "not json", '{"version": 1, "seen": "x"}'])

@@ -72,7 +72,9 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
     with daemon(project) as log:
         wait_until(lambda: len(told_of(*ticks)) == 2, poll_seconds=1, told=log.read_text)
         waits, _ = told_of(*ticks)
-        assert "UTC): The text changed " in waits and waits.endswith("until it is quiet for 300 s.")
+        assert "UTC): The text changed " in waits and waits.endswith(
+            "until it is unchanged for 300 s."
+        )
         (project.folder / "text").rename(project.folder / "gone")
         failed = "source_text_changed failed"
         wait_until(lambda: told_of(failed), poll_seconds=1, told=log.read_text)
