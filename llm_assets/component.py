@@ -27,7 +27,7 @@ class LanguageModelScaffolder(dg.Scaffolder):
 class LanguageModel(dg.Component):
     """Keeps a language model current on text of your own, from the text to the endpoint.
 
-    Its attributes are what a pipeline file says (docs/settings.md); paths in them are relative to
+    Its attributes are the keys of a pipeline file (docs/settings.md); paths in them are relative to
     where Dagster runs. Where a code location holds several, all but one have a `key_prefix`.
     """
 

@@ -61,7 +61,7 @@ def raw_view(artifact: Artifact) -> dict[str, Any]:
     return _text_view(stats) | {
         "not_read": sum(stats["unread"].values()),
         "not_read_by_kind": table(["kind", "files", "examples"], unread),
-        "set_aside": table(["document", ""], [(fault, "") for fault in stats["faults"]]),
+        "set_aside": table(["document and fault"], [(fault,) for fault in stats["faults"]]),
         "repeated_ids": stats["repeated_ids"],
         "sources": table(["source", "documents", "bytes"], sources),
     }

@@ -175,7 +175,7 @@ ROLES = ("candidate", "incumbent", "base")
 BOUNDS = ("low", "value", "high")
 Figure = Mapping[str, float | None]
 EXAM_FIGURES = (
-    *("training_buys", "closed_book", "exam", "exam_by_relation"),
+    *("exam_result", "closed_book", "exam", "exam_by_relation"),
     *("questions_won", "questions_lost"),
 )
 GATE_FIGURES = ("earlier_comparisons_without_promotion", "comparisons", "differences")
@@ -237,7 +237,7 @@ def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     shares = ([name, *map(number, values)] for name, *values in exam_shares(stats))
     return {
-        "training_buys": judged["sentence"],
+        "exam_result": judged["sentence"],
         "exam": table(["condition", "base", "candidate"], shares),
     }
 

@@ -34,7 +34,7 @@ def study_view(artifact: Artifact) -> dict[str, Any]:
         "left_out": table(["reason", "texts"], derived["left_out"].items()),
         "generator_tokens": derived["tokens"],
         "generator_dollars": derived["dollars"],
-        "requests_past_the_budget": derived["not_asked"],
+        "requests_beyond_the_budget": derived["not_asked"],
     }
 
 

@@ -157,8 +157,9 @@ def ask(
     ]
     if judged and not _is_worth_more(judged, settings):
         return Wait(
-            f"The gate rejected the models that know this text ({len(judged)} so far); version "
-            f"{wanted.version} stays until there is more text, or a person approves one of them. "
+            f"The gate rejected {len(judged)} candidate{'s' * (len(judged) != 1)} trained on this "
+            f"text; version {wanted.version} stays until there is more text, or a person approves "
+            "another. "
             f"{judged[-1].summary}",
             is_alarm=True,
         )
