@@ -52,7 +52,7 @@ def find_answers(
         return [AnswerToTrace(state.get(version), text or "")]
     serving = state.find("champion") or state.find("wanted")
     if serving is None:
-        raise UserError("No version is registered yet: make one with `llm-assets run`.")
+        raise UserError("No version is registered yet: build one with `llm-assets run`.")
     return [AnswerToTrace(serving, text or "")]
 
 
@@ -81,15 +81,15 @@ def answers_to_request(
         raise UserError(
             f"The endpoint has no answer to the request {request!r} on record in {folder}: the id "
             f"is wrong, of another pipeline, or too old ({reason}, `endpoint.journal`). Give the "
-            "answer itself with --text."
+            "answer itself, on the command line with --text."
         )
     asked = []
     for entry in entries:
         if entry.answer is None and text is None:
             raise UserError(
                 f"Version {entry.version} answered the request {request!r} at {entry.at}; of the "
-                "answer only a hash was kept (`endpoint.journal.keep: text` keeps it). Give it "
-                "with --text."
+                "answer only a hash was kept (`endpoint.journal.keep: text` keeps it). Give it, "
+                "on the command line with --text."
             )
         if text is not None and not journal.is_answer(folder, entry, text):
             continue
@@ -190,7 +190,10 @@ class Tracer:
             MissingArtifact: no text that the version was trained on is in the store.
         """
         if not answer.strip():
-            raise UserError("There is no text to trace: give the answer with --text or --file.")
+            raise UserError(
+                "There is no text to trace: give the answer, on the command line with --text or "
+                "--file."
+            )
         if len(answer) > MOST_CHARACTERS:
             raise UserError(
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
