@@ -36,8 +36,8 @@ def start(state_folder: Path, desired: Desired, report: Report = lambda _: None)
     """Have a version served, whatever is served now, and wait until it is.
 
     Where the endpoint runs already it is moved without an outage, to another version as to other
-    settings; only another address, token or limit of connections starts it again. Otherwise it is
-    started in a session of its own, so that it stays when the caller ends.
+    settings; only another address, token, connection limit or list of origins restarts it.
+    Otherwise it is started in a session of its own, so that it stays when the caller ends.
 
     Raises:
         RolloutFailed: the version that was served before still is.
@@ -48,7 +48,8 @@ def start(state_folder: Path, desired: Desired, report: Report = lambda _: None)
         running = status(state_folder)
         if running and _needs_new_server(running.settings, settings):
             report(
-                "the endpoint's address, token or limits of connections changed: starting it again"
+                "the endpoint's address, token, allowed origins or connection limits changed: "
+                "restarting it"
             )
             stop(state_folder)
             running = None
@@ -144,7 +145,7 @@ def _wait(
             phase = found.phase.replace("_", " ") if found else "starting"
             report(
                 f"endpoint {phase}, version {desired.version}: {reported - started:.0f} s "
-                f"(at most {desired.settings.start_timeout:.0f} s)"
+                f"(at most {allowed:.0f} s)"
             )
         time.sleep(POLL_SECONDS)
 

@@ -175,8 +175,8 @@ class Evidence:
         if self._deviations.logarithm >= LIMIT:
             mean = fmean(new.deviations)
             return (
-                f"during the rollout, its bits differ from the evaluation's by {mean:.1f} times the "
-                "limit for its weights' format, on average over "
+                f"during the rollout, its bits differ from the evaluation's by {mean:.1f} times "
+                "the limit for its weights' format, on average over "
                 f"{len(new.deviations)} readings of held-out documents"
             )
         return None

@@ -37,7 +37,7 @@ async function ask(card, prompt) {
     const version = response.headers.get("X-Model-Version");
     await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    time.textContent = `${seconds} s, version ${version}, request ${response.headers.get("X-Request-Id")}`;
+    time.textContent = `${seconds} s, version ${version}, request id ${response.headers.get("X-Request-Id")}`;
     if (place && answer.textContent.trim()) await trace({ text: answer.textContent, version }, place);
     // The same text, with its sources.
     answer.hidden = Boolean(place?.querySelector(".spans"));
