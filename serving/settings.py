@@ -37,7 +37,9 @@ class OpenAIEngine(Settings):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if not self.address.startswith(("http://", "https://")) or "@" in self.address:
-            raise ValueError("address must look like http://127.0.0.1:8001/v1, without a password")
+            raise ValueError(
+                "address must be a URL such as http://127.0.0.1:8001/v1, without a password"
+            )
         in_command = any("{port}" in word for word in self.command)
         if in_command != bool(self.command) or in_command != ("{port}" in self.address):
             raise ValueError(
