@@ -94,7 +94,8 @@ class Replacement(BaseModel):
     """Fingerprints of the checkpoints."""
     weights_before: dict[str, str]
     weights_after: dict[str, str]
-    """File of the model to its SHA-256; empty where the manifest no longer lists files."""
+    """File of the model to its SHA-256, or to its CRC-32C in base64 where a job wrote it to Cloud
+    Storage; empty where the manifest no longer lists files."""
     masked: list[str]
     """All texts that were masked in it."""
 
