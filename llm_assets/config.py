@@ -51,7 +51,7 @@ from spark_jobs.settings import (
 
 CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/invented_products.yaml"
-OTHER_FILES = ("dagster.yaml", "workspace.yaml")
+OTHER_FILES = ("dagster.yaml", "google_cloud.yaml", "workspace.yaml")
 COMPONENT, COMPONENT_FILE = "llm_assets.LanguageModel", "defs.yaml"
 """The pipeline of a component of a Dagster project is the `attributes` of this file of its own."""
 
@@ -337,8 +337,8 @@ def check_settings(
 
 
 def _pipeline_files() -> list[Path]:
-    here = [path for path in Path().glob("*.yaml") if path.name not in OTHER_FILES]
-    return sorted([*Path("config").glob("*.yaml"), *here])
+    found = [*Path("config").glob("*.yaml"), *Path().glob("*.yaml")]
+    return sorted(path for path in found if path.name not in OTHER_FILES)
 
 
 def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from llm_assets.config import load_settings
+from llm_assets.config import config_path, load_settings
 
 MINIMAL = """
 name: manuals
@@ -113,3 +113,17 @@ def test_a_file_that_is_no_settings_mapping_is_named(tmp_path: Path, text: str) 
 def test_an_absent_file_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config/invented_products\.yaml"):
         load_settings(tmp_path / "absent.yaml")
+
+
+def test_the_only_pipeline_file_need_not_be_named_beside_the_settings_of_the_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LLM_ASSETS_CONFIG", raising=False)
+    Path("config").mkdir()
+    Path("config/google_cloud.yaml").touch()
+    ours = write(tmp_path, MINIMAL)
+    assert config_path() == Path(ours.name)
+    Path("config/other.yaml").touch()
+    with pytest.raises(UserError, match=r"Here: config/other\.yaml, pipeline\.yaml$"):
+        load_settings(config_path())
