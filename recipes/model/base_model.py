@@ -37,6 +37,7 @@ HEADS = ("pooler.", "classifier.", "score.")
 """What an encoder is published without, and learns or never needs."""
 DEEPER = re.compile(r"\.\d+\.")
 """In the name of a tensor of a layer."""
+COMMIT = re.compile("[0-9a-f]{40}")
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -60,10 +61,11 @@ class BaseModelSettings(Settings):
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise ValueError(f"give exactly one of package, folder and hub (found {found})")
-        if self.hub and not self.revision:
+        if self.hub and not COMMIT.fullmatch(self.revision or ""):
             raise ValueError(
-                "hub needs a revision: the commit's 40 hexadecimal digits, which `git ls-remote "
-                f"https://huggingface.co/{self.hub} HEAD` prints for the newest one"
+                "hub needs a revision: the commit's 40 hexadecimal digits, not a branch or tag, "
+                "which may move. For the newest commit, `git ls-remote "
+                f"https://huggingface.co/{self.hub} HEAD` prints them"
             )
         if self.revision and not self.hub:
             raise ValueError("revision applies only to hub; remove it")

@@ -238,6 +238,9 @@ def test_an_absent_package_names_the_command_that_installs_it(tmp_path: Path) ->
         ({}, "exactly one of package, folder and hub"),
         ({"package": "a", "folder": "b"}, "found package and folder"),
         ({"hub": "a/b"}, "needs a revision"),
+        ({"hub": "a/b", "revision": "main"}, "40 hexadecimal digits, not a branch .*a/b HEAD"),
+        ({"hub": "a/b", "revision": "0" * 41}, "needs a revision"),
+        ({"hub": "a/b", "revision": "0" * 40 + "\n"}, "needs a revision"),
         ({"folder": "b", "revision": "c"}, "applies only to hub"),
     ],
 )
