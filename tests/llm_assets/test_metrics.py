@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
+from llm_assets.automation.launched import TEXT_SENSOR
+from llm_assets.automation.sensors import build_sensors
 from llm_assets.config import load_settings
 from llm_assets.metrics import GraphCollector
 from llm_assets.registry.base import LocalRegistry
@@ -152,6 +154,19 @@ def test_dashboard_and_alerts_ask_for_metrics_that_exist(
     assert len(asked) > 15
 
 
+def test_the_ticks_of_a_pipeline_with_a_prefix_alarm_as_well(project: Project) -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "TicksStopped"]
+    (selector,) = _selectors_of(rule["expr"])
+    (matcher,) = selector.matchers.matchers
+    for prefix in (None, "", "manuals", "team__manuals"):
+        settings = load_settings(project.config).model_copy(update={"key_prefix": prefix})
+        names = [one.name for one in build_sensors(settings)]
+        # As Prometheus reads it: the whole value has to match.
+        found = [name for name in names if re.fullmatch(matcher.value, name)]
+        assert found == [settings.dagster_name(TEXT_SENSOR)]
+    assert matcher.op == promql_parser.MatchOp.Re and matcher.name == "name"
+
+
 def test_every_alert_is_in_the_runbook() -> None:
     runbook = (ROOT / "docs" / "operations.md").read_text()
     for rule in RULES:
@@ -159,12 +174,17 @@ def test_every_alert_is_in_the_runbook() -> None:
 
 
 def _metrics_of(expression: str) -> set[str]:
-    """Names of the metrics in PromQL, as its parser finds them; raises where it is none."""
-    found: set[str] = set()
+    """Names of the metrics in PromQL."""
+    return {selector.name for selector in _selectors_of(expression)}
+
+
+def _selectors_of(expression: str) -> list[promql_parser.VectorSelector]:
+    """What PromQL asks for, as its parser finds it; raises where it is none."""
+    found: list[promql_parser.VectorSelector] = []
 
     def walk(node: Any) -> None:
         if isinstance(node, promql_parser.VectorSelector):
-            found.add(node.name)
+            found.append(node)
         for name in ("expr", "lhs", "rhs", "vector_selector", "args"):
             inner = getattr(node, name, None)
             for each in inner if isinstance(inner, list) else [inner]:
