@@ -32,12 +32,26 @@ def test_the_gate_calls_its_test_command_and_its_main_command() -> None:
     assert "make run\n" in blocks and "make test\n" in blocks
 
 
-def test_every_file_it_links_exists() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+def test_every_file_and_heading_it_links_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    checked = 0
     for page in pages:
-        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            if not link.startswith("http"):
-                assert (page.parent / link).exists(), f"{page.name} links {link}"
+        for link, file, anchor in re.findall(r"\]\((([^)#\s]*)#?([^)\s]*))\)", page.read_text()):
+            if link.startswith("http"):
+                continue
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name} links {link}"
+            if anchor:
+                assert anchor in anchors_of(target), f"{page.name} links {link}"
+                checked += 1
+    assert checked > 20
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_file_of_the_code_that_it_names_exists() -> None:
