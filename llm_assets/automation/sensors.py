@@ -1,5 +1,6 @@
 """What looks at the world every few minutes, and launches runs when it has changed."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from dagster import (
@@ -191,6 +192,8 @@ def _endpoint_follows(settings: PipelineSettings) -> SensorDefinition:
     ) -> RunRequest | SkipReason:
         with user_faults():
             found = _reconcile(context, pipeline, registry.open(pipeline).state())
+        alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
+        tell_once(settings, pipeline.store, "endpoint", alarm, context.log.warning)
         return SkipReason(found.reason) if isinstance(found, Wait) else found
 
     return endpoint_follows
@@ -208,7 +211,11 @@ def _reconcile(
         return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
-    return request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
+    found = request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
+    if isinstance(found, Wait):
+        reason = f"Version {wanted.version} is wanted, but does not serve. {found.reason}"
+        return replace(found, reason=reason)
+    return found
 
 
 def _ended(settings: PipelineSettings) -> str | None:

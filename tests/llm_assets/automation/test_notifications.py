@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from dagster import Failure
+from dagster import DagsterRunStatus, Failure
 
 from artifacts.errors import UserError
 from llm_assets.automation.notifications import send
@@ -91,6 +91,28 @@ def test_spent_budget_is_told_once(automated: Automated, webhook: list[str]) -> 
     automated.tick()
     automated.tick()
     assert len(webhook) == 1 and "budget is spent" in webhook[0]
+
+
+def test_version_that_runs_cannot_serve_is_told_once_until_it_serves(
+    automated: Automated, webhook: list[str]
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    automated.automate(retries=1, retry_minutes=0)
+    automated.teach("second")
+    automated.registry.roll_back("Ada", "it rambles")
+    for _ in range(2):
+        assert not webhook
+        automated.end(automated.launch(automated.tick("endpoint_follows")), succeeded=False)
+    for _ in range(2):
+        assert "2 runs did not resolve this" in str(automated.tick("endpoint_follows"))
+    (told,) = webhook
+    assert told.startswith("manual: Version 1 is wanted, but does not serve. 2 runs did not")
+    automated.registry.confirm(1)
+    assert "is wanted and serving" in str(automated.tick("endpoint_follows"))
+    automated.registry.reject(1, "Ada", "it rambles too")
+    automated.launch(automated.tick("endpoint_follows"), DagsterRunStatus.CANCELED)
+    automated.tick("endpoint_follows")
+    assert len(webhook) == 2 and "was canceled" in webhook[1]
 
 
 def test_webhook_that_is_down_holds_no_launch_back(
