@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def enter(store: Store, raw: Path, corpus: Path) -> Artifact:
     ):
         identity = following(made, kind)
         of_shards = stats.model_dump() if kind == "tokenized_shards" else {}
-        made = store.adopt(identity, str(folder.absolute()), of_shards, {})
+        made, _ = store.make(identity, partial(linked, folder, of_shards))
     assert made is not None
     train = ShardSet(shards, stats, "train")
     rows = np.arange(len(train))
@@ -145,6 +146,12 @@ def enter(store: Store, raw: Path, corpus: Path) -> Artifact:
     trained, _ = store.make(following(made, "checkpoint"), checkpoint)
     (HOME / "checkpoint.txt").write_text(trained.fingerprint)
     return made
+
+
+def linked(folder: Path, stats: dict[str, Any], draft: Draft) -> None:
+    """The files of a folder, under second names."""
+    shutil.copytree(folder, draft.path, copy_function=os.link, dirs_exist_ok=True)
+    draft.stats.update(stats)
 
 
 def following(before: Artifact | None, kind: str) -> Identity:

@@ -49,8 +49,8 @@ class Manifest(BaseModel):
     stats: dict[str, Any]
     provenance: dict[str, Any] = Field(default_factory=dict)
     """How and where it was made (versions, host, run id); never part of the fingerprint."""
-    location: str | None = None
-    """For an adopted artifact: the folder elsewhere with the files; None means this folder."""
+    location: None = None
+    """Of no use any more; manifests of earlier versions have it, as null."""
 
     @property
     def identity(self) -> Identity:
@@ -142,8 +142,6 @@ def verify_manifest(
     """
     entries = [entry for entry in manifest.files if entry.path.startswith(below)]
     for fault in find_faults(url, entries, checksums):
-        if manifest.location:
-            way_out = "It was adopted from there: restore that folder, or adopt another."
         command = mend_command(f"{manifest.kind}/{manifest.fingerprint}")
         again = f"Set it aside and make it again with: {command}"
         raise DamagedArtifact(f"{url}/{fault}. {way_out or again}")
@@ -165,7 +163,7 @@ def verify_folder(url: str, way_out: str | None = None) -> None:
         content = files.find(f"{folder}/{MANIFEST_NAME}")
         if content is not None:
             manifest = parse_manifest(content, folder)
-            return verify_manifest(manifest, manifest.location or folder, below, way_out=way_out)
+            return verify_manifest(manifest, folder, below, way_out=way_out)
     kind = (above if name == "model" else url).split("/")[-2]
     again = f"Make it again with: {make_command(kind)}"
     raise MissingArtifact(f"{url} is no longer there: it has no manifest. {way_out or again}")

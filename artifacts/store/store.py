@@ -232,9 +232,7 @@ class Artifact:
     @property
     def url(self) -> str:
         """The folder that holds the files; a plain path for a local store."""
-        return self.manifest.location or self.store.folder_url(
-            self.manifest.kind, self.manifest.fingerprint
-        )
+        return self.store.folder_url(self.manifest.kind, self.manifest.fingerprint)
 
     @property
     def path(self) -> Path:
@@ -447,28 +445,6 @@ class Store:
         finally:
             files.remove(f"{self.root}/{place}")
 
-    def adopt(
-        self, identity: Identity, location: str, stats: dict[str, Any], provenance: dict[str, Any]
-    ) -> Artifact:
-        """Enter what was made elsewhere: a manifest that points there, nothing copied."""
-        is_remote = location.startswith("gs://")
-        entries = remote_entries(location) if is_remote else list_files(location)
-        if not entries:
-            raise UserError(f"{location} holds no files to adopt as {identity.kind}.")
-        identity = self.editions(identity).settle(identity, content_of(entries))
-        manifest = Manifest(
-            **identity.model_dump(),
-            fingerprint=identity.fingerprint,
-            files=entries,
-            stats=stats,
-            provenance=provenance,
-            location=location,
-        )
-        self._write_manifest(manifest)
-        artifact = Artifact(self, manifest)
-        self.enter(artifact, identity.libraries)
-        return artifact
-
     @contextlib.contextmanager
     def lease(self, name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
         """Hold the store's lease of this name while the block runs."""
@@ -531,13 +507,3 @@ class Store:
             if files.exists(source):
                 files.remove(target)
                 files.move(source, target)
-
-    def _write_manifest(self, manifest: Manifest) -> None:
-        path = layout.manifest(manifest.kind, manifest.fingerprint)
-        content = dump_with_checksum(manifest)
-        if self.is_local:
-            self.write_bytes(path, content)
-            return
-        # Storage itself refuses a second manifest, should a lease ever have been lost.
-        with contextlib.suppress(FileExistsError):
-            self.filesystem.pipe_file(f"{self.root}/{path}", content, mode="create")

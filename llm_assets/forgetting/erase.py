@@ -299,8 +299,7 @@ REASON = "texts were forgotten"
 def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report: Report) -> None:
     """Take the texts of a pipeline's list out of all that it made, and drop the caches.
 
-    Killed and called again, it goes on. What was adopted from elsewhere is not ours to change: it
-    is named.
+    Killed and called again, it goes on.
 
     Raises:
         DamagedArtifact: a manifest or a file cannot be read.
@@ -332,11 +331,8 @@ def find_brought_back(
     if not listed.active:
         return []
     last = max(one.at for one in listed.active)
-    return [
-        one
-        for one in find_holders(record, state, listed)
-        if one.manifest.created_at < last and not one.manifest.location
-    ]
+    holders = find_holders(record, state, listed)
+    return [one for one in holders if one.manifest.created_at < last]
 
 
 def _without_texts(
@@ -400,10 +396,6 @@ def _rewrite(
     report: Report,
 ) -> None:
     name = f"{artifact.manifest.kind} {artifact.fingerprint}"
-    if artifact.manifest.location:
-        if next(contents, None):
-            report(f"{name} lies in {artifact.url}, made elsewhere: take the text out there.")
-        return
     written = rewrite(artifact, contents, stats, REASON)
     if written:
         report(f"{name}: {len(written):,} files written again without it.")

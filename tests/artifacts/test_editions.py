@@ -70,15 +70,6 @@ def test_other_libraries_that_make_the_same_make_the_same_artifact(any_store: St
     assert make(any_store, HERE, "two") == asked(HERE).fingerprint
 
 
-def test_what_is_adopted_under_a_name_has_its_content_too(any_store: Store) -> None:
-    first = make(any_store, OTHERS, "one")
-    other = Identity(kind="clean_corpus", code_version="2")
-    elsewhere = any_store.make(other, writes("two"))[0].url
-    lose(any_store, first)
-    adopted = any_store.adopt(asked(OTHERS), elsewhere, stats={}, provenance={})
-    assert adopted.fingerprint != first
-
-
 def test_what_was_made_has_its_name_where_a_backup_took_the_record_away(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     before = store.names(asked(HERE))

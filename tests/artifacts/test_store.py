@@ -120,20 +120,6 @@ def test_a_killed_holder_leaves_no_lease_behind(tmp_path: Path) -> None:
         assert time.monotonic() - started < 1
 
 
-def test_adopting_copies_nothing_and_verifies(store: Store, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "weights.bin").write_bytes(b"w" * 10)
-
-    store.adopt(identity(), str(elsewhere), {"documents": 9}, {"made_by": "another team"})
-
-    adopted = store.load("corpus", identity().fingerprint)
-    adopted.verify()
-    assert adopted.path == elsewhere
-    folder = Path(store.folder_url("corpus", identity().fingerprint))
-    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
-
-
 def test_a_missing_input_names_the_command_that_makes_it(store: Store) -> None:
     with pytest.raises(MissingArtifact, match=r'--select "\*checkpoint"'):
         Pipeline(store, "docs").current("tokenized_shards", needed_by="checkpoint")

@@ -5,7 +5,6 @@ import pytest
 
 from artifacts.errors import DamagedArtifact, MissingArtifact
 from artifacts.store.identity import Identity
-from artifacts.store.layout import MANIFEST_NAME
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
 
@@ -79,16 +78,6 @@ def test_damage_is_noticed(any_store: Store, content: bytes | None, fault: str) 
         artifact.verify()
 
 
-def test_adopted_artifact_points_where_its_files_are(any_store: Store) -> None:
-    elsewhere = f"{any_store.root}/elsewhere"
-    any_store.filesystem.makedirs(elsewhere, exist_ok=True)
-    any_store.filesystem.pipe_file(f"{elsewhere}/weights.bin", b"weights")
-    adopted = any_store.adopt(IDENTITY, elsewhere, stats={}, provenance={"from": "elsewhere"})
-    adopted.verify()
-    found = any_store.find(IDENTITY)
-    assert found is not None and (found.path / "weights.bin").read_bytes() == b"weights"
-
-
 def test_pipeline_record_keeps_current_and_previous(any_store: Store) -> None:
     record = Pipeline(any_store, "main")
     first, _ = any_store.make(IDENTITY, build_by_url)
@@ -101,11 +90,3 @@ def test_pipeline_record_keeps_current_and_previous(any_store: Store) -> None:
     assert [entry.fingerprint for entry in history.previous] == [first.fingerprint]
     third = IDENTITY.extend(settings={"a": 3})
     assert record.explain_change(third) == ["code version: 2 -> 1", "settings.a: 1 -> 3"]
-
-
-def test_second_manifest_is_refused_by_storage(cloud_root: str) -> None:
-    store = Store(cloud_root)
-    artifact, _ = store.make(IDENTITY, build_by_url)
-    store._write_manifest(artifact.manifest.model_copy(update={"stats": {"documents": 99}}))
-    assert store.load("clean_corpus", IDENTITY.fingerprint).stats == {"documents": 1}
-    assert store.filesystem.exists(f"{artifact.url}/{MANIFEST_NAME}")

@@ -219,19 +219,3 @@ def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
     corpora.current("raw_corpus").verify()
     assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
     assert not (Path(raw.url) / BEFORE_NAME).exists()
-
-
-def test_what_was_made_elsewhere_is_named_and_left_as_it_is(
-    corpora: Corpora, tmp_path: Path
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    table = pa.table({"id": corpora.ids, "text": corpora.texts})
-    write_table(f"{elsewhere}/part-00000.parquet", table)
-    identity = Identity(kind="raw_corpus", code_version="adopted")
-    corpora.record.advance(corpora.store.adopt(identity, str(elsewhere), {}, {}))
-
-    said = corpora.erase()
-
-    assert any(f"lies in {elsewhere}, made elsewhere: take the text out there" in x for x in said)
-    assert "text-3" in corpora.ids_of("raw_corpus")
