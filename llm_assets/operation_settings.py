@@ -76,8 +76,8 @@ class AutomationSettings(Settings):
     quality: QualitySettings = QualitySettings()
     longer_attempts: int = Field(default=1, ge=0)
     """How many times a model that the gate rejected as not better is followed by one trained twice
-    as long on the same text, before automation waits for more text or a person; only with
-    `continue_from_champion`."""
+    as long on the same text, before automation waits for more text or a person. Without
+    `continue_from_champion`, none follows, since the same model would be trained again."""
     monthly_hours: float | None = Field(default=None, gt=0)
     """Maximum total hours of automatic runs in a calendar month; once they are used up, no more
     training runs are launched automatically until the next month."""

@@ -156,19 +156,22 @@ def ask(
         if verdict.against == wanted.weights
     ]
     if judged and not _is_worth_more(judged, settings):
+        again = "Training again as `checkpoint` says would make the same model. "
         return Wait(
             f"The gate rejected {len(judged)} candidate{'s' * (len(judged) != 1)} trained on this "
             f"text; version {wanted.version} stays until there is more text, or a person approves "
             "another. "
-            f"{judged[-1].summary}",
+            f"{'' if settings.continue_from_champion else again}{judged[-1].summary}",
             is_alarm=True,
         )
     return TextQuestion(text, wanted.version, 2 ** len(judged))
 
 
 def _is_worth_more(judged: Sequence[Verdict], settings: AutomationSettings) -> bool:
-    reasons = {reason.outcome for reason in judged[-1].reasons}
-    return len(judged) <= settings.longer_attempts and reasons <= MORE_MAY_HELP
+    # Only what continues trains longer the second time.
+    if not settings.continue_from_champion or len(judged) > settings.longer_attempts:
+        return False
+    return {reason.outcome for reason in judged[-1].reasons} <= MORE_MAY_HELP
 
 
 def run_key(

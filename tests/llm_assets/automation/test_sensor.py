@@ -125,6 +125,20 @@ def test_longer_training_is_not_tried_where_it_cannot_help(automated: Automated)
     assert "The gate rejected" in str(automated.tick())
 
 
+@pytest.mark.parametrize("outcome", [Outcome.NOT_BETTER, Outcome.TIE])
+def test_what_would_be_trained_once_more_just_the_same_is_not_launched(
+    automated: Automated, outcome: Outcome
+) -> None:
+    automated.automate(continue_from_champion=False)
+    add(automated)
+    automated.end(automated.launch(automated.tick()), succeeded=True)
+    automated.teach("second", outcome)
+    said = str(automated.tick())
+    assert "The gate rejected 1" in said and "the same model" in said and "more text" in said
+    add(automated, "more.txt")
+    assert isinstance(automated.tick(), RunRequest)
+
+
 def test_persons_word_ends_the_asking(automated: Automated) -> None:
     add(automated)
     second = automated.teach("second")
