@@ -281,8 +281,9 @@ class Files(Settings):
     is left out. If there are several templates, a row uses the first one for which it has all
     columns, otherwise the first one for which it has any."""
     examples: ExampleColumns | None = None
-    """The columns of examples to learn a task from, instead of a text column. If there are files
-    other than `json`, `csv` and `parquet`, leave their formats out of `formats`."""
+    """The columns of examples to learn a task from, instead of a text column. A file in a format
+    other than `json`, `csv` and `parquet` then counts as unreadable (`on_bad_file`); leave such
+    formats out of `formats` if the folder holds other files as well."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id. If unset, and in formats without
     columns, ids are made from the file's path and the document's place in the file."""

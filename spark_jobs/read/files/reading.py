@@ -85,6 +85,8 @@ READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "csv": rows.read_csv,
     "parquet": rows.read_parquet,
 }
+TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
+"""Formats whose rows have columns."""
 TEXTS: dict[FormatName, Callable[[bytes], str]] = {
     "html": rows.html_text,
     "docx": rows.docx_text,
@@ -291,6 +293,8 @@ def _rows(content: streams.Content) -> Iterator[Row]:
     """A file's rows; with quarantine, all of them or one fault."""
     name = content.file.format.name
     read = READERS.get(name) or partial(rows.one_document, extract=TEXTS[name])
+    if content.source.examples and name not in TABLES:
+        read = _refuse
     if content.source.on_bad_file == "stop":
         yield from read(content)
         return
@@ -311,6 +315,15 @@ def _rows(content: streams.Content) -> Iterator[Row]:
     if longer:
         first.clear()
     yield from read(content) if longer else first
+
+
+def _refuse(content: streams.Content) -> Iterator[Row]:
+    name = content.file.format.name
+    raise streams.BadFile(
+        f"{content.file.shown} is in the format {name!r}, which has no rows, and the source's "
+        f"`examples` are rows of {', '.join(TABLES)} files. Take {name!r} out of `formats` of the "
+        "source, or let `path` match only the files of examples."
+    )
 
 
 def _size(row: Row | Document) -> int:

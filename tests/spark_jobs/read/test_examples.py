@@ -253,6 +253,21 @@ def test_missing_columns_and_targets_are_named(tmp_path: Path) -> None:
         read(table)
 
 
+@pytest.mark.parametrize("name", ["README.txt", "page.html", "dump.xml"])
+def test_a_file_without_rows_beside_examples_is_named(tmp_path: Path, name: str) -> None:
+    source = file_source(
+        tmp_path / "a.jsonl", json.dumps({"messages": TURNS}), form="conversations"
+    )
+    source["path"] = str(tmp_path)
+    (tmp_path / name).write_text("These are questions and answers.")
+    with pytest.raises(UserError, match=rf"{name} is in the format .*`formats` of the source, or"):
+        read(source)
+    found = read(source | {"on_bad_file": "quarantine"})
+    assert [one.reason for one in found if isinstance(one, Fault)] == ["bad_file"]
+    assert [one.path for one in found if isinstance(one, Document)] == ["a.jsonl"]
+    assert only(source | {"formats": ["json"]}) == {"messages": TURNS}
+
+
 def test_a_pickle_is_refused_with_the_way_to_convert_it() -> None:
     with pytest.raises(ValueError, match="convert it: python -c"):
         RawCorpusSettings.model_validate({"sources": [{"type": "files", "path": "data.pkl"}]})
