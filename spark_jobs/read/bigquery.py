@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from artifacts.errors import UserError
 from artifacts.storage import files, transfer
 from artifacts.store.identity import hash_json
-from spark_jobs.read.document import Document
+from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.streams import RemoteFile, SourceChanged
 from spark_jobs.read.opened import Batch, Chunks, ListedFile, OpenedSource, group, listed_key
@@ -113,15 +114,22 @@ def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Batch]:
     """The documents of an exported file, in whichever process reads it."""
     try:
         with files.open_file(listed.url) as handle:
+            numbers = count(1)
             for batch in pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS):
                 yield [
-                    Document(id=str(row["id"]), text=row["text"] or "", source=source.name)
-                    for row in batch.to_pylist()
+                    _document(row, f"{listed.url}, row {number}", source)
+                    for row, number in zip(batch.to_pylist(), numbers, strict=False)
                 ]
         if transfer.checksum_of(listed.url) != listed.checksum:
             raise SourceChanged(f"{listed.url} changed while it was read")
     except FileNotFoundError as error:
         raise SourceChanged(f"{listed.url} was removed while it was read") from error
+
+
+def _document(row: dict[str, Any], place: str, source: BigQuery) -> Document | Fault:
+    if row["id"] is None:
+        return Fault("no_id", f"{place}: no id under {source.id_column!r}.")
+    return Document(id=row["id"], text=row["text"] or "", source=source.name, place=place)
 
 
 def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None]) -> Files:

@@ -109,7 +109,10 @@ def _read(
 
 def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> Document | Fault:
     place = f"{source.dataset}, row {number}"
-    identifier = str(row[source.id_column] if source.id_column else f"{source.name}:{number}")
+    found_id = row.get(source.id_column) if source.id_column else f"{source.name}:{number}"
+    if found_id is None:
+        return Fault("no_id", f"{place}: no id under {source.id_column!r}.")
+    identifier = str(found_id)
     if source.examples:
         found = take_example(row.get, source.examples, place)
         if isinstance(found, Fault):

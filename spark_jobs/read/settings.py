@@ -400,6 +400,9 @@ class BigQuery(Settings):
     """The column that identifies a document."""
     text_column: str = Field(default="text", pattern=COLUMN)
     """The column that holds the text."""
+    maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
+    """Maximum share of unusable documents, which are set aside and counted; above it, the run
+    fails. Empty documents do not count toward it."""
     watermark_column: str | None = Field(default=None, pattern=COLUMN)
     """A column whose value grows when rows are added or changed, such as `ingested_at`. Together
     with the number of rows, it shows whether the text has changed; without it, the modification

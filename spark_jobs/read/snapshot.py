@@ -144,7 +144,7 @@ def _refuse_nothing(stats: dict[str, Any]) -> None:
     )
 
 
-CODE_VERSION = "11"
+CODE_VERSION = "12"
 LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
 """All that may decide what is read."""
 

@@ -1,6 +1,7 @@
 """The BigQuery source, against the emulator."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +17,8 @@ from spark_jobs.read.bigquery import (
     fingerprint_bigquery,
 )
 from spark_jobs.read.document import Document
-from spark_jobs.read.settings import BigQuery
-from spark_jobs.read.snapshot import listed_chunk
+from spark_jobs.read.settings import BigQuery, RawCorpusSettings
+from spark_jobs.read.snapshot import listed_chunk, write_snapshot
 from tests.stand_ins.bigquery import Slowness, add_rows, fill_table, running_bigquery
 from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle
 
@@ -98,6 +99,19 @@ def test_rows_are_exported_once_and_change_is_noticed(client: "Client") -> None:
     add_rows(client, TABLE, {"c": "third"}, ingested_at=2)
     assert fingerprint_bigquery(source) != before
     assert len(documents_of(source, before)) == 2
+
+
+def test_rows_without_an_id_are_set_aside_and_named(client: "Client", tmp_path: Path) -> None:
+    fill_table(client, TABLE, {"a": "first", "b": "second"})
+    client.query(f"INSERT INTO `{TABLE}` (id, text, ingested_at) VALUES (NULL, 'x', 1)").result()
+    source = settings(export=f"gs://{BUCKET}/no-id")
+    with pytest.raises(
+        UserError, match=r"part-\d+\.parquet, row \d: no id under 'id'\.\n.*raise `m"
+    ):
+        write_snapshot(RawCorpusSettings(sources=[source]), tmp_path / "strict")
+    lenient = RawCorpusSettings(sources=[source.model_copy(update={"maximum_faulty_share": 0.5})])
+    stats = write_snapshot(lenient, tmp_path / "raw")
+    assert stats["documents"] == 2 and stats["dropped"] == {"no_id": 1}
 
 
 def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:

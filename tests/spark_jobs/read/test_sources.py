@@ -125,6 +125,20 @@ def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> No
         snapshot(wrong, tmp_path / "wrong")
 
 
+def test_a_row_of_a_hugging_face_dataset_without_an_id_is_set_aside(tmp_path: Path) -> None:
+    lines = [{"text": f"document {n}", "key": n if n else None} for n in range(200)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = {"type": "hugging_face", "dataset": str(tmp_path), "id_column": "key"}
+
+    rows, stats = snapshot(
+        RawCorpusSettings.model_validate({"sources": [source]}), tmp_path / "raw"
+    )
+
+    assert [row["id"] for row in rows] == [str(n) for n in range(1, 200)]
+    assert stats["dropped"] == {"no_id": 1}
+    assert stats["faults"] == [f"{tmp_path}, row 0: no id under 'key'."]
+
+
 def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
