@@ -275,11 +275,12 @@ class Generator:
         return GeneratorAnswer(**json.loads(bytes(answer)))
 
     def _send(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"{self.settings.address.rstrip('/')}/chat/completions"
         fault = ""
         for seconds in WAITS:
             time.sleep(seconds)
             try:
-                response = client.post(f"{self.settings.address}/chat/completions", json=body)
+                response = client.post(url, json=body)
             except httpx.HTTPError as error:
                 fault = str(error) or type(error).__name__
             else:

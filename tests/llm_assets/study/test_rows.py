@@ -56,7 +56,8 @@ class Scribe:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                scribe.asked.append(body | {"key": self.headers.get("authorization")})
+                key = self.headers.get("authorization")
+                scribe.asked.append(body | {"key": key, "path": self.path})
                 choice = {
                     "message": {"role": "assistant", "content": scribe.text},
                     "finish_reason": scribe.finish_reason,
@@ -258,6 +259,12 @@ def test_a_generator_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
     with pytest.raises(UserError, match="gives no answer: 401") as refused:
         make([TEXTS[1]], forms_per_fact=0, generator=scribe.settings())
     assert "127.0.0.1" in str(refused.value) and len(scribe.asked) == 4
+
+
+def test_an_address_may_end_with_a_slash(make: Make, scribe: Scribe) -> None:
+    generator = scribe.settings()
+    make([TEXTS[0]], generator=generator | {"address": f"{generator['address']}/"})
+    assert [one["path"] for one in scribe.asked] == ["/v1/chat/completions"]
 
 
 def test_a_key_that_is_not_set_is_named_before_anything_is_asked(
