@@ -349,7 +349,7 @@ def preflight(
     for source in settings.raw_corpus.sources:
         _need_source(source)
     base = _base(settings)
-    base_model.check_row_length(settings.tokenized_shards.sequence_length, base.config)
+    base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
     if settings.platform == "local":
         _need_port(settings)
     text = look_at(settings, seconds, messages)

@@ -134,6 +134,33 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         preflight(settings(tmp_path, base_model={"package": "no-such-model"}))
 
 
+def test_pairs_are_measured_by_the_length_of_their_inputs(tmp_path: Path) -> None:
+    rows = [json.dumps({"document": text, "summary": "Short."}) for text in tiny_texts(120)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    source = {
+        "type": "files",
+        "path": str(tmp_path / "pairs.jsonl"),
+        "examples": {"form": "pairs"},
+    }
+    sections = {
+        "raw_corpus": {"sources": [source]},
+        "checkpoint": {"recipe": "sequence_to_sequence"},
+    }
+    examples = {"input_tokens": 64, "target_tokens": 16}
+    fitting = settings(
+        tmp_path, **sections, tokenized_shards={"sequence_length": 1024, "examples": examples}
+    )
+    (tmp_path / "model" / "config.json").write_text('{"n_positions": 128}')
+    preflight(fitting)
+    examples["input_tokens"] = 129
+    too_long = settings(
+        tmp_path, **sections, tokenized_shards={"sequence_length": 64, "examples": examples}
+    )
+    (tmp_path / "model" / "config.json").write_text('{"n_positions": 128}')
+    with pytest.raises(UserError, match=r"Rows of 129 tokens .*`tokenized_shards\.examples"):
+        preflight(too_long)
+
+
 @pytest.mark.fault(
     "settings and commands",
     "disk too small",
