@@ -243,6 +243,7 @@ class Generator:
                 asked = questions[first : first + settings.requests_at_once]
                 answers = workers.map(lambda question: self._ask(client, question), asked)
                 for question, answer in zip(asked, answers, strict=True):
+                    # Cached ones count as well: a cache never decides what is made, nor how much.
                     self.tokens += answer.tokens
                     if fault := self._fault(answer, question.passage):
                         self.left_out[fault] += 1

@@ -235,6 +235,8 @@ def test_a_budget_ends_the_asking_and_reaches_every_document_first(
     asked = Counter(one["document"] for one in derivations)
     assert asked == {"lamp.md": 2, "prices.md": 1}
     assert stats["not_asked"] == 1 and stats["dollars"] == pytest.approx(0.3)
+    assert make(forms_per_fact=0, generator=generator)[1:] == (derivations, stats)
+    assert len(scribe.asked) == 3, "what is cached decides nothing of what a budget makes"
 
     make(forms_per_fact=0, generator=generator | {"maximum_dollars": 5})
     assert len(scribe.asked) == 4, "a larger budget asks what is left"
