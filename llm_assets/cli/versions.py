@@ -24,8 +24,8 @@ def status_of(session: Session) -> dict[str, Any]:
     """The pipeline's state, as JSON values.
 
     Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
-    `served` (None where nothing answers), `last_verdict`, `running`, `waiting` (why sensors
-    launch nothing), `services` (name to state; None where they are down), `machines` (jobs on
+    `served` (None where nothing answers), `last_verdict` (of the gate, with a person's last
+    `decision` on that version), `running`, `waiting` (why sensors launch nothing), `services` (name to state; None where they are down), `machines` (jobs on
     Google Cloud with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and
     `artifacts` (asset to fingerprint and date).
     """
@@ -66,6 +66,7 @@ def screen(status: dict[str, Any]) -> list[str]:
         f"wanted        {_version(status['wanted'])}",
         f"served        {_describe(served)}",
         f"last verdict  {_say(verdict)}",
+        *_say_decision(verdict),
         f"running       {', '.join(status['running']) or 'nothing'}",
         f"services      {_list(status['services'])}",
         *(f"waiting       {why}" for why in status["waiting"]),
@@ -94,11 +95,13 @@ def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
         return None
     verdict = state.verdicts[-1]
     version = state.find_model(verdict.weights)
+    decision = next(iter(state.decisions_of(verdict.weights)[-1:]), None)
     return {
         "version": version.version if version else None,
         "promoted": verdict.promoted,
         "summary": verdict.summary,
         "at": verdict.at.isoformat(timespec="seconds"),
+        "decision": decision and decision.model_dump(mode="json", exclude={"weights"}),
     }
 
 
@@ -142,6 +145,16 @@ def _say(verdict: dict[str, Any] | None) -> str:
         return "none"
     outcome = "promoted" if verdict["promoted"] else "rejected"
     return f"version {verdict['version']} {outcome}. {verdict['summary']}"
+
+
+def _say_decision(verdict: dict[str, Any] | None) -> list[str]:
+    """What a person decided about the version that was judged last; nothing where nobody did."""
+    decision = verdict and verdict["decision"]
+    if not verdict or not decision:
+        return []
+    outcome = "approved" if decision["approved"] else "rejected"
+    who = f"version {verdict['version']} {outcome} by {decision['name']} on {decision['at'][:10]}"
+    return [f"decision      {who}: {decision['reason']}"]
 
 
 def _version(number: int | None) -> str:

@@ -17,8 +17,11 @@ from dagster import (
 
 from llm_assets.alarms import MOST_SILENT_SECONDS
 from llm_assets.history import read_activity
+from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
 from tests.dagster_services import daemon
+from tests.llm_assets.in_process import type_in
+from tests.llm_assets.registry.conftest import base_entry, judge
 from tests.waiting import wait_until
 
 SLOW = ("dagster", "numpy", "pandas", "pyarrow", "pyspark", "torch", "transformers", "starlette")
@@ -83,3 +86,20 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
     assert status()["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
     assert status()["services"] is None
+
+
+def test_status_shows_who_decided_after_the_gates_verdict(project: Project) -> None:
+    registry = LocalRegistry.of(project.record)
+    registry.register_base(base_entry())
+    judge(registry, "candidate", promoted=False)
+    assert "\ndecision " not in type_in(project, "status").output
+
+    registry.approve(1, "Ada", "reads better")
+    told = type_in(project, "status").output
+    assert "last verdict  version 1 rejected. Measured against base.\n" in told
+    assert "\ndecision      version 1 approved by Ada on " in told and "reads better\n" in told
+    decision = json.loads(type_in(project, "status", "--json").output)["last_verdict"]["decision"]
+    assert decision["approved"] and (decision["name"], decision["reason"]) == ("Ada", "reads better")
+
+    registry.reject(1, "Bob", "wrong dosages")
+    assert "\ndecision      version 1 rejected by Bob on " in type_in(project, "status").output
