@@ -21,7 +21,7 @@ from artifacts.errors import UserError, reason_of, shown
 from artifacts.program.lifetime import importing
 from llm_assets import services
 from llm_assets.cli.session import Session, open_session
-from llm_assets.config import CONFIG_VARIABLE, config_path, load_settings
+from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, config_path, load_settings
 
 if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
@@ -52,7 +52,12 @@ port_option = click.option(
 
 @click.group(context_settings={"max_content_width": 100})
 @click.version_option(importlib.metadata.version("llm-assets"), prog_name="llm-assets")
-@click.option("--config", type=click.Path(path_type=Path), help="The pipeline file.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help=f"The pipeline file. Default: the one that {CONFIG_VARIABLE} names, else "
+    f"{DEFAULT_CONFIG}, else the only one here.",
+)
 def commands(config: Path | None) -> None:
     """Keep a language model current on your own text.
 
@@ -68,8 +73,12 @@ def commands(config: Path | None) -> None:
 
 @commands.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", help="Name of the pipeline. Default: the folder's name.")
-@click.option("--output", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--name", help="Name of the pipeline. Default: made from the folder's name.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write. Default: NAME.yaml, in config/ if that folder exists.",
+)
 def init(folder: Path, name: str | None, output: Path | None) -> None:
     """Write a pipeline file for a folder of text.
 
@@ -97,8 +106,14 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
 
 @commands.command(name="import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--revision", help="Commit of the model on the Hugging Face Hub.")
-@click.option("--output", type=click.Path(path_type=Path), help="File to write.")
+@click.option(
+    "--revision", help="Commit of the model on the Hugging Face Hub; a local folder needs none."
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write. Default: in config/, named like FILE.",
+)
 def import_json(file: Path, revision: str | None, output: Path | None) -> None:
     """Convert an llm-pipeline-examples config.
 
@@ -139,7 +154,10 @@ def status(as_json: bool) -> None:
 
 @commands.command()
 @click.option(
-    "--rebuild", multiple=True, metavar="ASSET", help="Rebuild this asset even if nothing changed."
+    "--rebuild",
+    multiple=True,
+    metavar="ASSET",
+    help="Rebuild this asset even if nothing changed. Can be repeated.",
 )
 @click.option("--unjudged", is_flag=True, help="Run even if there is too little text for the gate.")
 def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
@@ -159,7 +177,13 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
 
 
 @commands.command()
-@click.option("--set", "assignments", multiple=True, metavar="KEY=A,B,C", help="Values to try.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=A,B,C",
+    help="Values to try for a key of the pipeline file. Can be repeated.",
+)
 @json_option
 def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
     """Compare training runs with different settings.
@@ -189,7 +213,8 @@ def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
 def stop() -> None:
     """Stop the endpoint.
 
-    It starts again when `endpoint` is materialized.
+    On Google Cloud, it is deleted. It starts again when `endpoint` is materialized, and after
+    `approve`, `reject` and `rollback`.
 
     \b
     Example:
@@ -202,7 +227,7 @@ def stop() -> None:
 
 @commands.command()
 @json_option
-@click.option("--table", is_flag=True, help="Print every version's metrics as Markdown.")
+@click.option("--table", is_flag=True, help="Print the evaluated versions' metrics as Markdown.")
 def versions(as_json: bool, table: bool) -> None:
     """List all versions, each with its latest event.
 
@@ -229,12 +254,15 @@ def versions(as_json: bool, table: bool) -> None:
 @commands.command()
 @version_argument
 @click.argument("repository")
-@click.option("--public", is_flag=True, help="Create or use a public repository.")
+@click.option(
+    "--public", is_flag=True, help="Create the repository as public, or use one that is public."
+)
 def publish(version: int, repository: str, public: bool) -> None:
     """Upload a version to the Hugging Face Hub.
 
-    REPOSITORY is OWNER/NAME and is created if it does not exist. Uploads the model, a model card,
-    and metrics and settings as JSON. Reads the token from HF_TOKEN.
+    REPOSITORY is OWNER/NAME. If it does not exist, it is created, private unless --public is given.
+    Uploads the model, a model card, and metrics and training settings as JSON. Reads the token from
+    HF_TOKEN.
 
     \b
     Example:
@@ -253,7 +281,7 @@ def publish(version: int, repository: str, public: bool) -> None:
 def approve(version: int, name: str, reason: str, generation: int | None) -> None:
     """Approve a version by hand.
 
-    The version is served regardless of the gate's verdict.
+    The version is served regardless of the gate's verdict, unless `forget` has withdrawn it.
 
     \b
     Example:
@@ -424,7 +452,8 @@ def document(identifier: str, as_json: bool) -> None:
 @click.option(
     "--similar",
     type=click.Choice(["drop", "keep"]),
-    help="drop: other documents with the text, too. keep: only exact copies.",
+    help="drop: forget other documents with the text, too. keep: forget exact copies only. Needed "
+    "only for text that is short or common; otherwise, the default is drop.",
 )
 @click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
 @click.option("--yes", is_flag=True, help="Apply the decision to what is listed.")
@@ -444,8 +473,8 @@ def forget(
 
     Lists the documents, other documents that contain their text, and what was trained on them;
     --yes forgets them. No later corpus contains them or, unless you choose --similar keep,
-    documents with at least half of their text, even if every tenth word is changed. The serving
-    model is trained again without them, from the last checkpoint that had not read any, and every
+    documents with at least half of their text. If the wanted version was trained on them, it is
+    trained again without them, from its last remaining checkpoint that had not read any. Every
     version that was trained on them is withdrawn.
 
     \b
@@ -469,7 +498,11 @@ def forget(
 @click.option("--request", help="The request's id: the X-Request-Id of the answer.")
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
-@click.option("--version", type=int, help="Version of --text or --file. Default: the serving one.")
+@click.option(
+    "--version",
+    type=int,
+    help="Version that gave the answer in --text or --file. Default: the serving one.",
+)
 @json_option
 def trace(
     request: str | None,
@@ -505,7 +538,9 @@ def trace(
 @click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE")
 @click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
 @click.option(
-    "--retrain", is_flag=True, help="Repeat the training without the text, compare weights."
+    "--retrain",
+    is_flag=True,
+    help="Also repeat the training without the text, and compare the weights.",
 )
 def verify(path: Path, key: Path | None, retrain: bool) -> None:
     """Check a certificate that `forget` wrote.
@@ -515,7 +550,7 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
     \b
     Examples:
       llm-assets verify forgotten-0f3a.json --key issuer.pub
-      llm-assets verify forgotten-0f3a.json --retrain   # on any machine with the store
+      llm-assets verify forgotten-0f3a.json --retrain
     """
     from llm_assets.cli.text import forget as forgetting
 
@@ -529,7 +564,8 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
 def clean(yes: bool, as_json: bool) -> None:
     """Delete what `retention` no longer keeps.
 
-    Only lists it, unless --yes is given.
+    Also deletes the weights of withdrawn versions once `forgetting.grace_days` have passed. Without
+    --yes, only lists what would be deleted.
 
     \b
     Examples:
@@ -597,7 +633,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
     show_default=True,
     help="Port of the board.",
 )
-@click.option("--wait", is_flag=True, help="Stay in the foreground, and stop them on SIGTERM.")
+@click.option("--wait", is_flag=True, help="Stay in the foreground; SIGTERM or Ctrl-C stops them.")
 def up(port: int, board_port: int, wait: bool) -> None:
     """Start the board, the UI and the daemon.
 
@@ -648,8 +684,9 @@ def down() -> None:
 def board(port: int) -> None:
     """Start the board, the web interface for the models.
 
-    Shows what the model has learned, its versions, the text behind an answer, and decisions.
-    Prometheus can scrape the graph's metrics at /metrics. `up` starts the board, too.
+    Shows what the model has learned, its versions and the text behind an answer, and lets you
+    approve, reject, roll back and forget. Prometheus can scrape the graph's metrics at /metrics.
+    `up` starts the board, too.
 
     \b
     Example:
@@ -680,14 +717,15 @@ def board(port: int) -> None:
     "--all",
     "is_whole",
     is_flag=True,
-    help="Read all text, and list what is set aside or unread.",
+    help="Locally, read all text, and list what is set aside or unread.",
 )
 @json_option
 def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
     """Check everything that a run needs.
 
-    Locally: the text (read for up to a minute), the base model, the port and the disk. On Google
-    Cloud: permissions, APIs, quotas, images and the bucket.
+    With `platform: local`: the text (read for up to a minute), the base model, the port and the
+    disk. With `platform: google_cloud`: permissions, APIs, billing, quotas, images, secrets and the
+    bucket.
 
     \b
     Examples:
@@ -749,7 +787,9 @@ def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json:
             f"{problems} of {len(findings)} checks failed. Fix each PROBLEM listed above; the keys "
             f"are those of {cloud_config_path()}."
         )
-    click.echo(COMPLETE, err=as_json)
+    unknown = sum(finding.ok is None for finding in findings)
+    told = f"No problems found. Read the lines marked unknown first: {unknown}."
+    click.echo(told if unknown else COMPLETE, err=as_json)
 
 
 def _smoke(
@@ -773,14 +813,33 @@ def _smoke(
 
 
 @commands.command()
-@click.option("--corpus-gb", type=POSITIVE, default=1.0, help="Text to clean, in gigabytes.")
-@click.option("--tokens", type=POSITIVE, default=1e9, help="Tokens to train on, repeats included.")
-@click.option("--parameters", type=POSITIVE, default=1.24e9, help="Parameters of the model.")
+@click.option(
+    "--corpus-gb",
+    type=POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Text to clean, in gigabytes.",
+)
+@click.option(
+    "--tokens",
+    type=POSITIVE,
+    default=1e9,
+    show_default="1e9",
+    help="Tokens to train on, repeats included.",
+)
+@click.option(
+    "--parameters",
+    type=POSITIVE,
+    default=1.24e9,
+    show_default="1.24e9",
+    help="Parameters of the model.",
+)
 @json_option
 def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
     """Estimate time and cost on Google Cloud.
 
-    Once a local pipeline has trained, `llm-assets check` shows how long training takes here.
+    Training and evaluation are estimated as Vertex AI jobs. Once a local pipeline has trained,
+    `llm-assets check` shows how long training takes here.
 
     \b
     Example:
@@ -830,10 +889,11 @@ def setup(outputs: Path | None) -> None:
 @click.option("--end", "is_ending", is_flag=True, help="End what is listed.")
 @json_option
 def machines(is_ending: bool, as_json: bool) -> None:
-    """List Google Cloud jobs that are incurring costs.
+    """List jobs on Google Cloud that have not ended.
 
-    Lists the jobs of all services, with their machines, start times and costs so far. Runs end
-    their own jobs; --end is for jobs that were left behind, but ends those of active runs too.
+    Lists the jobs that runs have submitted to all services, with their machines, submission times
+    and costs so far. Runs end their own jobs; --end is for jobs that were left behind, but ends
+    those of active runs too.
 
     \b
     Examples:

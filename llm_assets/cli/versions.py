@@ -25,9 +25,10 @@ def status_of(session: Session) -> dict[str, Any]:
 
     Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
     `served` (None where nothing answers), `last_verdict` (of the gate, with a person's last
-    `decision` on that version), `running`, `waiting` (why sensors launch nothing), `services` (name to state; None where they are down), `machines` (jobs on
-    Google Cloud with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and
-    `artifacts` (asset to fingerprint and date).
+    `decision` on that version), `running`, `waiting` (why sensors launch nothing), `services`
+    (name to state; None where they are down), `machines` (jobs on Google Cloud with what they cost
+    so far), `alarms` (each with `alert`, `text` and `remedy`) and `artifacts` (asset to fingerprint
+    and date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")

@@ -99,7 +99,10 @@ def test_status_shows_who_decided_after_the_gates_verdict(project: Project) -> N
     assert "last verdict  version 1 rejected. Measured against base.\n" in told
     assert "\ndecision      version 1 approved by Ada on " in told and "reads better\n" in told
     decision = json.loads(type_in(project, "status", "--json").output)["last_verdict"]["decision"]
-    assert decision["approved"] and (decision["name"], decision["reason"]) == ("Ada", "reads better")
+    assert decision["approved"] and (decision["name"], decision["reason"]) == (
+        "Ada",
+        "reads better",
+    )
 
     registry.reject(1, "Bob", "wrong dosages")
     assert "\ndecision      version 1 rejected by Bob on " in type_in(project, "status").output
