@@ -87,15 +87,15 @@ class TextEstimate:
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
             told.append(
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
-                f"documents, {self.tokens:,.0f} tokens{sampled}"
+                f"documents, about {self.tokens:,.0f} tokens{sampled}"
             )
         for language, written in self.languages.most_common(1):
             if language != "English":
                 told.append(
                     f"{written / self.languages.total():.0%} of the documents seem to be in "
-                    f"{language}; the default base model and the replayed text are English: set "
-                    "`base_model` to another model, and choose the replayed text in "
-                    "`clean_corpus.split.sources`"
+                    f"{language}; the default base model and the text that `init` replays are "
+                    "English. For another language, change `base_model`, and the source that "
+                    "`clean_corpus.split.sources` assigns to `replay`"
                 )
         for what, count in (("exact copies", self.copies), ("short documents", self.short)):
             told += [f"{what} left out: {count:,.0f}"] * bool(count)
@@ -210,7 +210,7 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
         )
         return (
             f"about {expected:,.0f} documents will be held out, enough to detect a gain of "
-            f"{gain:.3f} bits per byte ({of_more:.3f} with four times as many)"
+            f"{gain:.3f} bits per byte with 80% power ({of_more:.3f} with four times as many)"
         ), None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
     return "", _obstacle(told, documents, settings)
@@ -238,8 +238,8 @@ def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
         held_out_share(documents, settings.model_version.gate),
     )
     told += (
-        f", fewer than the {gate.minimum_documents} that the gate needs, so no model could be "
-        "promoted. "
+        f", fewer than the {gate.minimum_documents} that the gate needs, so it could not promote a "
+        "model. "
     )
     if not documents:
         told += "Add documents: some of the new ones are held out, too."

@@ -60,9 +60,9 @@ def publish_version(
         answer = getattr(error, "response", None)
         said = f"answered {answer.status_code}" if answer is not None else "could not be reached"
         raise UserError(
-            f"The Hub {said} while {repository} was written: {first_line(error).rstrip('.')}. No "
-            f"file in it was changed. Check the permissions of the token in {HUB_VARIABLE} and try "
-            "again."
+            f"The Hub {said} during the upload to {repository}: {first_line(error).rstrip('.')}. "
+            "All files are uploaded in one commit, so none is there without the others. Check the "
+            f"permissions of the token in {HUB_VARIABLE} and try again."
         ) from None
 
 
@@ -124,7 +124,7 @@ def _told(session: Session, version: ModelVersion) -> dict[str, str]:
         f"- License: {version.license}",
         f"- Trained on: {describe_coverage(version)}",
         *(f"- Text: {data[unit]:,} {unit}" for unit in ("documents", "bytes") if unit in data),
-        f"- Settings: [{SETTINGS}]({SETTINGS}); figures: [{METRICS}]({METRICS})",
+        f"- Training settings: [{SETTINGS}]({SETTINGS}); metrics: [{METRICS}]({METRICS})",
         "",
         *figures_table(version),
         "## Made from",

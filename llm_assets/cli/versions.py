@@ -187,9 +187,9 @@ def list_versions(session: Session) -> list[str]:
         lines.append(f"    trained on {describe_coverage(version)}{cost}")
     move = [move for move in state.history if move.alias == "wanted"][-1]
     lines.append(f"wanted: version {wanted.version}, by {move.by} ({move.reason})")
-    serves = f"version {champion.version}" if champion else "nothing yet"
-    pending = "" if champion == wanted else "; materialize `endpoint` to move the traffic"
-    lines.append(f"serves: {serves}{pending}")
+    served = f"version {champion.version}, the last that was served" if champion else "none"
+    pending = "" if champion == wanted else "; to serve the wanted one, materialize `endpoint`"
+    lines.append(f"champion: {served}{pending}")
     return lines
 
 

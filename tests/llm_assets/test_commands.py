@@ -81,7 +81,7 @@ def test_rollback_serves_the_version_before_and_stays_on_the_next_run(served: Pr
     assert "1 (wanted, champion)" in before and "0 (previous)" in before
     assert "Version 0 serves" in ask(served, "rollback", "--name", "Bo", "--reason", "complaints")
     told = ask(served, "versions")
-    assert "0 (wanted, champion)" in told and "serves: version 0" in told
+    assert "0 (wanted, champion)" in told and "champion: version 0," in told
     assert "wanted: version 0, by Bo (rolled back: complaints)" in told
 
     assert "version 0 at" in served.run("llm-assets", "run").stdout

@@ -224,7 +224,7 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
 @pytest.mark.fault(
     "checkpoint",
     "Ctrl-C in `llm-assets run`",
-    sees="`Interrupted. Nothing is lost`, and that the same command continues",
+    sees="`Interrupted. Nothing finished is lost`, and that the same command continues",
     then="the state is saved; the same command resumes",
 )
 @pytest.mark.soak
@@ -235,7 +235,7 @@ def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) ->
     os.killpg(running.pid, signal.SIGINT)
     assert running.wait(WAIT_SECONDS) == 130
     said = (project.folder / "output.txt").read_text()
-    assert "Interrupted. Nothing is lost" in said and "Traceback" not in said
+    assert "Interrupted. Nothing finished is lost" in said and "Traceback" not in said
 
     again = project.run("llm-assets", "run")
     assert again.returncode == 0, again.stdout + again.stderr

@@ -132,7 +132,7 @@ class Progress:
 
 
 LOG_FOLDER = Path(".llm_assets/logs")
-INTERRUPTED = "Interrupted. Nothing is lost: run the same command to continue."
+INTERRUPTED = "Interrupted. Nothing finished is lost: run the same command to continue."
 
 
 def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = True) -> int:
@@ -182,7 +182,8 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             console.print(f"\n{INTERRUPTED}")
             return 130
         if not result.success:
-            console.print(f"\n[red]The run failed.[/] Full log: {log_path}", highlight=False)
+            where = "" if verbose else f" Full log: {log_path}"
+            console.print(f"\n[red]The run failed.[/]{where}", highlight=False)
             return 1
         made = result.asset_materializations_for_node(settings.dagster_name("endpoint"))
         endpoint = made[0].metadata
@@ -202,7 +203,7 @@ def _clean_store(console: Console) -> None:
             session.record, session.registry, retention, forgetting, True, lambda line: None
         )
     except (UserError, OSError) as error:
-        console.print(f"[yellow]![/] Nothing was cleaned: {escape(shown(str(error)))}")
+        console.print(f"[yellow]![/] Cleaning the store failed: {escape(shown(str(error)))}")
         return
     if cleaning.removals:
         console.print(

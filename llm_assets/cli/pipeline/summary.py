@@ -99,8 +99,8 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
 def _replayed(shards: Artifact) -> list[tuple[str, str]]:
     """Text that is no news to the model; nothing where there is none."""
     documents, tokens = (shards.stats[of].get("replay", 0) for of in ("documents", "tokens"))
-    text = f"{tokens:,} tokens in {documents:,} documents of other text, a share of the rows, to "
-    return [("to replay", f"{text}limit forgetting")] if documents else []
+    text = f"{tokens:,} tokens in {documents:,} documents of other text; a share of the training "
+    return [("to replay", f"{text}rows comes from it, to limit forgetting")] if documents else []
 
 
 def _left_out(shards: Artifact) -> list[tuple[str, str]]:
@@ -278,12 +278,12 @@ def _print_answers(
 ) -> None:
     """What both models answer in their own words, as far as the first sentence."""
     right = {one["id"]: one["value"] for one in read_questions(exam.path)}
-    title = "asked in words not found in the text"
+    title = "exam questions, answered in the models' own words"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("question", ratio=3, overflow="fold")
     table.add_column("base model", ratio=2, overflow="fold", style="dim")
     table.add_column("new model", ratio=2, overflow="fold")
-    table.add_column("true", ratio=1, overflow="fold")
+    table.add_column("correct", ratio=1, overflow="fold")
     for base, candidate in zip(samples["base"], samples["candidate"], strict=True):
         answers = (
             re.split(r"(?<=[.!?])(?=\s|[A-Z])|\n", one["completion"].strip())[0]

@@ -91,10 +91,10 @@ def told(found: Trace) -> Iterator[str]:
     elif found.near:
         yield (
             f"NEAR: no {found.shortest} consecutive tokens of the answer occur word for word in "
-            f"{trained}; these documents share its words."
+            f"{trained}; the documents below share distinctive words with it."
         )
     else:
-        yield f"NOTHING FOUND: version {found.version} was trained on no text like this answer."
+        yield f"NOTHING FOUND: nothing like this answer was found in {trained}."
     if not found.verbatim and 0 < found.tokens < found.shortest:
         yield (
             f"The answer has {found.tokens} tokens, fewer than the minimum of {found.shortest}, so "

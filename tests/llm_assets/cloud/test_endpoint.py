@@ -204,7 +204,7 @@ def test_commands_move_registry_and_endpoint_together(
         assert cloud.shares() == {f"version-{version}": 100}
     done = CliRunner().invoke(commands, ["versions"], catch_exceptions=False)
     assert "0 (wanted, champion)" in done.output and "rejected by Ada: it swears" in done.output
-    assert "serves: version 0" in done.output
+    assert "champion: version 0," in done.output
     assert "stopped" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
 
 
