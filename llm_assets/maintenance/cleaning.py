@@ -292,7 +292,7 @@ def _artifacts(
         unneeded = f"made {manifest.created_at:%Y-%m-%d}, and nothing that stays needs it"
         reason = withdrawn.get(name, unneeded)
         if name in explained:
-            reason += "; its manifest stays, for the versions it explains"
+            reason += "; its manifest stays, to explain the versions built from it"
         size = contents.inventory.folders[name].bytes
         yield Removal("/".join(name), reason, size, name, name in explained)
 
@@ -315,15 +315,18 @@ def _runs(
                 continue
             for (_, part), folder in sorted(parts.items()):
                 if part.startswith(STATE_FOLDERS):
-                    yield Removal(f"{place}/{part}", "its model is exported", folder.bytes)
+                    yield Removal(
+                        f"{place}/{part}", "state of a finished training run", folder.bytes
+                    )
         elif name in contents.manifests or max(part.changed for part in whole) < oldest:
             finished = name in contents.manifests
-            reason = "its checkpoint goes" if finished else "an unfinished training, left alone"
+            untouched = f"an unfinished training run, untouched for {settings.days:g} days or more"
+            reason = "its checkpoint is deleted, too" if finished else untouched
             yield Removal(place, reason, sum(part.bytes for part in whole))
         else:
             for step in contents.superfluous.get(name, []):
                 folder = parts[(place, f"step-{step}")]
-                reason = "an unfinished training goes on from a later step"
+                reason = "the unfinished training run resumes from a later step"
                 yield Removal(f"{place}/step-{step}", reason, folder.bytes)
 
 
@@ -335,7 +338,7 @@ def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
         if folder.changed >= oldest or (kind, name) in contents.running or name.startswith(drafts):
             continue
         if kind in TEMPORARY:
-            yield Removal(f"{kind}/{name}", "set aside or broken off", folder.bytes)
+            yield Removal(f"{kind}/{name}", "set aside or interrupted", folder.bytes)
         elif contents.inventory.may_be_artifact(kind, name) and (kind, name) not in made:
             yield Removal(f"{kind}/{name}", "never finished", folder.bytes)
 
@@ -349,7 +352,7 @@ def _cached(contents: Contents, settings: RetentionSettings) -> Iterator[Removal
         if left <= 0:
             return
         left -= file.bytes
-        yield Removal(file.path, "of the caches, it was used longest ago", file.bytes)
+        yield Removal(file.path, "least recently used file in the caches", file.bytes)
 
 
 def reach(inputs: Mapping[Name, Mapping[str, str]], roots: Mapping[Name, str]) -> dict[Name, str]:
@@ -470,7 +473,10 @@ def find_withdrawn(
     """Checkpoints that were trained on forgotten text and whose time is over, with the reason."""
     serving = {found.model_fingerprint for alias in SERVING if (found := registry.find(alias))}
     return {
-        ("checkpoint", one.checkpoint): f"version {one.version} was withdrawn {one.at:%Y-%m-%d}: "
+        (
+            "checkpoint",
+            one.checkpoint,
+        ): f"version {one.version} was withdrawn on {one.at:%Y-%m-%d}: "
         "it was trained on forgotten text"
         for one in read_list(record.store, record.name).withdrawn
         if one.checkpoint not in serving

@@ -91,11 +91,11 @@ class Examination:
     def lines(self, repairing: bool) -> Iterator[str]:
         """Every finding with its remedy, in words."""
         for finding in self.findings:
-            yield f"{finding.place}: {finding.fault}."
+            yield f"{finding.place}: {finding.fault.rstrip('.')}."
             can_mend = "" if repairing or finding.repair is None else "With --repair: "
             yield f"  {can_mend}{finding.remedy}."
         if not self.findings:
-            yield f"{self.artifacts} artifacts checked in {self.root}: everything is in order."
+            yield f"Checked in {self.root}: {self.artifacts} artifact(s); everything is in order."
 
     def as_json(self, left: Sequence[StoreFault]) -> dict[str, Any]:
         """The same as JSON values.
@@ -167,7 +167,7 @@ def check_artifacts(store: Store, names: Sequence[tuple[str, str]]) -> Iterator[
             yield StoreFault(
                 place,
                 faults[0] + more,
-                f"moved to {layout.damaged(place)}; it is made again when it is needed",
+                f"moved to {layout.damaged(place)}; the next run that needs it rebuilds it",
                 partial(_repair, store, artifact, place),
             )
 
@@ -194,7 +194,7 @@ def parse_name(text: str) -> tuple[str, str]:
 def _faults(artifact: Artifact) -> Iterator[str]:
     manifest = artifact.manifest
     if manifest.identity.fingerprint != manifest.fingerprint:
-        yield "its settings and inputs give another fingerprint"
+        yield "its settings and inputs do not match its fingerprint"
     yield from find_faults(artifact.url, manifest.files)
 
 
@@ -211,7 +211,7 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
     try:
         history = record.history()
     except DamagedArtifact:
-        remedy = f"moved to {layout.damaged(place)}; written again from what the versions stand on"
+        remedy = f"moved to {layout.damaged(place)}; rewritten from the registered versions"
         yield StoreFault(
             place, "cannot be read", remedy, partial(_restore_record, record, registry, place)
         )
@@ -225,8 +225,8 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
     }
     if dead:
         names = ", ".join(sorted("/".join(name) for name in dead))
-        fault = f"it names what is no longer there: {names}"
-        yield StoreFault(place, fault, "taken out of the record", partial(record.forget, dead))
+        fault = f"it names artifacts that are no longer there: {names}"
+        yield StoreFault(place, fault, "removed from the record", partial(record.forget, dead))
 
 
 def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
@@ -238,23 +238,23 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
         listed = read_list(store, pipeline)
     except DamagedArtifact:
         certificates = fnmatch.filter(store.list_folder(folder), "*.json")
-        remedy, repair = "bring it back from a backup", None
+        remedy, repair = "restore it from a backup", None
         if certificates or find_copy(store, pipeline).documents:
             remedy = (
-                f"written again from its second copy and {len(certificates)} certificates; kept "
-                "under damaged/. What a backup brought back of it is erased"
+                f"rewritten from its second copy and {len(certificates)} certificate(s), the old "
+                "file is moved to damaged/, and forgotten text that a backup brought back is erased"
             )
             repair = partial(_restore_list, record, registry)
         yield StoreFault(
-            place, "what was forgotten cannot be read, or is an older list", remedy, repair
+            place, "this list of what was forgotten cannot be read, or is outdated", remedy, repair
         )
         return
     if find_copy(store, pipeline).changes < listed.changes:
         # Without it, an older list that a backup brings back would pass for the newest.
         yield StoreFault(
             layout.forgotten_copy(pipeline),
-            "the second copy of what was forgotten is older than the list, or absent",
-            "written again",
+            "the second copy of the list of what was forgotten is outdated or missing",
+            "rewritten",
             partial(keep_copy, store, pipeline),
         )
     for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
@@ -265,8 +265,8 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
             texts = sum(one.signature == name for one in listed.active)
             yield StoreFault(
                 f"{folder}/{name}",
-                "damaged or no longer there, so no corpus is made",
-                f"moved to damaged/; of its {texts} texts only exact copies are found from then on",
+                "damaged or missing, so no corpus can be built",
+                f"moved to damaged/; then only exact copies of its {texts} text(s) are found",
                 partial(give_up_signatures, store, pipeline, name),
             )
     # What others find of a registry or file that cannot be read is enough.
@@ -277,8 +277,8 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
             names = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in found)
             yield StoreFault(
                 place,
-                f"{names} hold text that was forgotten, as those of an older backup do",
-                "it is taken out of them",
+                f"{names} contain forgotten text, as artifacts from an older backup do",
+                "it is erased from them",
                 partial(erase, record, state, listed, lambda line: None),
             )
 
@@ -291,7 +291,7 @@ def _restore_list(record: Pipeline, registry: Registry) -> None:
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
     """Checkpoints of trainings byte by byte, and whether their figures can be read."""
-    again = "the training goes on from what is whole"
+    again = "a training run that resumes uses what is intact"
     for run in sorted(name for kind, name in inventory.folders if kind == layout.RUNS_FOLDER):
         place = layout.run(run)
         for step, fault in checkpoints.find_damaged(f"{store.root}/{place}"):
@@ -321,7 +321,7 @@ def check_caches(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
             yield StoreFault(
                 cached.path,
                 f"cannot be read ({first_line(error)})",
-                "removed; a cache is filled again by the next run",
+                "removed; the next run fills the cache again",
                 partial(files.remove, path),
             )
 
@@ -334,20 +334,20 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         contradictions = list(find_contradictions(registry.state()))
         contradictions += _other_weights(store, registry.versions())
     except RegistryDamaged as error:
-        remedy = "restored to the newest of its states that can be read"
+        remedy = "restored to its newest readable state"
         yield StoreFault(place, first_line(error), remedy, registry.restore)
         return
     except UserError as error:
-        yield StoreFault(place, first_line(error), "nobody knows what its versions are")
+        yield StoreFault(place, first_line(error), "its versions are unknown until it can be read")
         return
     for fault in contradictions:
         yield StoreFault(
-            place, fault, "bring it back from a backup; it was changed by another hand"
+            place, fault, "restore it from a backup; something else than llm-assets changed it"
         )
     try:
         read_decisions(store, pipeline)
     except DamagedArtifact:
-        then = "written again from the registry with its next change"
+        then = "rewritten from the registry at its next change"
         yield _aside(store, layout.decisions(pipeline), "cannot be read", then)
     current = _recorded(Pipeline(store, pipeline))
     behind: dict[tuple[str, str], list[Version]] = defaultdict(list)
@@ -360,16 +360,17 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         numbers = ", ".join(str(version.number) for version in standing)
         if kind in MODELS and aliases and not store.exists(kind, fingerprint):
             fault = f"{name}, behind {' and '.join(sorted(aliases))}, is no longer there"
-            yield StoreFault(place, fault, f"made again while it is current: {make_command(kind)}")
+            yield StoreFault(place, fault, f"rebuild it, if it is current: {make_command(kind)}")
         elif fingerprint not in current and not _is_known(store, kind, fingerprint):
-            fault = f"{name}, which versions {numbers} stand on, is gone with its manifest"
-            yield StoreFault(place, fault, "they are explained without it", is_fault=False)
+            fault = f"{name}, behind version(s) {numbers}, is gone, and so is its manifest"
+            remedy = "`llm-assets explain` describes them without it"
+            yield StoreFault(place, fault, remedy, is_fault=False)
 
 
 def _other_weights(store: Store, versions: Iterable[ModelVersion]) -> Iterator[str]:
     for version in versions:
         if weights_at(store, version.model_url) not in (None, version.weights):
-            yield f"version {version.version} has the weights of another model than its own"
+            yield f"version {version.version} points to other weights than those registered"
 
 
 def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFault]:
@@ -396,7 +397,7 @@ def check_making(store: Store) -> Iterator[StoreFault]:
             Identity.model_validate_json(store.read_bytes(place) or b"")
         except ValidationError:
             removal = partial(files.remove, f"{store.root}/{place}")
-            yield StoreFault(place, "cannot be read", "removed; nobody is making it", removal)
+            yield StoreFault(place, "cannot be read", "removed", removal)
 
 
 def check_editions(store: Store) -> Iterator[StoreFault]:
@@ -407,7 +408,7 @@ def check_editions(store: Store) -> Iterator[StoreFault]:
             try:
                 store.read_editions(place)
             except DamagedArtifact:
-                yield _aside(store, place, "cannot be read", "written again by the next run")
+                yield _aside(store, place, "cannot be read", "rewritten by the next run")
 
 
 def check_retired(store: Store) -> Iterator[StoreFault]:
@@ -418,7 +419,8 @@ def check_retired(store: Store) -> Iterator[StoreFault]:
                 find_manifest(store, kind, fingerprint)
             except DamagedArtifact:
                 place = layout.retired(kind, fingerprint)
-                yield _aside(store, place, "cannot be read", "a version explains itself less")
+                then = "`llm-assets explain` then says less about the versions built from it"
+                yield _aside(store, place, "cannot be read", then)
 
 
 def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
@@ -448,7 +450,7 @@ def _absent_current(store: Store, place: str, history: PipelineHistory) -> Itera
             yield StoreFault(
                 place,
                 f"{asset} {fingerprint} is current and no longer there",
-                f"make it again: {make_command(asset)}",
+                f"rebuild it: {make_command(asset)}",
                 is_fault=False,
             )
 
@@ -478,7 +480,7 @@ def find_contradictions(state: RegistryState) -> Iterator[str]:
         return
     last: dict[Alias, int] = {move.alias: move.version for move in state.history}
     if state.succession and last.get("wanted") != state.succession[-1]:
-        yield f"version {state.succession[-1]} is wanted, but the last move was to another"
+        yield f"version {state.succession[-1]} is wanted, but `wanted` last moved to another"
     if state.champion != last.get("champion"):
         yield f"version {state.champion} is the champion, but another one served last"
     if state.succession and state.is_rejected(known[state.succession[-1]].weights):

@@ -112,7 +112,7 @@ def test_a_lost_registry_is_restored_by_the_command_that_the_message_names(
     ended = served.run("llm-assets", "versions")
     assert ended.returncode == 1 and "llm-assets doctor --repair" in ended.stderr
     assert str(state) in ended.stderr and "Traceback" not in ended.stderr
-    assert "restored to the newest" in ask(served, "doctor", "--repair")
+    assert "restored to its newest" in ask(served, "doctor", "--repair")
     assert "1" in ask(served, "versions")
 
 

@@ -33,7 +33,7 @@ CHANGES: dict[str, Callable[[RegistryState], object]] = {
     "the gate moved to version 2 without a verdict": promote_without_a_verdict,
     "version 1 is wanted, though a person rejected it": reject_what_is_wanted,
     "version 2 is the champion, but another one": lambda state: setattr(state, "champion", 2),
-    "version 2 is wanted, but the last move": lambda state: state.succession.append(2),
+    "version 2 is wanted, but `wanted` last moved": lambda state: state.succession.append(2),
     "version 7 is in the history, but not": lambda state: state.succession.append(7),
     "version 2 exists, but 2 would be the next": lambda state: setattr(state, "next_version", 2),
     "the model second is registered 2 times": lambda state: state.versions.append(state.get(2)),

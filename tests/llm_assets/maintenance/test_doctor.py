@@ -115,7 +115,7 @@ def _cut_decisions(weeks: Weeks) -> None:
 FAULTS: dict[str, tuple[str, Callable[[Weeks], None]]] = {
     "record of the pipeline cut": ("pipelines/manual.json: cannot be read", _cut_record),
     "record of the pipeline names an artifact that is gone": (
-        "it names what is no longer there: model_extra/",
+        "it names artifacts that are no longer there: model_extra/",
         _lose_what_was_current_before,
     ),
     "checkpoint of a training run with a flipped bit": (
