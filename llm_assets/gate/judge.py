@@ -80,7 +80,7 @@ def find_mismatch(
     for role, expected in (("candidate", candidate), ("incumbent", incumbent)):
         if measured.get(role) != expected:
             texts.append(
-                f"The evaluation measured {measured.get(role) or 'no model'} as the {role}, but it "
+                f"The evaluation measured {measured.get(role) or 'no model'} as the {role}, which "
                 f"is {expected or 'no model'} now."
             )
     again = "Materialize `eval_metrics` again."
@@ -154,12 +154,12 @@ def _faulty_metrics(
     for name, by_role in metrics.items():
         for role in roles:
             if role not in by_role:
-                reasons.append(_missing(f"The metric {name} of {role} is missing."))
+                reasons.append(_missing(f"The metric {name} of the {role} model is missing."))
             elif (value := by_role[role].get("value")) is None or not math.isfinite(value):
                 reasons.append(
                     Reason(
                         outcome=Outcome.NOT_FINITE,
-                        text=f"The metric {name} of {role} is not a finite number.",
+                        text=f"The metric {name} of the {role} model is not a finite number.",
                     )
                 )
     return reasons
@@ -168,7 +168,7 @@ def _faulty_metrics(
 def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
     column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
     if column is None or not len(rows) or column.null_count:
-        return [_missing(f"There are {task} documents without a score for {role}.")]
+        return [_missing(f"Scores of the {role} model for {task} are missing.")]
     if not np.isfinite(read_column(rows, f"score_{role}")).all():
         return [_not_finite(rows, task, role)]
     return []
@@ -179,8 +179,8 @@ def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:
     first = rows["document"][int(np.argmax(bad))].as_py()
     return Reason(
         outcome=Outcome.NOT_FINITE,
-        text=f"{int(bad.sum())} {task} scores of {role} are not finite numbers, the first for "
-        f"document {first}: the model is damaged or its training diverged.",
+        text=f"{int(bad.sum())} {task} scores of the {role} model are not finite numbers, the "
+        f"first for {first}: the model is damaged or its training diverged.",
     )
 
 
@@ -351,8 +351,8 @@ def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any], task: str) ->
         return []
     text = (
         f"The candidate needs {bits:.2f} bits per token of held-out text, and random guessing "
-        f"{chance:.2f}: it is no better than chance. Its training diverged or taught it "
-        f"nothing{', or quantization destroyed what it learned' * (task == SERVED_TASK)}."
+        f"{chance:.2f}: it is hardly better than chance, or worse. Its training diverged or taught "
+        f"it nothing{', or quantization destroyed what it learned' * (task == SERVED_TASK)}."
     )
     return [Reason(outcome=Outcome.CHANCE, text=text)]
 
@@ -401,7 +401,7 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
     power = f"{missed}. A gain of {found.detectable:.4f} would have been detected with 80% power."
     if documents := found.documents_to_decide(settings.smallest_effect):
         power += (
-            f" If the true gain is the measured one, about {documents:,} independent documents are "
+            f" If the true gain is the measured one, about {documents:,} {_counted(found)} are "
             "needed."
         )
     return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
@@ -458,6 +458,10 @@ def _figures(found: Comparison) -> str:
     bounds = [f"{b:+.4f}" if b is not None else "unbounded" for b in (found.low, found.high)]
     return (
         f"{found.unit} differ by {found.difference:+.4f} ({sure:.6g}% interval {bounds[0]} to "
-        f"{bounds[1]}, {found.clusters} "
-        f"{'facts' if found.task == CLOSED_BOOK else 'independent documents'})"
+        f"{bounds[1]}, {found.clusters} {_counted(found)})"
     )
+
+
+def _counted(found: Comparison) -> str:
+    """What the clusters of a comparison are."""
+    return "facts" if found.task == CLOSED_BOOK else "independent documents"

@@ -114,7 +114,7 @@ def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
         return []
     text = (
         f"Only {found.clusters} different questions were asked; "
-        f"{settings.minimum_documents} are needed to judge. Raise lm-eval's --limit, or choose a "
+        f"{settings.minimum_documents} are needed to decide. Raise lm-eval's --limit, or choose a "
         "larger task."
     )
     return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
@@ -229,5 +229,5 @@ def _score(one: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, flo
     told = repr(one.value)
     raise UserError(
         f"{one.place}: {metric} is {told if len(told) < 40 else told[:37] + '...'}, not {wanted}. "
-        "Choose another one with --metric."
+        "Choose another metric with --metric."
     )
