@@ -63,8 +63,9 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     told = [fact for fact in facts if telling[fact]]
     if not told:
         raise UserError(
-            f"{settings.facts}: no document of the corpus states any of its {len(facts)} facts: "
-            "none contains a subject and its value. Does the table belong to another text?"
+            f"{settings.facts}: no training document states any of its {len(facts)} facts: none "
+            f"contains a subject and its value within {settings.passage_words} words "
+            "(`exam.passage_words`). Does the table belong to another text?"
         )
     for fact in placebo:
         if passage := _telling(fact, passages):
@@ -77,7 +78,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     placebo = [fact for fact in placebo if fact not in given_away]
     if not told:
         raise UserError(
-            f"{settings.facts}: the questions about all facts that the text tells hold their "
+            f"{settings.facts}: the questions about all facts that the text states contain their "
             f"answers. Ask in other words in {settings.forms}, or give other facts."
         )
     questions = [*_ask(told, forms, settings.choices), *_ask(placebo, forms, settings.choices)]

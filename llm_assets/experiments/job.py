@@ -128,8 +128,8 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
     ]
     if len(trials) > MOST_TRIALS:
         raise UserError(
-            f"These are {len(trials):,} combinations, and {MOST_TRIALS} are the most of one "
-            "experiment. Try fewer values at once."
+            f"These are {len(trials):,} combinations, but an experiment may have at most "
+            f"{MOST_TRIALS}. Try fewer values at once."
         )
     for trial in trials:
         changed_settings(pipeline_file, trial.changes)
@@ -145,7 +145,7 @@ def _check(key: str, values: Any) -> None:
         raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
     shown = [_shown(value) for value in values]
     if len(set(shown)) < len(shown):
-        raise UserError(f"{key}: a value stands twice in {', '.join(shown)}.")
+        raise UserError(f"{key}: a value appears twice in {', '.join(shown)}.")
 
 
 SPLIT = "validation"
@@ -262,7 +262,7 @@ def caption(results: Iterable[TrialResult]) -> str:
     if not measured:
         return "Nothing could be measured."
     one = measured[0]
-    against = "the version that is wanted" if one.reference == "incumbent" else "the base model"
+    against = "the wanted version" if one.reference == "incumbent" else "the base model"
     return (
         f"Score: {one.metric.replace('_', ' ')} on {one.documents} independent validation "
         f"documents; gain over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was "
@@ -398,9 +398,9 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
         key=asset_key(settings, ASSET),
         deps=[asset_key(settings, name) for name in ("raw_corpus", "base_model")],
         description="Models trained with other settings, measured on validation text against the "
-        "wanted version. None is promoted or served. A partition is a trial and is named by what "
-        "it changes, such as `checkpoint.optimizer.learning_rate=3e-5`: add some and materialize "
-        "them, or use `llm-assets experiment`.",
+        "wanted version. None is promoted or served. A partition is a trial, named after the "
+        "settings it changes, such as `checkpoint.optimizer.learning_rate=3e-5`: add some and "
+        "materialize them, or use `llm-assets experiment`.",
         group_name=ASSET,
         kinds={"pytorch"},
         pool="training",
@@ -462,9 +462,9 @@ def _results(
     names = instance.get_dynamic_partitions(str(partitions(settings).name))
     if newest not in names:
         raise UserError(
-            f"The partition {newest!r} was deleted while it was tried, so Dagster takes no result "
-            "of it. What was made is kept: add it again and materialize it, to have the result at "
-            "once."
+            f"The partition {newest!r} was deleted during its trial, so Dagster accepts no result "
+            "for it. What was built is kept: add the partition again and materialize it, and the "
+            "result is there at once."
         )
     found, references = {}, {}
     for name in names:
@@ -496,7 +496,7 @@ def _metadata(
         "verdict": result.verdict,
         "trials": table(UI_COLUMNS, shown),
         "measured": caption(done.values()),
-        "made": ", ".join(made) or "nothing; all was there",
+        "made": ", ".join(made) or "nothing; everything existed already",
         **readable({name: value for name, value in figures.items() if value is not None}),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }

@@ -287,7 +287,8 @@ def issue(
 def read_statement(statement: Mapping[str, Any], where: object) -> Forgetting:
     """What a statement says; raises UserError where it is about something else."""
     if statement.get("predicateType") != PREDICATE_TYPE:
-        raise UserError(f"{where} states {statement.get('predicateType')}, not {PREDICATE_TYPE}.")
+        kind = statement.get("predicateType")
+        raise UserError(f"{where} contains a statement of type {kind}, not {PREDICATE_TYPE}.")
     return Forgetting.model_validate(statement["predicate"])
 
 
@@ -343,7 +344,7 @@ def open_signer(path: Path) -> CryptoSigner:
         except (ValueError, TypeError) as error:
             raise UserError(
                 f"{path} is no private key in PEM without a password: {error}. Give one with "
-                "`forgetting.signing_key`, or move this file away: a new key is made then."
+                "`forgetting.signing_key`, or move this file away: a new key is then created."
             ) from None
     key = Ed25519PrivateKey.generate()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -396,6 +397,6 @@ def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str
             f"(by {signed_by}). Do not rely on it: ask its issuer for it again."
         ) from None
     if envelope.payload_type != PAYLOAD_TYPE:
-        raise UserError(f"{path} is a signed {envelope.payload_type}, not a statement.")
+        raise UserError(f"{path} is a signed {envelope.payload_type}, not a {PAYLOAD_TYPE}.")
     statement: dict[str, Any] = json.loads(envelope.payload)
     return statement, key.keyid

@@ -86,7 +86,7 @@ class ForgottenDocument(ForgetDecision):
 
     def __str__(self) -> str:
         holder = self.survivor if self.similarity else None
-        like = f" since it held text of {shown_in_line(holder)}" if holder else ""
+        like = f" for containing text of {shown_in_line(holder)}" if holder else ""
         undone = f", wanted again since {self.undone}" if self.undone else ""
         return f"{shown_in_line(self.id)}: forgotten{like} {super().__str__()}{undone}"
 
@@ -136,9 +136,9 @@ class ForgottenList(BaseModel):
         since = next((one.at for one in self.withdrawn if one.version == version), None)
         if since is not None:
             raise UserError(
-                f"Version {version} was withdrawn on {since:%Y-%m-%d}, since it was trained on "
-                "text that was forgotten, and neither serves nor leaves again. `llm-assets "
-                "versions` lists the others; `llm-assets run` makes one without that text."
+                f"Version {version} was withdrawn on {since:%Y-%m-%d}, because it was trained on "
+                "text that was forgotten: it can no longer be served or published. `llm-assets "
+                "versions` lists the others; `llm-assets run` trains one without that text."
             )
 
     def for_cleaning(self, folder: str = "") -> ForgottenTexts:
@@ -183,8 +183,7 @@ def read_list(store: Store, pipeline: str) -> ForgottenList:
     if listed.changes < newest.changes:
         raise _damaged(
             f"{store.root}/{place}",
-            f"is an older one: it is as after {listed.changes} changes, and there were "
-            f"{newest.changes}",
+            f"is an older one: it reflects {listed.changes} of {newest.changes} changes",
         )
     return listed
 
@@ -208,8 +207,8 @@ def _parse(content: bytes | None, where: str) -> ForgottenList:
 
 def _damaged(where: str, fault: str) -> DamagedArtifact:
     return DamagedArtifact(
-        f"{where}, which lists what was forgotten, {fault}: nothing is made while it could come "
-        "back. Bring the file back from a copy of the store, or have it written again from its "
+        f"{where}, which lists what was forgotten, {fault}: no corpus is built while forgotten "
+        "text could come back. Restore the file from a backup of the store, or rewrite it from its "
         "second copy and the certificates beside it with: llm-assets doctor --repair"
     )
 
@@ -309,7 +308,7 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     _drop_caches(record)
-    report("The caches were emptied; what they held is made again when it is needed.")
+    report("The caches of text were emptied; they are filled again when needed.")
 
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[Artifact]:
@@ -398,7 +397,7 @@ def _rewrite(
     name = f"{artifact.manifest.kind} {artifact.fingerprint}"
     written = rewrite(artifact, contents, stats, REASON)
     if written:
-        report(f"{name}: {len(written):,} files written again without it.")
+        report(f"{name}: {len(written):,} file(s) rewritten without the text.")
 
 
 def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> set[str]:

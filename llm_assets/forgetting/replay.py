@@ -49,8 +49,8 @@ def train_once_more(
     texts = read_list(record.store, record.name).texts
     if not first_step(runs, texts):
         raise UserError(
-            f"Version {version} was trained on nothing that was forgotten, so there is nothing to "
-            "make once more: `llm-assets forget ID --reason WHY` enters a document."
+            f"Version {version} was not trained on anything that was forgotten, so it need not be "
+            "trained again. To forget a document: llm-assets forget ID --reason WHY --yes"
         )
     made = replay(record.store, runs, texts, train, report)
     record.advance(made)
@@ -171,21 +171,21 @@ def _check_inputs(spec: TrainingSpec, run: TrainingRun) -> None:
     for url in needed:
         if not files.exists(url):
             raise UserError(
-                f"{run.name} cannot be trained once more: {url} is gone, and what it started from "
-                "or read with it. Train a version from the base model instead: the text is in no "
-                "later corpus."
+                f"{run.name} cannot be trained once more: {url}, of what it started from or read, "
+                "is gone. Train a version from the base model instead: the text is in no later "
+                "corpus."
             )
 
 
 def _tell_start(run: TrainingRun, taken: int | None, step: int, steps: int, report: Report) -> None:
     if taken is not None:
         report(
-            f"{run.name} goes on from its checkpoint of step {taken}; step {step} met the text. "
-            f"To train: {steps - taken:,} of {steps:,} steps."
+            f"{run.name} goes on from its checkpoint of step {taken}; step {step} was the first "
+            f"that read the text. To train: {steps - taken:,} of {steps:,} steps."
         )
         return
     report(
-        f"{run.name} is trained from its beginning, all {steps:,} steps: of its checkpoints none "
+        f"{run.name} is trained from its beginning, all {steps:,} steps: none of its checkpoints "
         f"before step {step} is left (`checkpoint.checkpointing.permanent_every_steps` and "
         "`retention.optimizer_state` keep some)."
     )

@@ -48,7 +48,7 @@ def examine(
     texts = {one.text_hash for one in documents if one.text_hash}
     for one in stated.documents:
         if one.text_hash and (wanted := undone.get(one.id)):
-            yield None, f"{one.id} is wanted again since {wanted}: corpora since may hold it"
+            yield None, f"{one.id} is wanted again since {wanted}: later corpora may contain it"
     left = texts & set(listed.texts)
     every = f"{len(left):,} of {len(texts):,} texts are kept out of every later corpus"
     yield left == texts, every
@@ -61,13 +61,13 @@ def examine(
         own = {one.text_hash for one in documents if one.text_hash and one.similarity is None}
         left = own - set(search.texts)
         for texts_left, why in (
-            (left & decided, "as a person decided"),
+            (left & decided, "a person chose --similar keep"),
             (left - decided, "no signature of them is kept"),
         ):
             if texts_left:
-                yield None, f"of {len(texts_left):,} texts only exact copies are found: {why}"
+                yield None, f"only exact copies of {len(texts_left):,} text(s) are found: {why}"
         if held:
-            yield False, f"text of them is in documents of corpora: {tell_similar(similar)}"
+            yield False, f"documents in corpora contain their text: {tell_similar(similar)}"
         elif search.texts:
             where = (
                 f"{len(search.texts):,} texts were looked for in {len(search.corpora):,} corpora"
@@ -91,27 +91,35 @@ def _of_versions(
     unknown = [run.name for run in all_runs(store, state) if run.record is None]
     if serving:
         gone = f" (no record of {', '.join(unknown)})" if unknown else ""
+        holds = serving.version not in read_by
+        amount = "none" if holds else "some"
         yield (
-            serving.version not in read_by,
-            f"version {serving.version}, which serves, was trained on none of them{gone}",
+            holds,
+            f"version {serving.version}, which serves, was trained on {amount} of them{gone}",
         )
     for one in stated.read_by:
         rejected = state.is_rejected(state.get(one.version).weights)
         there = store.exists("checkpoint", one.checkpoint)
         weights = "its weights are still there" if there else "its weights are gone"
-        yield rejected, f"version {one.version}, which was, is withdrawn; {weights}"
+        is_now = "is withdrawn" if rejected else "is not withdrawn"
+        yield rejected, f"version {one.version}, which was trained on them, {is_now}; {weights}"
 
 
 def _of_weights(store: Store, one: Replacement) -> Finding:
     made = store.find_named("checkpoint", one.after)
-    name = f"checkpoint {one.after}, made once more for {one.before},"
+    name = f"checkpoint {one.after}, which replaces {one.before},"
     if made is None:
         return False, f"{name} is no longer in {store.root}"
     if not store.is_local:
-        return weights_of(made) == one.weights_after, f"{name} has the weights that are stated"
+        return _compared(name, weights_of(made), one.weights_after)
     there = {path: Path(made.url, path) for path in one.weights_after}
     found = {path: sha256_of(str(file)) for path, file in there.items() if file.exists()}
-    return found == one.weights_after, f"{name} has the weights that are stated"
+    return _compared(name, found, one.weights_after)
+
+
+def _compared(name: str, found: dict[str, str], stated: dict[str, str]) -> Finding:
+    has = "has the weights" if found == stated else "has other weights than those"
+    return found == stated, f"{name} {has} that the certificate states"
 
 
 def train_again(store: Store, one: Replacement, report: Report) -> Finding:
@@ -135,7 +143,12 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
         made = [f"{MODEL_FOLDER}/{path}" for path in files.list_sizes(ours.export_folder)]
         wanted = one.weights_after
         found = {path: _checksum_like(wanted.get(path, ""), Path(folder, path)) for path in made}
-    return found == wanted, f"{name} comes out again, bit for bit"
+    if found != wanted:
+        return False, (
+            f"{name} does not come out again bit for bit, which is certain only on one worker, a "
+            "processor of the same kind, and with the same versions of the libraries"
+        )
+    return True, f"{name} comes out again, bit for bit"
 
 
 def _checksum_like(wanted: str, path: Path) -> str:

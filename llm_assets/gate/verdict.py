@@ -158,7 +158,7 @@ class Quantization(BaseModel):
     def __str__(self) -> str:
         lost = self.served - self.evaluated
         return (
-            f"Served in {self.weights}, the candidate needs {self.served:.4f} bits per byte of "
+            f"Served in {self.weights} the candidate needs {self.served:.4f} bits per byte of "
             f"held-out text, and {self.evaluated:.4f} with its weights as they were trained: the "
             f"difference is {lost:+.4f} ({lost / self.evaluated:+.2%})."
         )

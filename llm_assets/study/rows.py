@@ -102,8 +102,8 @@ class KnownFacts:
         """
         if self.settings.facts and not self.by_document:
             raise UserError(
-                f"{self.settings.facts}: no document that is trained on holds any of its "
-                f"{len(self.table)} facts: none has a subject and its value."
+                f"{self.settings.facts}: no training document states any of its "
+                f"{len(self.table)} facts: none contains a subject and its value."
             )
         for document, facts in sorted(self.by_document.items()):
             sure = [fact for fact in facts if len(self.values[fact.subject, fact.relation]) == 1]
@@ -347,7 +347,7 @@ def _read(response: httpx.Response) -> dict[str, Any]:
         }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            "The generator (`study.generator`) answers otherwise than OpenAI's "
+            "The generator (`study.generator`) did not answer in the format of OpenAI's "
             f"/v1/chat/completions: {shown_in_line(response.text[:200])} ({error!r})"
         ) from None
 
@@ -469,8 +469,10 @@ def _nothing_made(settings: StudySettings, left_out: Counter[str]) -> str:
     told = f" Left out: {counts}." if counts else ""
     if settings.generator:
         return f"The generator wrote nothing that may be trained on.{told}"
+    if settings.facts:
+        return f"`study` could tell none of the facts in {settings.facts}.{told}"
     return (
-        "No training document holds a fact in regular form, a table or lines such as `Weight: 3 "
-        f"kg` below a heading, so `study` has nothing to tell.{told} Give `study.facts`, a table "
+        "`study` found no fact to tell: it looks in the training documents for tables and for "
+        f"lines such as `Weight: 3 kg` below a heading.{told} Give `study.facts`, a table "
         "of facts, or `study.generator`; or leave out the section `study`."
     )

@@ -464,7 +464,7 @@ def _withdraw(
     gone = [WithdrawnVersion(version=v.version, checkpoint=v.model_fingerprint) for v in versions]
     add_to_list(session.record.store, session.settings.name, withdrawn=gone)
     if not new:
-        report("Every version that was trained on them has already been withdrawn.")
+        report("Every version trained on them has already been withdrawn or rejected.")
         return
     report(
         f"Withdrawn: version {', '.join(str(one.version) for one in new)}. `llm-assets clean --yes`"

@@ -93,7 +93,7 @@ def test_a_fact_whose_question_holds_its_answer_is_left_out_and_named(take: Take
 def test_an_exam_of_questions_that_all_hold_their_answers_is_refused(take: Take) -> None:
     given = "subject,relation,value\nRiga lamp,town,Riga\nLyon scale,town,Lyon\n"
     texts = [("towns", "The Riga lamp is of Riga, the Lyon scale of Lyon.", "train")]
-    with pytest.raises(UserError, match="hold their answers"):
+    with pytest.raises(UserError, match="contain their answers"):
         take(facts=given, texts=texts)
 
 

@@ -63,7 +63,7 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
         assert usual.gain_low < usual.gain < usual.gain_high
 
         assert experiment(with_shards, instance, SMALL) == [""]
-        assert told(instance)[SMALL]["made"] == "nothing; all was there"
+        assert told(instance)[SMALL]["made"] == "nothing; everything existed already"
 
         class Deleting(LocalRegistryResource):
             def open(self, pipeline: PipelineResource) -> Registry:
@@ -73,7 +73,7 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
         tried = {"partition": SMALL, "instance": instance, "registry": Deleting()}
         assert "was deleted while it was tried" in ask(with_shards, "experiments", **tried)
         assert experiment(with_shards, instance, SMALL) == [""]
-        assert told(instance)[SMALL]["made"] == "nothing; all was there"
+        assert told(instance)[SMALL]["made"] == "nothing; everything existed already"
 
     assert LocalRegistry(with_shards.folder / "store", "manual").state() == before
     assert with_shards.record.history().assets == {}

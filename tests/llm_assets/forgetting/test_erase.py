@@ -154,7 +154,7 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     said = corpora.erase()
 
     assert not corpora.holders()
-    assert sum("written again" in line for line in said) == 5, said
+    assert sum("rewritten without" in line for line in said) == 5, said
     for path in Path(corpora.store.root).rglob("*.parquet"):
         table = pq.read_table(path)
         assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
@@ -183,7 +183,7 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
 def test_erasing_again_writes_nothing(corpora: Corpora) -> None:
     corpora.erase()
     before = [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
-    assert not any("written again" in line for line in corpora.erase())
+    assert not any("rewritten without" in line for line in corpora.erase())
     assert before == [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
 
 

@@ -146,7 +146,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     assert "ok 1 texts were looked for in 2 corpora: no document holds 50% of one" in said
     assert (
         "search method: every 5th n-gram" in said
-        and "harbor.txt: forgotten since it held text of lever.txt 20" in said
+        and "harbor.txt: forgotten for containing text of lever.txt 20" in said
     )
     assert "PROBLEM" not in said and "UNKNOWN" not in said
 
@@ -193,7 +193,7 @@ def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_o
     assert "short.txt has fewer than 15 words" in said and "--similar keep" in said
     assert not pipeline.list_path.exists()
     pipeline.forget("short.txt", "--similar", "keep", "--yes")
-    only_exact = "UNKNOWN of 1 texts only exact copies are found: as a person decided"
+    only_exact = "UNKNOWN only exact copies of 1 text(s) are found: a person chose --similar keep"
     assert only_exact in pipeline.say("verify", pipeline.certificate)
 
     pipeline.forget("license.txt", "--yes")
@@ -212,7 +212,7 @@ def test_of_a_short_or_common_text_a_person_decides_and_verify_tells_what_came_o
     # Where the person thinks again, what was made in between is told.
     pipeline.say(*["forget", "license.txt", "--similar", "drop", "--reason", "WHY", "--yes"])
     said = pipeline.say("verify", pipeline.certificate, code=1)
-    assert "PROBLEM text of them is in documents of corpora: p0.txt 100%" in said
+    assert "PROBLEM documents in corpora contain their text: p0.txt 100%" in said
     pipeline.clean()
     assert pipeline.documents() == {"fog.txt", "again.txt"}
 
@@ -342,5 +342,5 @@ def test_what_has_no_signature_is_known_exactly_and_verify_says_so(pipeline: Pip
 
     assert pipeline.documents() == {"changed.txt", "fog.txt"}
     said = pipeline.say("verify", pipeline.certificate)
-    assert "UNKNOWN of 1 texts only exact copies are found: no signature of them is kept" in said
+    assert "UNKNOWN only exact copies of 1 text(s) are found: no signature of them is kept" in said
     assert "no document holds" not in said and "PROBLEM" not in said

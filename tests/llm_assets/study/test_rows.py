@@ -154,7 +154,7 @@ def test_a_table_of_facts_is_told_by_the_documents_that_hold_them(
     assert derivations[0]["document"] == "lamp.md"
 
     facts.write_text("subject,relation,value\nNobody,weight,9 kg\n")
-    with pytest.raises(UserError, match="no document that is trained on holds any of its 1 facts"):
+    with pytest.raises(UserError, match="no training document states any of its 1 facts"):
         make(facts=str(facts))
 
 
