@@ -23,9 +23,9 @@ _BREAKS = re.compile("[\t\n]")
 
 
 HUB_ADVICE = (
-    "Where it is gated or private, accept its terms there and give a token in HF_TOKEN, or on "
-    "Google Cloud in the secret that `secrets.hugging_face_token` names; try again later where the "
-    "Hub is busy."
+    "If it is gated or private, accept its terms there and give a token in HF_TOKEN, or on Google "
+    "Cloud in the secret that `secrets.hugging_face_token` names; if the Hub is busy, try again "
+    "later."
 )
 """What to do where the Hugging Face Hub gives nothing."""
 
@@ -86,7 +86,7 @@ def install_advice(module: str) -> str | None:
     """What to install where the module is absent, in a sentence; None where no extra brings it."""
     extra = extra_of(module)
     return extra and (
-        f"{module} is not installed here, which this needs. Install the extra that brings it: "
+        f"This needs {module}, which is not installed here. Install the extra that brings it: "
         f"pip install 'llm-assets[{extra}]'"
     )
 
@@ -116,8 +116,9 @@ class LeaseLost(UserError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what} This machine was asleep, or cut off from the store, for too long, and nothing "
-            "of its work was entered. Run the same command again: what exists by then is used."
+            f"{what} That happens where this machine was asleep, or cut off from the store, for "
+            "too long. Nothing of its work was entered. Run the same command again: what exists by "
+            "then is used."
         )
 
 
@@ -260,11 +261,11 @@ def why_killed(for_less: str) -> str:
     """
     kills, limit = _count_kills(), f"{memory_limit() / GIB:,.1f} GiB"
     if kills is None:
-        return f"perhaps since memory ran out (the limit here is {limit}). {for_less}"
+        return f"perhaps because memory ran out (the limit here is {limit}). {for_less}"
     if kills == _KILLS_BEFORE:
-        return "but not for want of memory, for which the kernel ended no process."
+        return "but not for want of memory: the kernel has ended no process for that."
     ended = f"the kernel ended a process for that; the limit here is {limit}"
-    return f"most likely since memory ran out: {ended}. {for_less}"
+    return f"most likely because memory ran out: {ended}. {for_less}"
 
 
 def _of_system(error: BaseException, place: str) -> str | None:
@@ -289,8 +290,8 @@ def _of_system(error: BaseException, place: str) -> str | None:
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"{path}: this user (uid {os.geteuid()}) lacks the right to it. Give the right, or "
-            "set `store` or the source's `path` to a folder that is yours."
+            f"{path}: this user (uid {os.geteuid()}) has no permission for it. Grant it, or set "
+            "`store` or the source's `path` to a folder that is yours."
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "Too many open files: raise the limit, for example with `ulimit -n 65536`."

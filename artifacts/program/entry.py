@@ -250,8 +250,8 @@ def read_spec(url: str, spec_type: type[Spec]) -> Spec:
         faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in faults[0]["loc"])
         raise UserError(
-            f"{url} is not a {spec_type.__name__}: `{key}`: {faults[0]['msg']}. What another "
-            "release wrote, that release reads."
+            f"{url} is not a {spec_type.__name__}: `{key}`: {faults[0]['msg']}. A file that "
+            "another release wrote is read by that release only."
         ) from None
 
 

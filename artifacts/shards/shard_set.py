@@ -61,7 +61,7 @@ class ShardFiles:
             )
         if expected is not None and found != expected:
             raise DamagedArtifact(
-                f"{self.url}/{name} has {found} bytes where its manifest means {expected}. Set the "
+                f"{self.url}/{name} has {found} bytes, but should have {expected}. Set the "
                 f"shards aside and make them again with: {mend_command(self.url)}"
             )
 

@@ -157,7 +157,7 @@ class SpanIndex:
         grams, buckets, vocab_size, pairs, documents, self.tokens = map(int, header[1:7])
         expected = 8 * (_HEADER + grams + buckets + vocab_size + 1) + 12 * documents + 5 * pairs
         if int(header[0]) != _MAGIC or size != expected:
-            raise DamagedArtifact(f"{path} is cut or no index. Remove it: it is made again.")
+            raise DamagedArtifact(f"{path} is cut or no index. Remove it: it is rebuilt.")
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         # What is looked up stands here and there: the pages beside it are not wanted.

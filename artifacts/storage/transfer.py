@@ -141,7 +141,7 @@ def download_folder(
     for entry in entries:
         found = _describe(folder / entry.path, folder).entry
         if entry.crc32c not in (None, found.crc32c) or entry.sha256 not in (None, found.sha256):
-            raise DamagedArtifact(f"{url}/{entry.path} arrived damaged. Ask again.")
+            raise DamagedArtifact(f"{url}/{entry.path} arrived damaged. Run the same again.")
 
 
 def remote_entries(url: str) -> list[FileEntry]:
@@ -244,7 +244,8 @@ def _check_arrived(filesystem: Any, folder: str, files: list[FileToUpload]) -> N
         if present.get(file.entry.path) != file.entry.crc32c:
             raise DamagedArtifact(
                 f"{folder}/{file.entry.path} did not arrive whole (its checksum in storage is "
-                f"{present.get(file.entry.path, 'absent')}). Ask again: what arrived is kept."
+                f"{present.get(file.entry.path, 'absent')}). Run the same again: what arrived is "
+                "kept."
             )
 
 

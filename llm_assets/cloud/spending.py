@@ -33,7 +33,10 @@ from llm_assets.pipes.service import RUN_LABEL, RemoteJob, RemoteService
 from llm_assets.pipes.tpu_vm import TpuVms
 from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 
-PRICES_AS_OF = "2025, us-central1, list prices; see https://cloud.google.com/vertex-ai/pricing"
+PRICES_AS_OF = (
+    "Google's list prices of 2025 in us-central1, unless `cost.prices` has your own; see "
+    "https://cloud.google.com/vertex-ai/pricing"
+)
 DOLLARS_AN_HOUR = {
     "n1-standard-4": 0.22,
     "n1-standard-8": 0.44,
@@ -119,7 +122,7 @@ def how_to_price(machines: Sequence[str]) -> str:
     prices = ", ".join(f"{machine}: ..." for machine in machines)
     return (
         f"`cost` limits what runs may cost, and the price of {', '.join(machines)} is not known. "
-        "Say it in the cloud project's file, in dollars per hour of one machine with its "
+        "Give it in the cloud project's file, in dollars per hour of one machine with its "
         "accelerators: "
         f"`cost: {{prices: {{{prices}}}}}`"
     )
@@ -146,8 +149,9 @@ def most_of_run(settings: GoogleCloudSettings, runner: TrainingPlace = "google_c
             lines.append(f"the price of the {name}'s {machines.machine_type} is not known")
         else:
             lines.append(
-                f"the {name} at most about {price:,.2f} USD ({machines.replicas} machines, "
-                f"`timeout_hours: {machines.timeout_hours:g}`, {starts} starts that save nothing)"
+                f"the {name} at most about {price:,.2f} USD ({machines.replicas} machine(s), "
+                f"`timeout_hours: {machines.timeout_hours:g}`, {starts} starts without a new "
+                "checkpoint)"
             )
     return "; ".join(lines)
 
@@ -273,9 +277,9 @@ class Spending:
         ):
             if limit is not None and spent >= limit:
                 return (
-                    f"{spent:,.2f} USD of `cost.{key}: {limit:g}` are spent, by the prices of this "
-                    "project. Raise it in the cloud project's file and materialize again: what was "
-                    "saved is gone on with."
+                    f"{spent:,.2f} USD have been spent, by the prices of this project, and "
+                    f"`cost.{key}` is {limit:g}. Raise it in the cloud project's file and "
+                    "materialize again: work resumes from what was saved."
                 )
         return None
 
@@ -456,11 +460,11 @@ class ActiveJob:
         """In words, for one line."""
         kind = f"{self.job.machines} {self.job.machine_type}, " if self.job.machines else ""
         since = datetime.fromtimestamp(self.job.created, UTC)
-        cost = "price unknown" if self.dollars is None else f"{self.dollars:,.2f} USD so far"
+        cost = "cost unknown" if self.dollars is None else f"{self.dollars:,.2f} USD so far"
         return (
             f"{self.job.name.rsplit('/', 1)[-1]} ({self.service.place.service}): "
-            f"{self.job.in_words}, {kind}since {since:%Y-%m-%d %H:%M} UTC, {self.hours:.1f} h, "
-            f"{cost}, of run {self.run[:8]}"
+            f"{self.job.in_words}, {kind}submitted {since:%Y-%m-%d %H:%M} UTC by run "
+            f"{self.run[:8]}, {self.hours:.1f} h with machines, {cost}"
         )
 
 

@@ -129,7 +129,7 @@ class Vertex:
             now = time.monotonic()
             if now - started > seconds:
                 raise VertexRefused(
-                    f"{doing} was not done after {seconds:.0f} s. Google goes on with it: ask "
+                    f"{doing} was not finished after {seconds:.0f} s. Google continues it: try "
                     f"again later, or look at {self.console_url}"
                 )
             if now - reported > REPORT_SECONDS:

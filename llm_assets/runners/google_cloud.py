@@ -158,12 +158,12 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         device = "tpu" if strategy and strategy.name == "tpu" else "auto"
         if (device == "tpu") == (machine.tpu is not None):
             return
-        has = "TPUs" if machine.tpu else "none"
+        has = "TPUs" if machine.tpu else "no TPUs"
         raise UserError(
             f"`checkpoint.placement.device` is {device}, but `training.machine_type` in "
-            f"{self.cloud_config_path} is {machine.machine_type}, which has {has}. Set the one to "
-            f"{'tpu' if machine.tpu else 'auto'}, or change the other: {', '.join(TPU_MACHINES)} "
-            "have TPUs."
+            f"{self.cloud_config_path} is {machine.machine_type}, which has {has}. Set `device` to "
+            f"{'tpu' if machine.tpu else 'auto'}, or change the machine type: "
+            f"{', '.join(TPU_MACHINES)} have TPUs."
         )
 
     def precision(self) -> Precision:
@@ -202,9 +202,9 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         asked = self._settings().training
         if asked.tpu is None:
             return
-        state = (
-            parameters * (FROZEN_BYTES if getattr(settings, "lora", None) else STATE_BYTES) / 1e9
-        )
+        is_frozen = bool(getattr(settings, "lora", None))
+        state = parameters * (FROZEN_BYTES if is_frozen else STATE_BYTES) / 1e9
+        what = "weights" if is_frozen else "weights, gradients and AdamW's moments"
 
         def fits(machine: TpuMachine) -> bool:
             return state / machine.chips <= machine.generation.gigabytes
@@ -214,8 +214,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         larger = ", ".join(name for name, machine in TPU_MACHINES.items() if fits(machine))
         raise UserError(
             f"This training does not fit the {asked.tpu.chips} chip(s) of {asked.machine_type}, "
-            f"{asked.tpu.generation.gigabytes:g} GB each: weights, gradients and AdamW's moments "
-            f"alone take {state:,.1f} GB. "
+            f"{asked.tpu.generation.gigabytes:g} GB each: {what} alone take {state:,.1f} GB. "
             + (
                 f"Set `training.machine_type` in {self.cloud_config_path} to one of {larger}, or "
                 "train adapters alone (`checkpoint.lora`)."
@@ -277,7 +276,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         if lacking := missing():
             raise UserError(
                 f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
-                "job is not counted, and starts again."
+                "job then starts again."
             )
 
     def _submit(
@@ -577,7 +576,7 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
         yield Finding(key, found["joined"], text)
     if "trained" in found:
         text = f"a training step of {found['processes']} process(es)"
-        text += " is right" if found["trained"] else " gives another result than it should"
+        text += " is right" if found["trained"] else " gives a wrong result"
         yield Finding("evaluation", found["trained"], text)
     writes = "can be written and read" if found["bucket"] else "lost what was just written to it"
     renames = {True: "; it renames folders", False: "; it renames no folders", None: ""}
@@ -587,7 +586,7 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
         text = "the mounted bucket hides what was uploaded into folders that have no object"
         yield Finding("bucket", False, f"{text} of their own: training could read nothing")
     for variable in found.get("secrets", []):
-        yield Finding("secrets", True, f"the job has read the secret that is its {variable}")
+        yield Finding("secrets", True, f"the job has read the secret for {variable}")
     if found.get("secrets") == []:
         text = "the job reads no secret: no `weights_and_biases_key` is named"
         yield Finding("secrets", True, text)
@@ -603,5 +602,5 @@ def _describe_arguments(found: dict[str, Any]) -> Finding:
         return Finding("endpoint.vllm", False, text)
     if found["refusal"]:
         text = f"vLLM {found['vllm']} refuses what it would be started with: {found['refusal']}"
-        return Finding("endpoint.vllm", False, f"{text}. Mend `arguments` under this key.")
+        return Finding("endpoint.vllm", False, f"{text}. Correct `arguments` under this key.")
     return Finding("endpoint.vllm", True, f"vLLM {found['vllm']} takes its arguments")

@@ -100,10 +100,11 @@ def _end(code: int) -> str:
     if -code != signal.SIGKILL:
         return how_it_ended(code)
     why = why_killed(
-        "Lower `checkpoint.placement.device_batch_size` or `tokenized_shards.sequence_length`, or "
-        "set `checkpoint.placement.activation_checkpointing`."
+        "For training, lower `checkpoint.placement.device_batch_size` or "
+        "`tokenized_shards.sequence_length`, or set `checkpoint.placement.activation_checkpointing`"
+        "; for an evaluation, lower `eval_metrics.batch_tokens`."
     )
-    return f"was killed (SIGKILL), {why} Training goes on from its newest checkpoint"
+    return f"was killed (SIGKILL), {why} A training run goes on from its newest checkpoint"
 
 
 def _tail(path: Path) -> str:

@@ -18,7 +18,7 @@ from artifacts.settings import read_yaml
         (OSError(errno.ENOSPC, "No space left on device", "/store/part"), "GB free of"),
         (OSError(errno.EROFS, "Read-only file system", "/store/part"), "mounted read-only"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/etc/hosts/a/b"), "/etc/hosts is a"),
-        (PermissionError(errno.EACCES, "Permission denied", "/store"), "lacks the right to it"),
+        (PermissionError(errno.EACCES, "Permission denied", "/store"), "has no permission for it"),
         (OSError(errno.EFBIG, "File too large", "/store/part"), "ulimit -f"),
         (MemoryError(), "out of memory; the limit here is"),
         (RuntimeError("java.lang.OutOfMemoryError: Java heap space"), "spark.driver_memory"),

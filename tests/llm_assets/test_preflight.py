@@ -193,7 +193,7 @@ def test_a_store_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 
     ended = run_without_privilege(ASK, str(file))
 
-    assert f"{locked}: this user" in ended.stderr and "lacks the right to it" in ended.stderr
+    assert f"{locked}: this user" in ended.stderr and "has no permission for it" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -270,8 +270,8 @@ def _check_subnetwork(session: Any, base: str, region: str, subnetwork: str) -> 
     return Finding(
         key,
         None,
-        f"{name} has no private access to Google's APIs, which batches need; Dataproc turns it on "
-        f"where it may. Where it may not: {command} --enable-private-ip-google-access",
+        f"{name} has no private access to Google's APIs, which batches need. Dataproc turns it on "
+        f"if it is allowed to; otherwise: {command} --enable-private-ip-google-access",
     )
 
 

@@ -136,7 +136,7 @@ def _check_own(
             yield _missing(settings, grant, missing)
     if set(wanted) <= granted:
         what = _describe(settings, resource)
-        text = f"all {len(wanted)} rights on {what} are there"
+        text = f"all {len(wanted)} permissions on {what} are granted"
         yield Finding(KEYS.get(resource, "project"), True, text)
 
 
@@ -204,7 +204,9 @@ def _check_others(
             "`llm-assets check --smoke` shows whether they are there.",
         )
     else:
-        yield Finding("service_account", True, f"the rights of {len(grants)} grants were looked at")
+        yield Finding(
+            "service_account", True, f"the permissions of {len(grants)} roles were checked"
+        )
 
 
 def _troubleshoot(

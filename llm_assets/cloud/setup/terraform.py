@@ -48,7 +48,7 @@ def read_outputs(path: Path | None) -> Outputs:
             lacking = ", ".join(str(fault["loc"][0]) for fault in error.errors())
         raise UserError(
             f"{where} lacks {lacking}. Run `terraform -chdir={INFRASTRUCTURE} apply` to its end "
-            "first; a file is what `terraform output -json` prints."
+            "first; a file must contain what `terraform output -json` prints."
         ) from error
 
 
@@ -60,14 +60,14 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     """
     before = yaml.safe_load(path.read_text()) if path.exists() else {}
     if not isinstance(before, dict):
-        raise UserError(f"{path} is not a mapping of settings. Remove it, or mend it by hand.")
+        raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     names = before.get("images") or {kind: f"{kind}:latest" for kind in IMAGES}
     images = {kind: _moved(name, outputs.repository) for kind, name in names.items()}
     secrets = before.get("secrets") or {}
     if secrets.get("hugging_face_token"):
         secrets = secrets | {"hugging_face_token": outputs.secret}
     content = before | outputs.settings | {"images": images, "secrets": secrets}
-    source = f"{path} was left alone: what Terraform made, with what the file says,"
+    source = f"{path} was not changed: Terraform's outputs, together with what the file says,"
     settings = check_settings(content, GoogleCloudSettings, source)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=100))
@@ -89,9 +89,11 @@ def _ask_terraform() -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TERRAFORM_SECONDS)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        is_absent = isinstance(error, FileNotFoundError)
+        fault = "is not installed" if is_absent else f"did not end in {TERRAFORM_SECONDS} s"
         raise UserError(
-            f"`{' '.join(command)}` did not run ({type(error).__name__}). Install Terraform, or "
-            "give the file with its output: --outputs FILE."
+            f"`{' '.join(command)}` {fault}. Make it work, or give a file with its output: "
+            "--outputs FILE."
         ) from error
     if done.returncode:
         raise UserError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")

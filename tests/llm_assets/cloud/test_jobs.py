@@ -338,8 +338,8 @@ def test_what_does_not_fit_a_machine_with_tpus_is_refused(
 @pytest.mark.parametrize(
     ("machine_type", "device", "told"),
     [
-        ("n1-standard-4", "tpu", "which has none. Set the one to auto"),
-        ("ct5lp-hightpu-4t", "auto", "which has TPUs. Set the one to tpu"),
+        ("n1-standard-4", "tpu", "which has no TPUs. Set `device` to auto"),
+        ("ct5lp-hightpu-4t", "auto", "which has TPUs. Set `device` to tpu"),
     ],
 )
 def test_training_on_another_device_than_the_machine_has_is_refused(

@@ -249,8 +249,9 @@ def test_sweep_lists_what_costs_money_and_ends_it(
     start(google, long_leased(settings))
     google.batch.refused_deletions = 2
     listed = CliRunner().invoke(machines, [])
-    assert "left (Google Batch): running, 2 n1-standard-4, since" in listed.output, listed.output
-    assert "USD so far, of run 12345678" in listed.output and "machines --end" in listed.output
+    shown = "left (Google Batch): running, 2 n1-standard-4, submitted"
+    for said in (shown, " UTC by run 12345678, ", "USD so far", "machines --end"):
+        assert said in listed.output, listed.output
     (told,) = json.loads(CliRunner().invoke(machines, ["--json"], catch_exceptions=False).stdout)
     assert told["machines"] == 2 and told["dollars"] > 0 and not told["ended"]
     assert len(google.batch.billing()) == 2

@@ -146,7 +146,7 @@ def test_arguments_that_vllm_refuses_are_told_in_its_words(
     _, refused = check_vllm(google, tmp_path, vllm)
     assert (refused.key, refused.ok) == ("endpoint.vllm", False)
     assert "unrecognized arguments: --no-such thing" in refused.text
-    assert "Mend `arguments`" in refused.text
+    assert "Correct `arguments`" in refused.text
 
 
 def test_image_with_another_engine_is_told_where_vllm_is_expected(google: LocalGoogle) -> None:

@@ -78,7 +78,7 @@ def test_a_child_that_was_killed_otherwise_does_not_blame_memory(
     assert "was killed (SIGKILL), but not for want of memory" in said
     assert "goes on from its newest checkpoint" in said and "device_batch_size" not in said
     kernel.unlink()
-    assert "perhaps since memory ran out" in failure_of(KILLED, tmp_path / "program.log")
+    assert "perhaps because memory ran out" in failure_of(KILLED, tmp_path / "program.log")
 
 
 @pytest.mark.fault(
