@@ -23,12 +23,12 @@ ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "check
 def status_of(session: Session) -> dict[str, Any]:
     """The pipeline's state, as JSON values.
 
-    Keys: `pipeline`, `champion` and `wanted` (version numbers, None before there are any),
-    `served` (None where nothing answers), `last_verdict` (of the gate, with a person's last
-    `decision` on that version), `running`, `waiting` (why sensors launch nothing), `services`
-    (name to state; None where they are down), `machines` (jobs on Google Cloud with what they cost
-    so far), `alarms` (each with `alert`, `text` and `remedy`) and `artifacts` (asset to fingerprint
-    and date).
+    Keys: `pipeline`, `platform`, `champion` and `wanted` (version numbers, None before there are
+    any), `served` (None where nothing answers, or where Vertex AI serves), `last_verdict` (of the
+    gate, with a person's last `decision` on that version), `running`, `waiting` (why sensors launch
+    nothing), `services` (name to state; None where they are down), `machines` (jobs on Google Cloud
+    with what they cost so far), `alarms` (each with `alert`, `text` and `remedy`) and `artifacts`
+    (asset to fingerprint and date).
     """
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
@@ -38,6 +38,7 @@ def status_of(session: Session) -> dict[str, Any]:
     alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
     return {
         "pipeline": session.settings.name,
+        "platform": session.settings.platform,
         "champion": champion.version if champion else None,
         "wanted": wanted.version if wanted else None,
         "served": _served(session),
@@ -65,7 +66,7 @@ def screen(status: dict[str, Any]) -> list[str]:
         f"pipeline      {status['pipeline']}",
         f"champion      {_version(status['champion'])}",
         f"wanted        {_version(status['wanted'])}",
-        f"served        {_describe(served)}",
+        f"served        {_describe(served, status['platform'])}",
         f"last verdict  {_say(verdict)}",
         *_say_decision(verdict),
         f"running       {', '.join(status['running']) or 'nothing'}",
@@ -162,9 +163,9 @@ def _version(number: int | None) -> str:
     return "none" if number is None else f"version {number}"
 
 
-def _describe(served: dict[str, Any] | None) -> str:
+def _describe(served: dict[str, Any] | None, platform: str) -> str:
     if served is None:
-        return "not running"
+        return "not running" if platform == "local" else "by Vertex AI, which is not asked here"
     shares = ", ".join(
         f"version {name} ({share:.0%})" for name, share in served["versions"].items()
     )

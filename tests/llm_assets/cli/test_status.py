@@ -16,6 +16,7 @@ from dagster import (
 )
 
 from llm_assets.alarms import MOST_SILENT_SECONDS
+from llm_assets.cli.versions import screen
 from llm_assets.history import read_activity
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
@@ -106,3 +107,10 @@ def test_status_shows_who_decided_after_the_gates_verdict(project: Project) -> N
 
     registry.reject(1, "Bob", "wrong dosages")
     assert "\ndecision      version 1 rejected by Bob on " in type_in(project, "status").output
+
+
+def test_status_does_not_say_that_an_endpoint_of_vertex_ai_is_down(project: Project) -> None:
+    here = json.loads(type_in(project, "status", "--json").output)
+    assert "served        not running" in screen(here)
+    (line,) = [one for one in screen(here | {"platform": "google_cloud"}) if one[:8] == "served  "]
+    assert "Vertex AI" in line

@@ -121,7 +121,8 @@ def test_running_job_is_objected_to_when_it_passes_the_runs_ceiling(google: Loca
     spent.check_before()
     assert spent.objection(job("1", 1.0)) is None
     reason = spent.objection(job("1", 1.3))
-    assert reason is not None and "10.40 USD of `cost.run_limit: 10`" in reason
+    assert reason is not None and "10.40 USD have been spent" in reason
+    assert "`cost.run_limit` is 10." in reason
     assert spent.objection(job("1", 1.3, Phase.CANCELLED)) is None, "it has ended already"
 
 
