@@ -433,11 +433,13 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     if text.documents is None or not text.tokens:
         return []
     row_tokens = settings.tokenized_shards.sequence_length * budget.global_batch_size
+    # Rows that replay other text are a share of all, and no text of these sources.
+    own = 1 - settings.checkpoint.replay_share
     planned = budget.tokens or (budget.steps or 32) * row_tokens
     if budget.epochs:
-        planned = round(budget.epochs * text.tokens)
+        planned = round(budget.epochs * text.tokens / own)
     steps = -(-planned // row_tokens)
-    share = planned / text.tokens
+    share = own * planned / text.tokens
     speed = _tokens_per_second(settings)
 
     def time(tokens: float) -> str:
@@ -445,12 +447,13 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
 
     told = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
     if share < 0.95:
-        whole = round(text.tokens / row_tokens) or 1
+        tokens = text.tokens / own
+        whole = round(tokens / row_tokens) or 1
         # In the unit in which the budget is given, as two units are refused.
-        amounts = {"steps": whole, "tokens": round(text.tokens), "epochs": 1}
+        amounts = {"steps": whole, "tokens": round(tokens), "epochs": 1}
         name = next(name for name in BUDGETS if getattr(budget, name) is not None)
         told += f"; one pass takes about {whole:,} steps (`checkpoint.budget.{name}: "
-        told += f"{amounts[name]}`){time(text.tokens)}"
+        told += f"{amounts[name]}`){time(tokens)}"
     return [f"{told}, at the speed of the last training run." if speed else f"{told}."]
 
 
