@@ -117,12 +117,12 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
 
     state = folder / STATE_FOLDER
     if read_states(state) is not None:
-        report("The services run already; `llm-assets down` ends them.")
+        report("The services are already running, perhaps on other ports than those given now.")
         return
     for name in PROJECT_FILES:
         if not (folder / name).exists():
             raise UserError(
-                f"{folder} has no {name}, so it is no project. Go to the project's folder, "
+                f"{folder} has no {name}, so it is not a project. Go to the project's folder, "
                 "or make one with: llm-assets init FOLDER_OF_TEXT"
             )
     make_history_private()
@@ -263,8 +263,8 @@ def _check_port(option: str, port: int) -> None:
             listener.bind((HOST, port))
         except OSError as error:
             raise UserError(
-                f"Port {port} of {HOST} cannot be used ({error.strerror}). End what listens "
-                f"there, or choose another one with {option}."
+                f"Port {port} of {HOST} cannot be used ({error.strerror}). Stop what listens "
+                f"there, or choose another port with {option}."
             ) from None
 
 
@@ -277,15 +277,18 @@ def _wait(state: Path, ports: tuple[int, ...], report: Report) -> None:
                 log = state / f"{service.name}.log"
                 lines = log.read_text(errors="replace").splitlines() if log.exists() else []
                 raise UserError(
-                    f"The service {service.name} ended as it started ({service.description}). The "
-                    f"end of its log, {log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+                    f"The service {service.name} exited while starting ({service.description}). "
+                    f"The end of its log, {log}:\n" + "\n".join(lines[-LOG_TAIL_LINES:])
                 )
         ready = services and all(service.state == "running" for service in services)
         if ready and all(map(_answers, ports)):
             return
         now = time.monotonic()
         if now - began > START_SECONDS:
-            raise UserError(f"The UI did not answer in {START_SECONDS:.0f} s: see {state}.")
+            raise UserError(
+                f"The UI or the board did not answer within {START_SECONDS:.0f} s. Their logs are "
+                f"in {state}."
+            )
         if now - reported > REPORT_SECONDS:
             reported = now
             report(f"starting: {now - began:.0f} s (at most {START_SECONDS:.0f} s)")

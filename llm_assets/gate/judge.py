@@ -463,5 +463,8 @@ def _figures(found: Comparison) -> str:
 
 
 def _counted(found: Comparison) -> str:
-    """What the clusters of a comparison are."""
-    return "facts" if found.task == CLOSED_BOOK else "independent documents"
+    """What the clusters of a comparison are; other tasks than the graph's are lm-eval's."""
+    if found.task == CLOSED_BOOK:
+        return "facts"
+    of_documents = (DOMAIN_TASK, SERVED_TASK, GENERAL_TASK, NEWEST_TASK)
+    return "independent documents" if found.task in of_documents else "independent questions"

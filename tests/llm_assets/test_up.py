@@ -62,7 +62,7 @@ def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: _pid(ready, "daemon") not in (0, before))
     again = ready.run("llm-assets", "up", *options)
-    assert "run already" in again.stdout
+    assert "are already running" in again.stdout
 
     down = ready.run("llm-assets", "down")
     assert "Stopped." in down.stdout, down.stderr
@@ -89,7 +89,7 @@ def test_a_containers_program_stays_and_stops_its_services_at_a_signal(
 
 def test_a_folder_that_is_no_project_is_told(project: Project) -> None:
     done = project.run("llm-assets", "up")
-    assert done.returncode == 1 and "has no workspace.yaml, so it is no project" in done.stderr
+    assert done.returncode == 1 and "has no workspace.yaml, so it is not a project" in done.stderr
 
 
 def test_a_port_in_use_is_named_before_anything_starts(
