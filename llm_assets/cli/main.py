@@ -474,9 +474,9 @@ def forget(
 
     Lists the documents, other documents that contain their text, and what was trained on them;
     --yes forgets them. No later corpus contains them or, unless you choose --similar keep,
-    documents with at least half of their text. If the wanted version was trained on them, it is
-    trained again without them, from its last remaining checkpoint that had not read any. Every
-    version that was trained on them is withdrawn.
+    documents with at least half of their text. If the wanted version was trained on them, its
+    training is repeated without them, from the last saved checkpoint that had not read any, or else
+    from the beginning. Every version that was trained on them is withdrawn.
 
     \b
     Examples:
@@ -496,7 +496,7 @@ def forget(
 
 
 @commands.command()
-@click.option("--request", help="The request's id: the X-Request-Id of the answer.")
+@click.option("--request", help="X-Request-Id of an answer from the local endpoint.")
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
 @click.option(

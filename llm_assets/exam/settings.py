@@ -26,8 +26,8 @@ class ExamSettings(Settings):
     """Maximum number of answers to choose from; one is correct, and the others are values of the
     same relation."""
     passage_words: int = Field(default=100, ge=20)
-    """Maximum length, in words, of the passages that retrieval searches and puts before a
-    question."""
+    """Maximum length, in words, of the passages that retrieval searches and puts before a question.
+    A fact is asked about only if one passage contains its subject and its value."""
 
     def content(self) -> dict[str, Any]:
         """What decides the questions, for the fingerprint: files count by what they hold."""
