@@ -139,6 +139,6 @@ def test_forgetting_what_no_version_has_read_trains_nothing(served: Project) -> 
 
     told = forget(served, unread, held_out, "--similar", "keep", "--yes")
 
-    assert "No version was trained on them: nothing needs retraining." in told
+    assert "No version is known to have been trained on them: nothing is trained again." in told
     assert "It is held out: models are compared without it from now on." in told
     assert served.record.current("checkpoint", needed_by="test").fingerprint == before

@@ -415,7 +415,7 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
     exposed = iter(exposures(runs, kept))
     for one in plan.entries:
         if one.text_hash is None and one.survivor is None:
-            report(f"{shown_in_line(one.id)}: dropped, its text was in no corpus")
+            report(f"{shown_in_line(one.id)}: dropped by cleaning; its text was in no clean corpus")
         elif one.text_hash is None:
             report(f"  with it, its copy {shown_in_line(one.id)}")
         elif one.survivor and one.similarity is None:
@@ -423,7 +423,9 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
         elif one.survivor:
             report(f"  with it, a document with its text ({one.similarity:.0%}): {next(exposed)}")
         elif plan.splits.get(one.text_hash) == DROPPED:
-            report(f"{shown_in_line(next(exposed).document)}: dropped, its text was in no corpus")
+            report(
+                f"{shown_in_line(next(exposed).document)}: dropped by cleaning; its text was in no clean corpus"
+            )
         else:
             report(str(next(exposed)))
             if plan.splits.get(one.text_hash) == "held_out":
@@ -437,7 +439,7 @@ def _retrain(
     state = session.registry.state()
     affected = [one.version for one in readings(session.record.store, state, texts)]
     if not affected:
-        report("No version was trained on them: nothing needs retraining.")
+        report("No version is known to have been trained on them: nothing is trained again.")
         return
     wanted = state.find("wanted")
     replayed = wanted is not None and wanted.version in affected
@@ -467,9 +469,9 @@ def _withdraw(
         report("Every version trained on them has already been withdrawn or rejected.")
         return
     report(
-        f"Withdrawn: version {', '.join(str(one.version) for one in new)}. `llm-assets clean --yes`"
-        f" removes their weights after {session.settings.forgetting.grace_days:g} days "
-        "(`forgetting.grace_days`)."
+        f"Withdrawn: version {', '.join(str(one.version) for one in new)}. Cleaning, such as "
+        "`llm-assets clean --yes`, deletes the weights after "
+        f"{session.settings.forgetting.grace_days:g} days (`forgetting.grace_days`)."
     )
 
 

@@ -158,7 +158,7 @@ def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
 
     said = pipeline.forget("stub.txt", "--yes")
 
-    assert "stub.txt: dropped, its text was in no corpus" in said
+    assert "stub.txt: dropped by cleaning; its text was in no clean corpus" in said
     assert [one.id for one in pipeline.listed.active] == ["stub.txt"]
     left = [pq.read_table(path)["id"].to_pylist() for path in raw.path.glob("part-*.parquet")]
     assert [Path(one).name for ids in left for one in ids] == sorted(TEXTS)
