@@ -423,9 +423,8 @@ def _list(session: Session, plan: ForgetPlan, report: Report) -> None:
         elif one.survivor:
             report(f"  with it, a document with its text ({one.similarity:.0%}): {next(exposed)}")
         elif plan.splits.get(one.text_hash) == DROPPED:
-            report(
-                f"{shown_in_line(next(exposed).document)}: dropped by cleaning; its text was in no clean corpus"
-            )
+            name = shown_in_line(next(exposed).document)
+            report(f"{name}: dropped by cleaning; its text was in no clean corpus")
         else:
             report(str(next(exposed)))
             if plan.splits.get(one.text_hash) == "held_out":

@@ -71,7 +71,7 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
                 return super().open(pipeline)
 
         tried = {"partition": SMALL, "instance": instance, "registry": Deleting()}
-        assert "was deleted while it was tried" in ask(with_shards, "experiments", **tried)
+        assert "was deleted during its trial" in ask(with_shards, "experiments", **tried)
         assert experiment(with_shards, instance, SMALL) == [""]
         assert told(instance)[SMALL]["made"] == "nothing; everything existed already"
 

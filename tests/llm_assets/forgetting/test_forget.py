@@ -108,7 +108,7 @@ def test_a_withdrawn_version_is_not_approved(judged: Project) -> None:
         listed.unlink()
         Path(store.root, layout.forgotten_copy("manual")).unlink()
     assert "Version 1 was withdrawn on" in said and "text that was forgotten" in said
-    assert "`llm-assets versions` lists the others; `llm-assets run` makes one" in said
+    assert "`llm-assets versions` lists the others; `llm-assets run` trains one" in said
     state = LocalRegistry(Path(store.root), "manual").state()
     assert not state.decisions_of(state.get(1).weights)
 
