@@ -101,7 +101,7 @@ def test_a_version_is_made_once_more_without_what_was_forgotten(
 ) -> None:
     said: list[str] = []
     lab.forget(lab.never)
-    with pytest.raises(UserError, match="Version 1 was trained on nothing that was forgotten"):
+    with pytest.raises(UserError, match="Version 1 was not trained on anything that was forgotten"):
         lab.once_more(lab.first, train_here, said)
 
     lab.forget(lab.late)
