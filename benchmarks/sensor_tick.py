@@ -91,7 +91,7 @@ def _tick_here(config: Path) -> None:
         began = time.perf_counter()
         data = sensor.evaluate_tick(context)
         seconds = time.perf_counter() - began
-    assert "waiting until it is quiet" in (data.skip_message or "")
+    assert "waiting until it is unchanged" in (data.skip_message or "")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     megabytes = (peak - before) / MEGABYTE
     print(json.dumps({"seconds": seconds, "megabytes": megabytes, "definitions": definitions}))

@@ -45,7 +45,7 @@ def test_a_text_without_a_mask_is_told_what_comes_after_it(filler: MaskFiller) -
 
 
 def test_a_text_with_two_masks_is_refused(filler: MaskFiller) -> None:
-    with pytest.raises(Refused, match="where one is expected"):
+    with pytest.raises(Refused, match="exactly one is expected"):
         filler.encode(generate_request(prompt="<mask> and <mask>"))
 
 

@@ -220,7 +220,7 @@ def test_prompt_of_tokens_alone_is_scored_and_nothing_written(
     same = answer(model, ask(tokens, max_tokens=0, logprobs=True, echo=True))
     assert same == text
     assert same.text == "" and same.completion_tokens == 0 and len(same.scores) == len(tokens)
-    with pytest.raises(Refused, match="not one of this model's"):
+    with pytest.raises(Refused, match="not in this model's vocabulary"):
         model.encode(ask([model.tokenizer.backend.get_vocab_size()]))
 
 

@@ -151,7 +151,7 @@ def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_comp
     places = [Path(lm_eval.tasks.__file__).with_name(task.name.split("_")[0]) for task in tasks]
     known = TaskManager(include_path=list(map(str, places)), include_defaults=False)
     assert {task.name for task in tasks} <= set(known.all_tasks)
-    with pytest.raises(ValidationError, match="has its own shots"):
+    with pytest.raises(ValidationError, match="has its own numbers of shots"):
         TaskSettings(name="open_llm_leaderboard", shots=3)
 
 

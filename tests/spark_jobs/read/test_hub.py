@@ -66,7 +66,7 @@ def test_what_the_hub_does_not_give_is_named_with_what_to_do(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.repositories["team/web"].files |= {"model.safetensors": LINES, "config.json": b"{}"}
     hub.fault = FAULTS[fault]
-    with pytest.raises(UserError, match=r"team/web.*\. Where it is gated .* HF_TOKEN.*try again"):
+    with pytest.raises(UserError, match=r"team/web.*.*If it is gated .* HF_TOKEN.*try again"):
         if what == "dataset":
             write_snapshot(settings_of("team/web"), tmp_path / "raw")
         else:
