@@ -212,6 +212,8 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
             f"about {expected:,.0f} documents will be held out, enough to detect a gain of "
             f"{gain:.3f} bits per byte with 80% power ({of_more:.3f} with four times as many)"
         ), None
+    if gate.metric == "exam":
+        return f"about {expected:,.0f} documents will be held out; the exam decides", None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
     return "", _obstacle(told, documents, settings)
 

@@ -129,10 +129,20 @@ def examine(
     Args:
         endpoint: the folder of the local endpoint's state.
         names: artifacts as `kind/fingerprint`; empty for the whole store.
+
+    Raises:
+        UserError: a name is none, or the store has no artifact of it.
     """
     store = record.store
     inventory = take_inventory(store)
-    artifacts = [parse_name(name) for name in names] or list(inventory.artifacts())
+    stored = list(inventory.artifacts())
+    artifacts = [parse_name(name) for name in names] or stored
+    for kind, fingerprint in artifacts:
+        if (kind, fingerprint) not in stored:
+            raise UserError(
+                f"The store {store.root} has no artifact {kind}/{fingerprint}. `llm-assets doctor` "
+                "without a name checks all that it has."
+            )
     findings = list(check_artifacts(store, artifacts))
     if not names:
         # Before the record, whose mending reads the registry's versions.

@@ -265,6 +265,18 @@ def test_a_faulty_file_among_text_to_replay_is_told_before_any_work(tmp_path: Pa
         preflight(made)
 
 
+def test_little_held_out_text_is_enough_where_the_exam_decides(tmp_path: Path) -> None:
+    few = {"minimum_characters": 20, "split": {"held_out": 0.05}}
+    exam = {"facts": "config/invented_products/facts.csv"}
+    exam["forms"] = "config/invented_products/forms.yaml"
+    with pytest.raises(UserError, match="documents would be held out, fewer than the 30"):
+        preflight(settings(tmp_path, clean_corpus=few))
+
+    by_exam = {"gate": {"metric": "exam"}}
+    found = preflight(settings(tmp_path, clean_corpus=few, exam=exam, model_version=by_exam))
+    assert any("documents will be held out; the exam decides" in line for line in found.notes)
+
+
 def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
     with_shards: Project,
 ) -> None:

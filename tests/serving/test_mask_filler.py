@@ -50,5 +50,5 @@ def test_a_text_with_two_masks_is_refused(filler: MaskFiller) -> None:
 
 
 def test_a_chat_is_refused(filler: MaskFiller) -> None:
-    with pytest.raises(Refused, match="behind a mask"):
+    with pytest.raises(Refused, match="fills in a mask token"):
         filler.encode(generate_request(messages=[{"role": "user", "content": "x"}]))

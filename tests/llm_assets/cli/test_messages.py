@@ -192,6 +192,7 @@ def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project
         ("versions", "Nothing is registered yet"),
         ("clean", "Nothing to delete"),
         ("doctor", "0 artifact(s)"),
+        (f"doctor checkpoint/{'0' * 20}", f"has no artifact checkpoint/{'0' * 20}. `llm-assets d"),
         ("explain 1", "There is no version 1: none is registered yet."),
         ("rollback --reason why", "There is no earlier version"),
         ("document a.txt", '--select "*clean_corpus"'),
