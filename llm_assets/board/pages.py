@@ -147,7 +147,8 @@ def fragment(name: str, **values: Any) -> HTMLResponse:
 
 def page(board: Board, request: Request, name: str, status: int = 200, **values: Any) -> Response:
     """A whole page."""
-    path, query = request.url.path, request.url.query
+    # One slash: a link to a path that begins with two leads to another host.
+    path, query = f"/{request.url.path.lstrip('/')}", request.url.query
     here = f"{path}?{query}" if query else path
     common = {"board": board, "path": path, "here": here, "signed": board.knows(request)}
     return HTMLResponse(_TEMPLATES.get_template(name).render(common | values), status)

@@ -193,6 +193,8 @@ def test_pages_are_small_and_say_what_a_browser_may_do(shop: Shop) -> None:
         assert client.get("/versions/99").status_code == 400
         assert client.get("/versions?from=-1").status_code == 400
         assert client.get("/nowhere").status_code == 404
+        lost = client.get(f"{str(client.base_url).rstrip('/')}//evil.example/")
+        assert lost.status_code == 404 and '"//evil' not in lost.text
 
 
 @needs("Chromium")
