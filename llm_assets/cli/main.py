@@ -140,7 +140,7 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
 @commands.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show what is serving, running and waiting.
+    """Show which version serves, what runs, and what waits and why.
 
     \b
     Examples:
@@ -189,8 +189,8 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
 def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
     """Compare training runs with different settings.
 
-    Tries all combinations of the values given by --set. Work that combinations share is done once.
-    Nothing is promoted or served.
+    Tries all combinations of the values given by --set. Work that several combinations have in
+    common is done once. Nothing is promoted or served.
 
     \b
     Example:
@@ -214,8 +214,8 @@ def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
 def stop() -> None:
     """Stop the endpoint.
 
-    On Google Cloud, it is deleted. It starts again when `endpoint` is materialized, and after
-    `approve`, `reject` and `rollback`.
+    On Google Cloud, the endpoint is deleted. It is started again when `endpoint` is materialized,
+    and by `approve`, `reject` and `rollback`.
 
     \b
     Example:
@@ -660,10 +660,10 @@ def up(port: int, board_port: int, wait: bool) -> None:
 
 @commands.command()
 def down() -> None:
-    """Stop what `up` started, and its runs.
+    """Stop the board, the UI, the daemon and the runs that they started.
 
-    The endpoint keeps serving. Stopped runs count as failed; the next `up` launches them again, and
-    they resume where they stopped.
+    The endpoint keeps serving. Stopped runs count as failed; after the next `up` they are launched
+    again, at most twice, and training resumes from its newest checkpoint.
 
     \b
     Example:
