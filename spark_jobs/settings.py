@@ -79,9 +79,8 @@ class TemplateSettings(Settings):
 
     keep: int | None = Field(default=5, ge=1)
     """Maximum number of texts to keep per template; the others are dropped as `template`. Texts of
-    earlier corpora count first and are never dropped as `template`. `null` sets no limit. In either
-    case, the texts of a template are all in the same split, unless `split.sources` says
-    otherwise."""
+    earlier corpora count first and are never dropped for their number. `null` sets no limit. In
+    either case, the texts of a template are all in the same split."""
     same_share: float = Field(default=0.5, gt=0, le=1)
     """Minimum share of a text's bytes that does not differ. Below it, as in tables, the figures
     count as the content. 1 turns the search for templates off."""
@@ -107,9 +106,11 @@ class SplitSettings(Settings):
         default_factory=dict
     )
     """Maps a source to the split for all its text, such as `held_out` for evaluation files of your
-    own; their near-copies are kept out of training, too. `replay` is general text that training
-    replays at `checkpoint.replay_share`; a replay document that shares even one n-gram with
-    evaluation text is left out."""
+    own; their near-copies are kept out of training, too. Other new text is trained on if it is a
+    near-copy of text assigned to `train`. `replay` is general text that training replays at
+    `checkpoint.replay_share`; a replay document that is a near-copy of another source's text, or
+    shares even one n-gram with evaluation text, is left out. Texts of one template count as
+    near-copies here."""
 
     @model_validator(mode="after")
     def _leaves_training_text(self) -> "SplitSettings":

@@ -16,8 +16,12 @@ cluster with text of an earlier corpus follows that text:
 - With text that was trained on, it is trained on. A source that the settings hold out cannot judge
   with such text: it goes.
 
-A cluster of new texts follows, in this order: a source that the settings assign to a split; the
-document that had one of its ids before, since it is an edit of it; the cluster's hash.
+A cluster of new texts follows, in this order: a source that the settings set apart for judging; the
+document that had one of its ids before, since it is an edit of it; a source that they assign to
+`train`; the cluster's hash.
+
+Beside text of other sources, text to replay goes; a cluster that has no other is replayed, unless
+it judged before.
 """
 
 import hashlib
@@ -169,10 +173,11 @@ def by_source(sources: pa.ChunkedArray, settings: SplitSettings) -> np.ndarray:
 def representative_rank(past: np.ndarray, forced: np.ndarray) -> np.ndarray:
     """Which documents of equal text stand for it: those of the highest rank. Shape (documents,).
 
-    Those whose source is set apart for judging come first, those that have left last. More is added
-    for documents on record, so that they stay as they are when longer copies of them come.
+    Those whose source is set apart for judging come first, those to replay come after others, and
+    those that have left last. More is added for documents on record, so that they stay as they are
+    when longer copies of them come.
     """
-    return np.where(past, -1, np.where(forced >= VALIDATION, forced, 0))
+    return np.select([past, forced == REPLAY, forced >= VALIDATION], [-2, -1, forced], 0)
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,8 @@ class TextFacts:
             present_guard=where(judges & self.present, recorded),
             force=where(self.present & (self.forced >= VALIDATION), self.forced),
             by_id=self.by_id,
+            train=where(self.present & (self.forced == TRAIN), self.forced),
+            unreplayed=where(self.present & (self.forced != REPLAY), np.full_like(recorded, TRAIN)),
         )
 
 
@@ -224,6 +231,10 @@ class ClusterFacts:
     """Of a source that the settings set apart for judging."""
     by_id: np.ndarray
     """Of the documents that had one of its ids before."""
+    train: np.ndarray
+    """Of a source that the settings assign to `train`."""
+    unreplayed: np.ndarray
+    """`TRAIN` where it has text in the sources that is not to be replayed."""
 
 
 @dataclass(frozen=True)
@@ -252,21 +263,14 @@ def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
     trained = clusters.trained > NONE
     guard, force = clusters.guard, clusters.force
     guarded = guard > NONE
-    fresh = np.where(force, force, np.where(clusters.by_id, clusters.by_id, new))
+    replayed = clusters.unreplayed == NONE
+    unknown = np.where(replayed | (clusters.train > NONE), TRAIN, new)
+    fresh = np.where(force, force, np.where(clusters.by_id, clusters.by_id, unknown))
     split = np.where(guarded, guard, np.where(trained, TRAIN, fresh))
+    split = np.where(split >= VALIDATION, split, np.where(replayed, REPLAY, TRAIN))
     spoilt = trained & ~guarded & (force > NONE)
     stays = texts.present & guarded & (texts.by_text == guard)
     has_guard = clusters.present_guard == guard
-    as_forced = (force == NONE) | (texts.forced == force)
-    eligible = np.where(guarded, np.where(has_guard, stays, ~trained), as_forced)
+    fits = ((force == NONE) | (texts.forced == force)) & (replayed | (texts.forced != REPLAY))
+    eligible = np.where(guarded, np.where(has_guard, stays, ~trained), fits)
     return Fates(split, guarded, spoilt, texts.present & eligible & ~spoilt, stays)
-
-
-def final_splits(fates: Fates, texts: TextFacts) -> np.ndarray:
-    """Codes for the documents that stay: training text goes where its own source says."""
-    forced = texts.forced
-    trained = (fates.split == TRAIN) | (fates.split == REPLAY)
-    lenient = np.where(forced == REPLAY, REPLAY, TRAIN)
-    chosen_by_hash = (fates.split >= VALIDATION) & ~fates.guarded & (texts.by_id == NONE)
-    is_lenient_source = (forced == TRAIN) | (forced == REPLAY)
-    return np.where(trained | (chosen_by_hash & is_lenient_source), lenient, fates.split)

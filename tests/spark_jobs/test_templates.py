@@ -16,6 +16,7 @@ from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TemplateSettings
 from spark_jobs.text import fold, shapes, sum_words
 from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.test_lineage import write_sources
 
 SPLIT = SplitSettings(validation=0.2, held_out=0.3)
 SAID = "The pump of the north hall was looked at and no leak was seen at its valve."
@@ -161,6 +162,103 @@ def test_a_template_keeps_its_split_over_the_weeks_and_few_texts_come_to_it(
     assert 1 <= len(later[1]) <= 5
     if split == "train":
         assert len(later[0]) == len(later[1]) == 5 and stats["dropped"]["template"] > 0
+
+
+KINDS = [f"{one}{two} " for one in ("pipe", "tank", "crane", "oven") for two in ("", "line", "bed")]
+
+
+def reports_of(source: str, numbers: range) -> list[tuple[str, str]]:
+    """Reports of each kind; those of one kind are of one template."""
+    return [(f"{source} {kind}{n}", report(n, kind)) for kind in KINDS for n in numbers]
+
+
+def clean_assigned(
+    spark: SparkSession,
+    folder: Path,
+    texts: dict[str, list[tuple[str, str]]],
+    sources: dict[str, str],
+    documents_in_memory: int,
+    earlier: Path | None = None,
+) -> dict[str, str]:
+    """Id to split in a clean corpus of sources, no cluster of which is in two splits."""
+    folder.mkdir()
+    spec = clean.CleanSpec(
+        raw_corpus=write_sources(folder / "raw", texts),
+        output=str(folder / "clean"),
+        settings=CleanCorpusSettings(
+            split=SplitSettings.model_validate(SPLIT.model_dump() | {"sources": sources})
+        ),
+        earlier=str(earlier / "clean") if earlier else None,
+        documents_in_memory=documents_in_memory,
+    )
+    clean.run(spark, spec, lambda line: None)
+    found: dict[str, set[str]] = {}
+    for file in (folder / "clean").glob("part-*"):
+        for row in pq.read_table(file).to_pylist():
+            found.setdefault(row["cluster"], set()).add(row["split"])
+    assert [split for split in found.values() if len(split) > 1] == []
+    return splits(folder / "clean")
+
+
+def by_kind(found: dict[str, str]) -> dict[str, set[str]]:
+    """Kind to the splits of its reports."""
+    return {kind: {s for name, s in found.items() if f" {kind}" in name} for kind in KINDS}
+
+
+either_decider = pytest.mark.parametrize(
+    "documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)]
+)
+
+
+@either_decider
+@pytest.mark.parametrize("assigned", ["train", "replay", "validation"])
+def test_a_template_of_several_sources_is_in_one_split_whatever_is_assigned(
+    spark: SparkSession, tmp_path: Path, assigned: str, documents_in_memory: int
+) -> None:
+    own = {"manual": MANUAL + reports_of("manual", range(2))}
+    copies = [(f"copy of {name}", text) for name, text in MANUAL]
+    both = own | {"other": reports_of("other", range(2, 4)) + copies}
+    sources = {"other": assigned}
+
+    found = clean_assigned(spark, tmp_path / "new", both, sources, documents_in_memory)
+
+    if assigned == "replay":
+        assert found.keys() <= {name for name, _ in own["manual"]}
+        assert set.union(*by_kind(found).values()) == {"train", "validation", "held_out"}
+    else:
+        assert list(by_kind(found).values()) == [{assigned}] * len(KINDS)
+
+    # What judges by the record goes on to, though another source has text of its template now.
+    weeks = tmp_path / "week1", tmp_path / "week2"
+    before = clean_assigned(spark, weeks[0], own, {}, documents_in_memory)
+    after = clean_assigned(spark, weeks[1], both, sources, documents_in_memory, weeks[0])
+    judging = {name: split for name, split in before.items() if split != "train"}
+    assert judging and judging.items() <= after.items()
+
+
+@either_decider
+@pytest.mark.parametrize("assigned", ["train", "replay"])
+def test_a_template_that_text_that_judges_is_edited_into_judges(
+    spark: SparkSession, tmp_path: Path, assigned: str, documents_in_memory: int
+) -> None:
+    weeks = tmp_path / "week1", tmp_path / "week2"
+    before = clean_assigned(spark, weeks[0], {"manual": MANUAL}, {}, documents_in_memory)
+    held_out = [name for name, split in before.items() if split == "held_out"][: len(KINDS)]
+    edits = {name: report(9, kind) for name, kind in zip(held_out, KINDS, strict=False)}
+    texts = {
+        "manual": list((dict(MANUAL) | edits).items()),
+        "other": reports_of("other", range(2)),
+    }
+
+    after = clean_assigned(
+        spark, weeks[1], texts, {"other": assigned}, documents_in_memory, weeks[0]
+    )
+
+    assert {after[name] for name in held_out} == {"held_out"}
+    split = {"held_out"} if assigned == "train" else set()
+    assert [by_kind(after)[kind] for kind, _ in zip(KINDS, held_out, strict=False)] == (
+        [split] * len(held_out)
+    )
 
 
 def test_another_text_of_a_template_is_no_copy(

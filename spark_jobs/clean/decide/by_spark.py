@@ -455,7 +455,7 @@ def _apply_rules(
                 pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
                 pa.array(fates.eligible),
                 pa.array(fates.stays),
-                pa.array(history.NAMES, _STRING).take(pa.array(history.final_splits(fates, texts))),
+                pa.array(history.NAMES, _STRING).take(pa.array(fates.split)),
             ],
             schema=FATE_SCHEMA,
         )

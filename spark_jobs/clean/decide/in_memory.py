@@ -42,7 +42,6 @@ from spark_jobs.clean.history import (
     by_source,
     codes_of,
     decide,
-    final_splits,
     representative_rank,
 )
 from spark_jobs.clean.prepare import bands_of
@@ -300,7 +299,7 @@ def decide_survivors(
     of_copy = pc.coalesce(of_cluster, decider.EXACT).take(text_of)
     reason = pc.if_else(pa.array(stands), of_representative.take(text_of), of_copy)
     reason = pc.if_else(pa.array(past), decider.PAST, reason)
-    splits = pa.array(NAMES).take(pa.array(np.where(stays, final_splits(fates, facts), NONE)))
+    splits = pa.array(NAMES).take(pa.array(np.where(stays, fates.split, NONE)))
     columns = {
         "cluster": pc.coalesce(names.take(text_of), documents["text_hash"]),
         "reason": pc.coalesce(reason, documents["fault"]),
