@@ -447,7 +447,10 @@ def document(identifier: str, as_json: bool) -> None:
 @commands.command()
 @click.argument("identifiers", nargs=-1, metavar="[ID]...")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="File with one id per line.")
-@click.option("--source", help="All documents of a source.")
+@click.option(
+    "--source",
+    help="All documents of a source, also those that have left it or that cleaning dropped.",
+)
 @name_option
 @reason_option
 @click.option(

@@ -100,12 +100,15 @@ def find_documents(
             raise UserError(f"{path} cannot be read: {error}. Give one id on each line.") from error
     if source:
         clean = session.record.current("clean_corpus")
-        documents = open_parts([clean.url], ["id", "source"])
+        raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
+        # What cleaning dropped is in the raw corpus alone; what has left is in the record.
+        folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
+        documents = open_parts(folders, ["id", "source"])
         found += documents.to_table(filter=pc.field("source") == source)["id"].to_pylist()
         listed = read_list(session.record.store, session.settings.name).active
         found += [one.id for one in listed if one.source == source and one.text_hash]
         if not found:
-            raise UserError(f"The clean corpus has no document from the source {source!r}.")
+            raise UserError(f"There is no document from the source {source!r}, now or before.")
     if not found:
         raise UserError("Name what to forget: ids, --file PATH with one id per line, or --source.")
     return list(dict.fromkeys(found))
