@@ -33,7 +33,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 ENDING = {signal.SIGTERM, signal.SIGINT}
 version_argument = click.argument("version", type=int)
 name_option = click.option(
-    "--name", default=getpass.getuser, help="Who decides (default: your login)."
+    "--name", default=getpass.getuser, help="Name recorded with the decision (default: your login)."
 )
 reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
 generation_option = click.option(
@@ -228,9 +228,11 @@ def stop() -> None:
 
 @commands.command()
 @json_option
-@click.option("--table", is_flag=True, help="Print the evaluated versions' metrics as Markdown.")
+@click.option(
+    "--table", is_flag=True, help="Print a Markdown table of the metrics of all evaluated versions."
+)
 def versions(as_json: bool, table: bool) -> None:
-    """List all versions, each with its latest event.
+    """List all versions, each with its latest verdict, decision or takeover.
 
     \b
     Examples:
@@ -256,7 +258,9 @@ def versions(as_json: bool, table: bool) -> None:
 @version_argument
 @click.argument("repository")
 @click.option(
-    "--public", is_flag=True, help="Create the repository as public, or use one that is public."
+    "--public",
+    is_flag=True,
+    help="Create a public repository, or allow uploading to an existing public one.",
 )
 def publish(version: int, repository: str, public: bool) -> None:
     """Upload a version to the Hugging Face Hub.
@@ -319,9 +323,17 @@ def reject(version: int, name: str, reason: str, generation: int | None) -> None
 @commands.command()
 @click.argument("candidate", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("incumbent", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--metric", help="Metric in the files. Default: the first.")
-@click.option("--filter", "chosen_filter", help="lm-eval filter, if the task has several.")
-@click.option("--lower-is-better", is_flag=True, help="Lower is better, as for error rates.")
+@click.option("--metric", help="Metric to compare. Default: the first in the files.")
+@click.option(
+    "--filter",
+    "chosen_filter",
+    help="lm-eval filter whose answers to compare; required if the files have several.",
+)
+@click.option(
+    "--lower-is-better",
+    is_flag=True,
+    help="Lower values of the metric are better, as for error rates.",
+)
 @click.option(
     "--look",
     type=click.IntRange(1),
@@ -429,7 +441,7 @@ def explain(version: int, text: str | None, as_json: bool) -> None:
 @click.argument("identifier")
 @json_option
 def document(identifier: str, as_json: bool) -> None:
-    """Show what became of a document.
+    """Show what happened to a document.
 
     Shows its duplicates, why they match, and which versions were trained on it.
 
@@ -459,8 +471,10 @@ def document(identifier: str, as_json: bool) -> None:
     help="drop: forget other documents with the text, too. keep: forget exact copies only. Needed "
     "only for text that is short or common; otherwise, the default is drop.",
 )
-@click.option("--undo", "is_undone", is_flag=True, help="Let forgotten documents come back.")
-@click.option("--yes", is_flag=True, help="Apply the decision to what is listed.")
+@click.option(
+    "--undo", "is_undone", is_flag=True, help="Let forgotten documents return in the next corpus."
+)
+@click.option("--yes", is_flag=True, help="Carry out what is listed.")
 @click.option("--plan", hidden=True, help="The name of a listed plan; --yes carries out no other.")
 def forget(
     identifiers: tuple[str, ...],
@@ -523,7 +537,7 @@ def trace(
     \b
     Examples:
       llm-assets trace --request REQUEST_ID    an answer from the endpoint
-      llm-assets trace --text "The valve ..."  any text, as if the serving version had said it
+      llm-assets trace --text "The valve ..."  any text, as an answer of the serving version
     """
     from llm_assets.cli.text.trace import read_answer, trace_answers
     from llm_assets.endpoint.folder import endpoint_folder
@@ -641,7 +655,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
 def up(port: int, board_port: int, wait: bool) -> None:
     """Start the board, the UI and the daemon.
 
-    Any of them that dies is restarted.
+    Each of them is restarted if it exits.
 
     \b
     Examples:
@@ -714,9 +728,12 @@ def board(port: int) -> None:
 @commands.command()
 @click.option("--smoke", is_flag=True, help="On Google Cloud, also run minimal jobs.")
 @click.option(
-    "--nodes", type=click.IntRange(1), default=1, help="Machines for --smoke's training job."
+    "--nodes",
+    type=click.IntRange(1),
+    default=1,
+    help="Number of machines for the training job of --smoke.",
 )
-@click.option("--yes", is_flag=True, help="Run --smoke without confirming its price.")
+@click.option("--yes", is_flag=True, help="Run --smoke without asking you to confirm the price.")
 @click.option(
     "--all",
     "is_whole",
@@ -890,7 +907,7 @@ def setup(outputs: Path | None) -> None:
 
 
 @commands.command()
-@click.option("--end", "is_ending", is_flag=True, help="End what is listed.")
+@click.option("--end", "is_ending", is_flag=True, help="End all listed jobs, without asking.")
 @json_option
 def machines(is_ending: bool, as_json: bool) -> None:
     """List jobs on Google Cloud that have not ended.

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,8 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.cli.session import Session
+from llm_assets.cli.text.forget import find_documents
 from llm_assets.forgetting import erase as erasing
 from llm_assets.forgetting.erase import ForgottenDocument, ForgottenList, erase, find_holders
 from llm_assets.registry.card import page_path
@@ -67,6 +71,7 @@ class Corpora:
 
     def _write_raw(self, draft: Draft) -> None:
         table = pa.table({"id": [*self.ids, COPY], "text": [*self.texts, self.texts[3]]})
+        table = table.append_column("source", pa.array(["s"] * len(table)))
         half = len(table) // 2
         for number, part in enumerate((table[:half], table[half:])):
             write_table(f"{draft.url}/part-{number:05d}.parquet", part)
@@ -219,3 +224,10 @@ def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
     corpora.current("raw_corpus").verify()
     assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
     assert not (Path(raw.url) / BEFORE_NAME).exists()
+
+
+def test_a_source_is_all_that_it_ever_gave(corpora: Corpora) -> None:
+    """What has left it and what cleaning dropped, as well."""
+    session = SimpleNamespace(record=corpora.record, settings=SimpleNamespace(name="manual"))
+    named = find_documents(cast(Session, session), [], None, "s")
+    assert set(named) == {*corpora.ids, COPY, PAST}
