@@ -149,7 +149,7 @@ def describe_version(
     return VersionRow(
         version,
         [str(alias) for alias in state.aliases_of(version.version)],
-        f"{outcome}, compared with version {against.version}" if against else outcome,
+        f"{outcome}; the gate compared it with version {against.version}" if against else outcome,
         ranked[0] if ranked else None,
         "; ".join(filter(None, [describe_coverage(version), cost])),
     )

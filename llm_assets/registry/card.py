@@ -154,7 +154,7 @@ def describe_coverage(version: ModelVersion) -> str:
     if version.coverage is None:
         return "no text of this pipeline" if version.is_base else "an unknown share of the text"
     share = _percent(version.coverage)
-    return f"{share} of the training split, counting the versions that it continues"
+    return f"{share} of the training split, including what the versions that it continues read"
 
 
 def describe_cost(version: ModelVersion) -> str:

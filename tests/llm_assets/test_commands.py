@@ -28,7 +28,7 @@ def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None
         and "revision" in text
         and "optimizer.learning_rate: 0.01" in text
     )
-    assert "% of the training split, counting the versions that it continues" in text
+    assert "% of the training split, including what the versions that it continues read" in text
     told = json.loads(ask(served, "explain", "1", "--json"))
     assert told["artifacts"]["checkpoint"]["settings"]["optimizer"]["learning_rate"] == 0.01
 
