@@ -109,10 +109,13 @@ class TrainingRunnerSettings(Settings):
     `config/google_cloud.yaml` applies instead."""
 
 
+NAME = r"^[a-z][a-z0-9_]*$"
+
+
 class PipelineSettings(Settings):
     """All settings of a pipeline file."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    name: str = Field(pattern=NAME)
     """The pipeline's name: lowercase letters, digits and underscores."""
     description: str = ""
     """A one-sentence description for people."""

@@ -18,7 +18,7 @@ import yaml
 from artifacts.errors import UserError, shown_in_line
 from artifacts.settings import value_at
 from llm_assets import preflight
-from llm_assets.config import PipelineSettings
+from llm_assets.config import NAME, OTHER_FILES, PipelineSettings
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import find_files
@@ -231,8 +231,10 @@ def write_pipeline(
         seconds: that reading its text may take.
 
     Raises:
-        UserError: nothing in the folder can be read, or the pipeline file is there already.
+        UserError: the name or the place of the pipeline file is none, the file is there already, or
+            nothing in the folder can be read.
     """
+    name, path = _choose_file(folder, name, target)
     everything = Files(
         type="files",
         name="text",
@@ -253,11 +255,6 @@ def write_pipeline(
         )
     source = {"type": "files", "name": "text", "path": everything.path, "formats": formats}
     source |= {**columns, "on_bad_file": "quarantine"}
-    name = name or (re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text")
-    name = name if name[0].isalpha() else f"text_{name}"
-    path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
-    if path.exists():
-        raise _already_there(path)
     chosen: dict[str, Any] = {
         "name": name,
         "description": f"A model that knows {folder.resolve().name}.",
@@ -290,6 +287,28 @@ def write_pipeline(
     if obstacle is None:
         notes.append(held_out)
     return InitResult(path, [*notes, *_costs(settings, text)], obstacle)
+
+
+def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[str, Path]:
+    """The pipeline's name and file; raises UserError where there cannot be such ones."""
+    if name is None:
+        made = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text"
+        name = made if made[0].isalpha() else f"text_{made}"
+    elif not re.fullmatch(NAME, name):
+        raise UserError(
+            f"--name {shown_in_line(name)!r}: a pipeline's name is lowercase letters, digits and "
+            "underscores, and begins with a letter."
+        )
+    path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
+    if path.name in OTHER_FILES:
+        raise UserError(f"{path} is a file of another kind. Choose another path with --output.")
+    if path.exists():
+        raise _already_there(path)
+    if not path.parent.is_dir():
+        raise UserError(
+            f"--output {path}: there is no folder {path.parent}. Create it, or choose another path."
+        )
+    return name, path
 
 
 def _already_there(path: Path) -> UserError:

@@ -240,6 +240,29 @@ def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:
         settings_for(manuals)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--name", "My Manuals", "lowercase letters, digits and underscores"),
+        ("--name", "../x", "lowercase letters, digits and underscores"),
+        ("--name", "", "lowercase letters, digits and underscores"),
+        ("--name", "dagster", "dagster.yaml is a file of another kind"),
+        ("--output", "nowhere/x.yaml", "there is no folder nowhere"),
+        ("--output", "taken.yaml", "taken.yaml already exists"),
+    ],
+)
+def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("taken.yaml").write_text("")
+    Path("unreadable").mkdir()  # Reading it would end with another message.
+
+    ended = CliRunner().invoke(commands, ["init", "unreadable", option, value])
+
+    assert isinstance(ended.exception, UserError) and told in str(ended.exception)
+
+
 def test_the_command_says_what_to_do_next(manuals: Path) -> None:
     target = manuals.parent / "pipeline.yaml"
 
