@@ -61,7 +61,9 @@ class Walk:
                 return list(entries)
         except PermissionError as error:
             self.not_permitted("folder", folder, error)
-            return []
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            pass  # It was removed during the walk.
+        return []
 
     def not_permitted(self, kind: str, path: str, error: PermissionError) -> None:
         """Count what may not be read, or raise UserError where the settings say so."""
@@ -86,7 +88,10 @@ class Walk:
         return True
 
     def _is_link_passed_over(self, entry: os.DirEntry[str]) -> bool:
-        target = os.path.realpath(entry.path)
+        try:
+            target = os.path.realpath(entry.path)
+        except OSError:  # As of a link of a process without a program, in /proc.
+            target = ""
         if not os.path.exists(target):
             self._add("broken link", entry)
         elif os.path.isdir(target):
@@ -101,7 +106,7 @@ class Walk:
         """The bytes of a regular file; what is none, and has no end to read to, is counted."""
         try:
             found = entry.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return None
         kind = _SPECIAL.get(stat.S_IFMT(found.st_mode))
         if kind:
@@ -203,6 +208,8 @@ def _match_local(
         if chosen and not chosen.fullmatch(name):
             continue
         if not os.access(found, os.R_OK, effective_ids=True):
+            if not os.path.lexists(found):
+                continue  # It was removed during the walk.
             walk.not_permitted("file", found, PermissionError(13, "permission denied"))
             continue
         if file := _local_file(found, name, size, unread):

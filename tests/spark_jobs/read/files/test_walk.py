@@ -1,13 +1,15 @@
 """What lies in a folder: read, or counted by kind and named, and nothing hangs."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from artifacts.errors import UserError
-from spark_jobs.read.files.find import find_files
+from spark_jobs.read.files.find import Walk, find_files
+from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.snapshot import source_fingerprints
 from spark_jobs.read.survey import survey
 from tests.llm_assets.privilege import run_without_privilege
@@ -65,15 +67,33 @@ def test_links_are_read_within_the_folder_and_named_where_they_lead_elsewhere(fo
     (folder / "all").symlink_to(outside)
     (folder / "dangling.md").symlink_to("nothing.md")
     (folder / "loop.md").symlink_to("loop.md")
+    # A process of the kernel has no program, and the system does not say where the link leads.
+    (folder / "program.md").symlink_to("/proc/2/exe")
 
     found = {kind: set(names) for kind, names in unread_in(folder).items()}
     assert found == {
         "link out of the folder": {"out.md"},
         "link to a folder": {"all/"},
-        "broken link": {"dangling.md", "loop.md"},
+        "broken link": {"dangling.md", "loop.md", "program.md"},
     }
     rows, _ = snapshot(files_source(folder, follow_links=True), folder.parent / "raw")
     assert [row["id"] for row in rows] == ["a.md", "again.md", "out.md"]
+
+
+def test_folders_and_files_that_are_removed_during_the_walk_are_passed_over(folder: Path) -> None:
+    for number in range(100):
+        (folder / f"{number}").mkdir()
+        (folder / f"{number}" / "b.md").write_text("A pump.")
+    (source,) = files_source(folder, on_bad_file="stop").sources
+    unread = SkippedFiles()
+    walked = Walk(source, unread, str(folder)).files()  # type: ignore[arg-type]
+
+    first, _ = next(walked)
+    for number in range(100):
+        shutil.rmtree(folder / f"{number}")
+
+    assert {first, *(path for path, _ in walked)} <= {first, str(folder / "a.md")}
+    assert not unread.counts
 
 
 def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Path) -> None:
