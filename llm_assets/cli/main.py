@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from dataclasses import asdict
@@ -82,8 +83,8 @@ def commands(config: Path | None) -> None:
 def init(folder: Path, name: str | None, output: Path | None) -> None:
     """Write a pipeline file for a folder of text.
 
-    Reads the folder for up to a minute and chooses settings that fit the text. Without --output, it
-    also writes the project files if the current folder is not a project yet.
+    Reads the folder for up to a minute and chooses settings that fit the text. Also writes the
+    project files if the current folder is not a project yet.
 
     \b
     Example:
@@ -94,9 +95,9 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     started = write_pipeline(folder, name, output)
     for note in started.notes:
         click.echo(f"  {shown(note)}")
-    if output is None and (written := write_project(Path(), started.path, started.path.stem)):
+    if written := write_project(Path(), started.path, started.path.stem):
         click.echo(f"Wrote the project files: {', '.join(written)}")
-    command = f"llm-assets --config {started.path}"
+    command = f"llm-assets --config {shlex.quote(str(started.path))}"
     if started.obstacle:
         click.echo(shown(started.obstacle))
         click.echo(f"Wrote {started.path}. After adding text: {command} check")

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -275,7 +277,7 @@ def write_pipeline(
     settings = PipelineSettings.model_validate(chosen)
     try:
         with path.open("x") as file:
-            file.write(_HEADER.format(path=path))
+            file.write(_HEADER.format(path=shlex.quote(str(path))))
             yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False)
     except FileExistsError as error:  # Somebody else made it meanwhile.
         raise _already_there(path) from error
@@ -404,18 +406,19 @@ def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:
     """Make a folder a project; what is there already stays as it is.
 
     Args:
-        pipeline: the pipeline file, within the folder.
+        pipeline: the pipeline file, wherever it lies.
 
     Returns:
         Names of the files that were written; none where the folder is a project already.
     """
     if (folder / "dagster.yaml").exists():
         return []
+    shown = os.path.relpath(pipeline, folder)
     written = []
     for template, target in FILES.items():
         if not (folder / target).exists():
             content = (TEMPLATES / template).read_text()
-            content = content.replace("{pipeline}", str(pipeline)).replace("{name}", name)
+            content = content.replace("{pipeline}", shown).replace("{name}", name)
             (folder / target).write_text(content)
             written.append(target)
     return written

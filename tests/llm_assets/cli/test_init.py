@@ -263,14 +263,22 @@ def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
     assert isinstance(ended.exception, UserError) and told in str(ended.exception)
 
 
-def test_the_command_says_what_to_do_next(manuals: Path) -> None:
-    target = manuals.parent / "pipeline.yaml"
+@pytest.mark.parametrize("output", ["good.yaml", "../good.yaml"])
+def test_the_command_makes_a_project_and_says_what_to_do_next(
+    manuals: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    project = manuals.parent / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
 
-    ended = CliRunner().invoke(commands, ["init", str(manuals), "--output", str(target)])
+    ended = CliRunner().invoke(commands, ["init", str(manuals), "--output", output])
 
     assert ended.exit_code == 0, ended.output
-    assert f"llm-assets --config {target} run" in ended.output
+    assert f"llm-assets --config {output} run" in ended.output
     assert "300 files" in ended.output
+    for name in ("dagster.yaml", "workspace.yaml", "env.sh", "README.md", ".gitignore"):
+        assert (project / name).exists() and name in ended.output
+    assert f'LLM_ASSETS_CONFIG="$here/{output}"' in (project / "env.sh").read_text()
 
 
 def test_an_empty_name_of_the_pipeline_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
