@@ -80,8 +80,12 @@ class TextEstimate:
         """About."""
         return self.characters / CHARACTERS_PER_TOKEN
 
-    def lines(self) -> list[str]:
-        """What is learnt, and what is not: a line of each kind."""
+    def lines(self, command: str | None = "llm-assets check --all") -> list[str]:
+        """What is learnt, and what is not: a line of each kind.
+
+        Args:
+            command: lists all that is not; None where there is no pipeline file to check.
+        """
         told = []
         if self.documents is not None:
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
@@ -104,8 +108,8 @@ class TextEstimate:
         reasons = {reason.replace("_", " "): count for reason, count in self.faults.items()}
         for what, counts in (("set aside", reasons), ("not read", self.unread.counts)):
             told += [f"{what}: {count:,} {kind}" for kind, count in counts.items()]
-        if self.faults or self.unread.counts:
-            told.append("list all of them: llm-assets check --all")
+        if command and (self.faults or self.unread.counts):
+            told.append(f"list all of them: {command}")
         return told
 
 

@@ -266,8 +266,9 @@ def write_pipeline(
     text = preflight.look_at(PipelineSettings.model_validate(chosen), seconds)
     if not text.documents and not text.short:
         raise UserError(
-            f"{shown_in_line(str(folder))} contains no text to learn from: "
-            f"{'; '.join([*notes, *text.lines()[1:]])}."
+            f"{shown_in_line(str(folder))} contains no text to learn from, so no pipeline file was "
+            f"written: {'; '.join([*notes, *text.lines(None)[1:]])}."
+            + "".join(f"\n  {message}" for message in text.messages)
         )
     chosen["raw_corpus"]["sources"].append(REPLAYED)
     chosen |= _choices(text)
@@ -275,16 +276,18 @@ def write_pipeline(
         chosen["endpoint"] = {"port": port}
         notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
     settings = PipelineSettings.model_validate(chosen)
+    command = f"llm-assets --config {shlex.quote(str(path))}"
     try:
         with path.open("x") as file:
-            file.write(_HEADER.format(path=shlex.quote(str(path))))
+            file.write(_HEADER.format(command=command))
             yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False)
     except FileExistsError as error:  # Somebody else made it meanwhile.
         raise _already_there(path) from error
     counts = Counter(file.format.name for file in files)
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
     size = sum(file.size for file in files) / 1e6
-    notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes, *text.lines()]
+    notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
+    notes += text.lines(f"{command} check --all")
     held_out, obstacle = preflight.describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)
@@ -320,7 +323,7 @@ def _already_there(path: Path) -> UserError:
 
 
 _HEADER = """# Written by `llm-assets init`. All keys: llm-assets docs settings
-# Run the pipeline with: llm-assets --config {path} run
+# Run the pipeline with: {command} run
 """
 
 

@@ -85,8 +85,22 @@ def test_a_file_of_300_mb_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "dump.txt").write_text("The pump opens.")
     os.truncate(tmp_path / "large" / "dump.txt", 300_000_000)
-    with pytest.raises(UserError, match=r"contains no text to learn from.*1 too large"):
+    with pytest.raises(UserError, match=r"contains no text to learn from.*1 too large") as caught:
         write_pipeline(tmp_path / "large", None, tmp_path / "made.yaml")
+    assert "large/dump.txt: the file has 300.0 MB, more than 64 MB" in str(caught.value)
+    assert "`maximum_document_megabytes`" in str(caught.value)
+    assert "no pipeline file was written" in str(caught.value)
+    assert "llm-assets check" not in str(caught.value)
+
+
+def test_empty_files_alone_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for number in range(9):
+        (tmp_path / "empty" / f"{number}.txt").touch()
+    with pytest.raises(UserError, match=r"contains no text to learn from.*9 empty") as caught:
+        write_pipeline(tmp_path / "empty", None, tmp_path / "made.yaml")
+    named = [line for line in str(caught.value).splitlines() if ".txt: " in line]
+    assert len(named) == 5 and "llm-assets check" not in str(caught.value)
 
 
 def test_of_two_people_who_begin_at_once_one_is_told(tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     assert "left out: 1 parquet: no row can be read (half.parquet)" in started.notes
     assert "set aside: 1 no text" in started.notes
     assert "not read: 1 .png" in started.notes
+    (told,) = [note for note in started.notes if note.startswith("list all of them")]
+    assert told == f"list all of them: llm-assets --config {started.path} check --all"
 
 
 def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:
