@@ -47,6 +47,10 @@ DOCUMENT_SPREAD = 0.066
 measured."""
 PARAMETERS, TOKENS_PER_SECOND = 134_515_008, 60.0
 """Of training the model that `init` names: per core with AVX2, as docs/benchmarks.md has it."""
+ENOUGH_SHORT = 1_000
+"""So many documents that are all too short speak for those that were not read."""
+MOST_KEPT = 0.9
+"""Share of short documents that are kept by the length that is advised."""
 OTHER_SECONDS = 180
 """Of a first run, beside training: reading, cleaning, measuring and starting the endpoint."""
 TEXT_COPIES = 4
@@ -68,6 +72,8 @@ class TextEstimate:
     """Of the files' bytes, the least that was read of a source."""
     copies: float = 0.0
     short: float = 0.0
+    short_lengths: Counter[int] = field(default_factory=Counter)
+    """Of short documents that were read and are not replayed: characters to documents."""
     faults: Counter[str] = field(default_factory=Counter)
     unread: SkippedFiles = field(default_factory=SkippedFiles)
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
@@ -149,6 +155,7 @@ def look_at(
         elif place is None:
             documents += seen.documents
         text.languages += seen.languages if place != "replay" else Counter()
+        text.short_lengths += seen.short_lengths if place != "replay" else Counter()
         text.characters += seen.characters if place != "replay" else 0
         text.copies, text.short = text.copies + seen.copies, text.short + seen.short
         text.share = min(text.share, seen.share)
@@ -200,6 +207,24 @@ def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettin
     at = level(gate.lifetime_error, 1, Rounds(measured=1, planned=1, share=1.0))
     margin = max(float(reach(error, 0.0, clusters, at)), gate.smallest_effect)
     return margin + float(ndtri(POWER)) * error
+
+
+def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
+    """That cleaning would keep none of the documents, and the setting by which it would; None where
+    it keeps some."""
+    count = text.short_lengths.total()
+    is_known = text.documents is not None and (text.share == 1 or count >= ENOUGH_SHORT)
+    if text.characters or not count or not is_known:
+        return None
+    lengths = sorted(text.short_lengths.elements(), reverse=True)
+    fitting = lengths[math.ceil(MOST_KEPT * count) - 1]
+    kept = sum(length >= fitting for length in lengths) / count
+    return (
+        f"All {count:,} documents that were read are shorter than "
+        f"`clean_corpus.minimum_characters` ({settings.clean_corpus.minimum_characters}), so there "
+        f"is nothing to train on. Set `clean_corpus.minimum_characters: {fitting}`, which keeps "
+        f"{kept:.0%} of them, or add longer documents."
+    )
 
 
 def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[str, str | None]:
@@ -349,8 +374,8 @@ def preflight(
 
     Raises:
         UserError: the run could not succeed: a source or the base model is not there, text cannot
-            be read, rows are too long for the model, documents are too few, the port is another's,
-            or the disk is too small.
+            be read, rows are too long for the model, documents are too few or too short, the port
+            is another's, or the disk is too small.
     """
     for source in settings.raw_corpus.sources:
         _need_source(source)
@@ -359,6 +384,8 @@ def preflight(
     if settings.platform == "local":
         _need_port(settings)
     text = look_at(settings, seconds, messages)
+    if refusal := all_too_short(settings, text):
+        raise UserError(refusal)
     if settings.platform == "local":
         steps = settings.checkpoint.budget.steps or 32
         _need_space(settings.store, bytes_written(settings, base, text.characters, steps))

@@ -100,7 +100,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     command = f"llm-assets --config {shlex.quote(str(started.path))}"
     if started.obstacle:
         click.echo(shown(started.obstacle))
-        click.echo(f"Wrote {started.path}. After adding text: {command} check")
+        click.echo(f"Wrote {started.path}. Then: {command} check")
     else:
         click.echo(f"Wrote {started.path}. Now: {command} run")
 

@@ -31,6 +31,8 @@ class TextSurvey:
     """Documents whose very text another one has."""
     short: float = 0.0
     """Documents shorter than cleaning keeps."""
+    short_lengths: Counter[int] = field(default_factory=Counter)
+    """Of those that were read: characters to documents."""
     unread: SkippedFiles = field(default_factory=SkippedFiles)
     """What lies in archives and is not read."""
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
@@ -135,6 +137,7 @@ class _Look:
         digest = hash64(text)
         if len(text) < self._least:
             kind.counts["short"] += 1
+            self._found.short_lengths[len(text)] += 1
         elif digest in self._seen:
             kind.counts["copies"] += 1
         else:

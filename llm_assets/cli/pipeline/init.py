@@ -288,6 +288,8 @@ def write_pipeline(
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
     notes += text.lines(f"{command} check --all")
+    if obstacle := preflight.all_too_short(settings, text):
+        return InitResult(path, notes, obstacle)
     held_out, obstacle = preflight.describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)

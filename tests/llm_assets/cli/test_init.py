@@ -19,7 +19,7 @@ from llm_assets.cli.pipeline.init import (
     TRAINING_SECONDS,
     write_pipeline,
 )
-from llm_assets.config import PipelineSettings, load_settings
+from llm_assets.config import PipelineSettings, changed_settings, load_settings
 from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
 from spark_jobs.read.snapshot import write_snapshot
 from tests.folders import own_text
@@ -92,6 +92,28 @@ def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None
     for number, text in enumerate(tiny_texts(78, seed=1)):
         (folder / f"more {number}.md").write_text(text * 3)
     assert write_pipeline(folder, None, tmp_path / "more.yaml").obstacle is None
+
+
+def test_documents_that_are_all_too_short_end_in_a_no_with_the_setting_that_fits(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "notes").mkdir()
+    for number in range(200):
+        text = f"Pump {number:03d} leaks" + " again" * (number % 10)
+        (tmp_path / "notes" / f"{number}.txt").write_text(text)
+
+    started = write_pipeline(tmp_path / "notes", None, tmp_path / "made.yaml")
+
+    told = "All 200 documents that were read are shorter than `clean_corpus.minimum_characters`"
+    assert started.obstacle and started.obstacle.startswith(f"{told} (100)")
+    assert "unjudged" not in started.obstacle and "steps of training" not in str(started.notes)
+    for is_judged in (True, False):
+        with pytest.raises(UserError, match=re.escape(told)):
+            preflight(load_settings(started.path), is_judged=is_judged)
+    (fitting,) = re.findall(r"Set `clean_corpus.minimum_characters: (\d+)`", started.obstacle)
+    assert "keeps 90% of them" in started.obstacle
+    longer = changed_settings(started.path, {"clean_corpus.minimum_characters": int(fitting)})
+    assert preflight(longer, is_judged=False).text.documents == 180
 
 
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
