@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
-from spark_jobs.read.files.streams import BadFile, StoredFile
+from spark_jobs.read.files.streams import BadFile, SourceChanged, StoredFile
 from spark_jobs.read.language import guess_language
 from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
@@ -34,7 +34,7 @@ class TextSurvey:
     short_lengths: Counter[int] = field(default_factory=Counter)
     """Of those that were read: characters to documents."""
     unread: SkippedFiles = field(default_factory=SkippedFiles)
-    """What lies in archives and is not read."""
+    """What lies in archives and is not read, and files that were removed meanwhile."""
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
     """Files that are not UTF-8, by their encodings, and are read nevertheless."""
     faults: Counter[str] = field(default_factory=Counter)
@@ -129,6 +129,9 @@ class _Look:
             if self._source.on_bad_file == "stop":
                 raise
             self._set_aside(Fault("bad_file", str(error)))
+        except SourceChanged:
+            # What else there is decides; a run reads what is there by then.
+            self._found.unread.add("removed while the folder was read", file.name)
         kind.finished += 1
 
     def _add(self, document: Document, kind: _Kind) -> None:

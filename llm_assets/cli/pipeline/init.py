@@ -25,7 +25,14 @@ from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.rows import PROSE_WORDS, WHOLE_JSON_BYTES, table_rows, wrapped_rows
-from spark_jobs.read.files.streams import BadFile, Content, StoredFile, decode, lines_of
+from spark_jobs.read.files.streams import (
+    BadFile,
+    Content,
+    SourceChanged,
+    StoredFile,
+    decode,
+    lines_of,
+)
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import FORMATS, Files, FormatName
 
@@ -142,7 +149,7 @@ def _records(source: Files, file: StoredFile) -> Iterator[dict[str, Any]]:
     content = Content(file, source, lambda number: None)
     try:
         yield from (one for one in islice(_rows(content), ROWS) if isinstance(one, dict))
-    except (BadFile, ValueError, csv.Error, RecursionError):
+    except (BadFile, SourceChanged, ValueError, csv.Error, RecursionError):
         return
 
 

@@ -220,6 +220,15 @@ class SourceFile(ABC):
         """The stored bytes, seekable; how many are read is told to `tick`."""
 
 
+@contextmanager
+def still_there(file: SourceFile) -> Iterator[None]:
+    """Raise SourceChanged where the file turns out to be removed."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceChanged(f"{file.shown} was removed while it was read") from error
+
+
 @dataclass(frozen=True)
 class StoredFile(SourceFile):
     """A file that lies by itself, not within an archive."""
@@ -326,11 +335,9 @@ class Content:
         form = self.file.format
         compression = form.compression
         try:
-            with self.file.open(self.tick) as handle:
+            with still_there(self.file), self.file.open(self.tick) as handle:
                 limit, name = self.maximum_unpacked, self.file.shown
                 yield unpacked(handle, compression, limit, name, self.tick)
-        except FileNotFoundError as error:
-            raise SourceChanged(f"{self.file.shown} was removed while it was read") from error
         except DAMAGES as error:
             need_drive(self.file.shown, error)
             raise BadFile(
@@ -470,7 +477,7 @@ def members(content: Content) -> Iterator[Member | SkippedMember]:
 
 
 def _zip(content: Content) -> Iterator[Member | SkippedMember]:
-    with content.file.open(content.tick) as handle:
+    with still_there(content.file), content.file.open(content.tick) as handle:
         try:
             archive = zipfile.ZipFile(handle)
         except (zipfile.BadZipFile, NotImplementedError, OSError) as error:

@@ -17,10 +17,13 @@ from llm_assets.cli.pipeline.init import (
     LEAST_STEPS,
     REPLAY_SHARE,
     TRAINING_SECONDS,
+    plan_columns,
     write_pipeline,
 )
 from llm_assets.config import PipelineSettings, changed_settings, load_settings
 from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import write_snapshot
 from tests.folders import own_text
 from tests.tiny import tiny_texts
@@ -256,6 +259,16 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     assert "not read: 1 .png" in started.notes
     (told,) = [note for note in started.notes if note.startswith("list all of them")]
     assert told == f"list all of them: llm-assets --config {started.path} check --all"
+
+
+def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("body\nThe valve opens slowly, twice.\n")
+    source = Files(type="files", path=str(tmp_path))
+    found = find_files(source).files
+    (tmp_path / "b.csv").unlink()
+
+    assert plan_columns(source, found)[0] == {"text_column": "body"}
 
 
 def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:

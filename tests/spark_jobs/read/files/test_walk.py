@@ -96,6 +96,21 @@ def test_folders_and_files_that_are_removed_during_the_walk_are_passed_over(fold
     assert not unread.counts
 
 
+@pytest.mark.parametrize("name", ["b.md", "b.zip", "b.csv", "b.jsonl", "b.pdf"])
+def test_a_file_that_is_removed_before_it_is_read_does_not_end_the_look(
+    folder: Path, name: str
+) -> None:
+    (folder / name).write_text("A pump.")
+    (source,) = files_source(folder, on_bad_file="stop").sources
+    found = find_files(source).files  # type: ignore[arg-type]
+    (folder / name).unlink()
+
+    seen = survey(source, found, 1)  # type: ignore[arg-type]
+
+    assert seen.documents == 1 and seen.share == 1
+    assert seen.unread.counts == {"removed while the folder was read": 1}
+
+
 def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Path) -> None:
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD.txt").write_text("ref")
