@@ -23,7 +23,7 @@ from llm_assets import preflight
 from llm_assets.config import NAME, OTHER_FILES, PipelineSettings
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
-from spark_jobs.read.files.find import find_files
+from spark_jobs.read.files.find import NoFiles, find_files
 from spark_jobs.read.files.rows import PROSE_WORDS, WHOLE_JSON_BYTES, table_rows, wrapped_rows
 from spark_jobs.read.files.streams import (
     BadFile,
@@ -251,7 +251,12 @@ def write_pipeline(
         formats=FORMATS,
         on_bad_file="quarantine",
     )
-    found = find_files(everything)
+    try:
+        found = find_files(everything)
+    except NoFiles as error:
+        raise UserError(
+            f"{shown_in_line(str(folder))} has no files. Put text into it, or name another folder."
+        ) from error
     formats, notes = _formats([file.format.name for file in found.files])
     columns, without, told = plan_columns(everything, found.files)
     formats = [one for one in formats if one not in without]

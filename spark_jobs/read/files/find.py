@@ -126,6 +126,10 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST_PATHS = 100_000
 
 
+class NoFiles(UserError):
+    """There is no file at all, not even one of another format."""
+
+
 @dataclass
 class FileListing:
     """What a source's path leads to."""
@@ -143,8 +147,8 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
         names: how many are kept of each kind that is not read.
 
     Raises:
-        UserError: nothing is there, nothing of a format that is read, or, unless the settings say
-            otherwise, something that may not be read.
+        UserError: nothing is there (`NoFiles`), nothing of a format that is read, or, unless the
+            settings say otherwise, something that may not be read.
     """
     found = FileListing(unread=SkippedFiles(most=names))
     places: set[tuple[str, str]] = set()
@@ -157,7 +161,8 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
             else _match_remote(source, filesystem, path, found.unread)
         )
         if not matched:
-            raise UserError(_nothing_found(source, url, found.unread))
+            kind = UserError if found.unread.counts else NoFiles
+            raise kind(_nothing_found(source, url, found.unread))
         for file in sorted(matched, key=lambda one: one.name):
             folder, name = os.path.split(file.path)
             place = (real_folder(folder) if isinstance(file, LocalFile) else folder, name)

@@ -93,6 +93,13 @@ def test_a_file_of_300_mb_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert "llm-assets check" not in str(caught.value)
 
 
+def test_a_folder_without_files_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "new" / "within").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"new has no files. Put text into it") as caught:
+        write_pipeline(tmp_path / "new", None, tmp_path / "made.yaml")
+    assert "raw_corpus" not in str(caught.value)
+
+
 def test_empty_files_alone_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for number in range(9):
