@@ -153,7 +153,9 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
     found = FileListing(unread=SkippedFiles(most=names))
     places: set[tuple[str, str]] = set()
     real_folder = cache(os.path.realpath)
-    for url in expand_braces(source.path):
+    # What is there by that very name is meant, also where the name would be a pattern.
+    is_name = files.is_local(source.path) and os.path.exists(source.path)
+    for url in [source.path] if is_name else expand_braces(source.path):
         filesystem, path = files.resolve(url)
         matched = list(
             _match_local(source, path, found.unread, apart)
@@ -197,7 +199,7 @@ def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
 def _match_local(
     source: Files, path: str, unread: SkippedFiles, apart: str | None
 ) -> Iterator[StoredFile]:
-    folder, pattern = _split_glob(path)
+    folder, pattern = (path, None) if os.path.exists(path) else _split_glob(path)
     if pattern is None and not os.path.isdir(path):
         yield from _single(source, path)
         return

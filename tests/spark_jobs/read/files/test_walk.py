@@ -170,6 +170,16 @@ def test_a_glob_finds_what_it_did_and_enters_no_more_than_it_must(folder: Path) 
     assert names("**/y/*") == ["x/y/c.md", "x/y/d.txt"]
 
 
+@pytest.mark.parametrize("name", ["manuals [2024]", "a{b}", "all*"])
+def test_a_folder_or_file_whose_name_could_be_a_pattern_is_found(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / f"{name}.md").write_text("A pump.")
+    for path in (tmp_path / name, tmp_path / name / f"{name}.md"):
+        (source,) = files_source(path).sources
+        found = find_files(source).files  # type: ignore[arg-type]
+        assert [file.name for file in found] == [f"{name}.md"]
+
+
 READ = """
 import sys
 from tests.llm_assets.privilege import run_without_privilege
