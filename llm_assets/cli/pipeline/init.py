@@ -23,6 +23,7 @@ from llm_assets import preflight
 from llm_assets.config import NAME, OTHER_FILES, PipelineSettings
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
+from spark_jobs.read.document import EXAMPLES
 from spark_jobs.read.files.find import NoFiles, find_files
 from spark_jobs.read.files.rows import PROSE_WORDS, WHOLE_JSON_BYTES, table_rows, wrapped_rows
 from spark_jobs.read.files.streams import (
@@ -34,7 +35,7 @@ from spark_jobs.read.files.streams import (
     lines_of,
 )
 from spark_jobs.read.opened import hash64
-from spark_jobs.read.settings import FORMATS, Files, FormatName
+from spark_jobs.read.settings import FORMATS, Files, FormatName, template_columns
 
 TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
 """Formats with columns."""
@@ -46,6 +47,8 @@ ROWS = 20
 """First ones of a file that are looked at."""
 SAMPLED_FILES = 1_000
 """Of a format, that are looked at."""
+NAME_CHARACTERS = 200
+"""Longest name of a column; questionnaires have whole questions for names."""
 HEAD_BYTES = 4 * 1024 * 1024
 
 Columns = tuple[str, str]
@@ -65,10 +68,11 @@ def plan_columns(
     """
     found: Counter[Columns] = Counter()
     without, notes = [], []
+    unnamed: list[str] = []
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
         sampled = sorted(of_format, key=lambda one: hash64(one.name))[:SAMPLED_FILES]
-        records = [list(_records(source, file)) for file in sampled]
+        records = [list(_records(source, file, unnamed)) for file in sampled]
         columns = [text_columns(one) for one in records]
         found.update(filter(None, columns))
         if of_format and not any(columns):
@@ -76,9 +80,12 @@ def plan_columns(
             why = "no text column found; name one in a source's `text_column` or `text_template`"
             if not any(records):
                 why = "no row can be read"
-            notes.append(f"left out: {len(of_format):,} {name}: {why} ({sampled[0].name})")
+            why = unnamed[0] if name == "csv" and unnamed else f"{why} ({sampled[0].name})"
+            notes.append(f"left out: {len(of_format):,} {name}: {why}")
     if not found:
         return {}, without, notes
+    if "csv" not in without:
+        notes += [f"mend this table: {one}" for one in unnamed[:EXAMPLES]]
     # A row takes the first template of which it has all columns, so the largest come first.
     ordered = sorted(found, key=lambda one: (-one[1].count("{"), -found[one]))
     if len(ordered) == 1:
@@ -144,11 +151,17 @@ def _is_list_of_text(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _records(source: Files, file: StoredFile) -> Iterator[dict[str, Any]]:
-    """The first rows of a file; none of one that cannot be read."""
+def _records(source: Files, file: StoredFile, unnamed: list[str]) -> Iterator[dict[str, Any]]:
+    """The first rows of a file; none of one that cannot be read.
+
+    Args:
+        unnamed: is told of a table without a line of column names.
+    """
     content = Content(file, source, lambda number: None)
     try:
         yield from (one for one in islice(_rows(content), ROWS) if isinstance(one, dict))
+    except _UnnamedError as error:
+        unnamed.append(f"{file.name}: {error}")
     except (BadFile, SourceChanged, ValueError, csv.Error, RecursionError):
         return
 
@@ -164,9 +177,33 @@ def _rows(content: Content) -> Iterator[Any]:
             if len(head) == HEAD_BYTES:
                 # A character may be cut at the end.
                 head = head[: head.rfind(b"\n") + 1]
-            yield from table_rows(io.StringIO(decode(head)[0], newline=""))
+            table = table_rows(io.StringIO(decode(head)[0], newline=""))
+            rows = list(islice(table, ROWS))
+            _need_names(list(table.fieldnames or []), text_columns(rows))
+            yield from rows
         else:
             yield from _json_rows(content)
+
+
+class _UnnamedError(Exception):
+    """A table's columns have no names that tell them apart."""
+
+
+def _need_names(names: list[str], chosen: Columns | None) -> None:
+    """Raise where the first line is no line of names, or a name of a chosen column stands for
+    several, of which only the last would be read."""
+    if any(len(name) > NAME_CHARACTERS for name in names):
+        raise _UnnamedError(
+            f"its first line holds more than {NAME_CHARACTERS} characters in a field, so it seems "
+            "to be text and no column's name; put a line of column names above it"
+        )
+    key, value = chosen or ("", "")
+    taken = [value] if key == "text_column" else template_columns(value)
+    if repeated := [name for name in taken if names.count(name) > 1]:
+        raise _UnnamedError(
+            f"several columns have the name {shown_in_line(repeated[0])!r}, of which only the last "
+            "would be read; rename all but one"
+        )
 
 
 def _json_rows(content: Content) -> Iterator[Any]:

@@ -216,6 +216,34 @@ def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
     assert "- |-\n" in started.path.read_text()
 
 
+PROSE = "The pump opens slowly when it is cold. "
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (f"1,{PROSE * 15}\n2,{PROSE * 14}\n", "more than 200 characters in a field"),
+        (f"id,body,body\n1,{PROSE},{PROSE}\n", "several columns have the name 'body'"),
+    ],
+)
+def test_a_table_without_names_for_its_columns_is_named_and_not_read_wrongly(
+    tmp_path: Path, table: str, told: str
+) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    (folder / "odd.csv").write_text(table)
+
+    with pytest.raises(UserError, match=rf"left out: 1 csv: odd.csv: .*{told}") as caught:
+        write_pipeline(folder, None, tmp_path / "made.yaml")
+    assert len(str(caught.value)) < 500
+
+    (folder / "sound.csv").write_text(f"tag,tag,body\nx,y,{PROSE}\n")
+    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    (source,) = own_text(load_settings(started.path)).sources
+    assert isinstance(source, Files) and source.text_column == "body"
+    assert any(re.match(rf"mend this table: odd.csv: .*{told}", note) for note in started.notes)
+
+
 def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
     settings = settings_for(manuals)
     for number in range(5):
