@@ -148,7 +148,7 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
 
     Raises:
         UserError: nothing is there (`NoFiles`), nothing of a format that is read, or, unless the
-            settings say otherwise, something that may not be read.
+            settings say otherwise, something that may not be read; or the path leads into the store.
     """
     found = FileListing(unread=SkippedFiles(most=names))
     places: set[tuple[str, str]] = set()
@@ -156,11 +156,13 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
     # What is there by that very name is meant, also where the name would be a pattern.
     is_name = files.is_local(source.path) and os.path.exists(source.path)
     for url in [source.path] if is_name else expand_braces(source.path):
+        if apart:
+            _refuse_store(source, url, apart)
         filesystem, path = files.resolve(url)
         matched = list(
             _match_local(source, path, found.unread, apart)
             if files.is_local(url)
-            else _match_remote(source, filesystem, path, found.unread)
+            else _match_remote(source, filesystem, path, found.unread, apart)
         )
         if not matched:
             kind = UserError if found.unread.counts else NoFiles
@@ -181,6 +183,22 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
             f"{found.unread}. Formats read here: {', '.join(source.formats)} (key `formats`)."
         )
     return found
+
+
+def _refuse_store(source: Files, url: str, store: str) -> None:
+    """Raise UserError where a path leads into the store, which a model would learn then."""
+    if files.is_local(url) != files.is_local(store):
+        return
+    (_, path), (_, root) = files.resolve(url), files.resolve(store)
+    folder = _split_glob(path)[0]
+    if files.is_local(url):
+        folder, root = os.path.realpath(folder), os.path.realpath(root)
+    if f"{folder}/".startswith(f"{root.rstrip('/')}/"):
+        raise UserError(
+            f"Source {source.name!r}: `path` ({shown_in_line(url)}) is in the pipeline's `store` "
+            f"({shown_in_line(store)}), whose files are no source text. Set `path` to the folder "
+            "of your text, or `store` to another folder."
+        )
 
 
 def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
@@ -250,8 +268,13 @@ def _local_file(path: str, name: str, size: int, unread: SkippedFiles) -> LocalF
 
 
 def _match_remote(
-    source: Files, filesystem: AbstractFileSystem, path: str, unread: SkippedFiles
+    source: Files,
+    filesystem: AbstractFileSystem,
+    path: str,
+    unread: SkippedFiles,
+    apart: str | None,
 ) -> Iterator[StoredFile]:
+    store = f"{apart.rstrip('/')}/" if apart else None
     folder, pattern = _split_glob(path)
     if pattern:
         details = filesystem.glob(path, detail=True)
@@ -263,7 +286,9 @@ def _match_remote(
         name = shown_in_line(found.removeprefix(folder).lstrip("/"))
         if about.get("type") == "directory" or found.endswith("/"):
             continue
-        if not source.hidden and any(part.startswith(".") for part in name.split("/")):
+        if store and filesystem.unstrip_protocol(found).startswith(store):
+            unread.add("store of llm-assets", name)
+        elif not source.hidden and any(part.startswith(".") for part in name.split("/")):
             unread.add("hidden", name)
         elif form := format_of(name):
             listed = ListedFile(

@@ -18,7 +18,7 @@ from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import source_fingerprints, write_snapshot
 
 
-def files_source(path: Path, **settings: object) -> RawCorpusSettings:
+def files_source(path: Path | str, **settings: object) -> RawCorpusSettings:
     source = {"type": "files", "name": "manual", "path": str(path), **settings}
     return RawCorpusSettings.model_validate({"sources": [source]})
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
+from artifacts.storage import files
 from spark_jobs.read.files.find import Walk, find_files
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.snapshot import source_fingerprints
 from spark_jobs.read.survey import survey
 from tests.llm_assets.privilege import run_without_privilege
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 def unread_in(folder: Path, **settings: object) -> dict[str, list[str]]:
@@ -134,6 +136,39 @@ def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Pa
     assert "2 .png (" in str(found.unread)
     hidden = find_files(source.model_copy(update={"hidden": True}))  # type: ignore[arg-type]
     assert {".git/HEAD.txt", ".notes.md"} <= {file.name for file in hidden.files}
+
+
+@pytest.mark.parametrize("path", [".", "raw_corpus", "raw_corpus/*.jsonl", "raw_corpus/part.jsonl"])
+def test_a_path_into_the_store_is_refused(folder: Path, path: str) -> None:
+    store = folder / "store"
+    (store / "raw_corpus").mkdir(parents=True)
+    (store / "raw_corpus" / "part.jsonl").write_text('{"text": "made"}')
+    (folder / "link").symlink_to(store)
+    for place in (store, folder / "link"):
+        (source,) = files_source(place / path).sources
+        with pytest.raises(UserError, match=r"`path` \(.*\) is in the pipeline's `store` \("):
+            find_files(source, str(store))  # type: ignore[arg-type]
+    # A folder of a longer name is another one.
+    (folder / "store of texts").mkdir()
+    (folder / "store of texts" / "b.md").write_text("beta")
+    (source,) = files_source(folder / "store of texts").sources
+    found = find_files(source, str(store))  # type: ignore[arg-type]
+    assert [file.name for file in found.files] == ["b.md"]
+
+
+def test_the_store_in_a_bucket_is_no_text(google: LocalGoogle) -> None:
+    root = f"gs://{BUCKET}/walk"
+    files.write(f"{root}/a.md", b"The valve opens.")
+    files.write(f"{root}/store/part.jsonl", b'{"text": "made"}')
+    (source,) = files_source(root).sources
+
+    found = find_files(source, f"{root}/store")  # type: ignore[arg-type]
+
+    assert [file.name for file in found.files] == ["a.md"]
+    assert found.unread.counts == {"store of llm-assets": 1}
+    for store in (root, f"gs://{BUCKET}"):
+        with pytest.raises(UserError, match=r"`path` \(gs://.*\) is in the pipeline's `store`"):
+            find_files(source, store)  # type: ignore[arg-type]
 
 
 def test_endings_count_in_any_case(folder: Path) -> None:
