@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from artifacts.errors import UserError
+
 
 class Settings(BaseModel):
     """Frozen, refuses unknown keys; the docstring under a field is its description in the docs."""
@@ -27,25 +29,43 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file.
 
     Raises:
-        yaml.YAMLError: it is no YAML, larger than a megabyte, nested without end, or full of
-            aliases.
-        UnicodeDecodeError: it is not UTF-8.
+        UserError: it is no YAML, not UTF-8, larger than a megabyte, nested without end, full of
+            aliases, or has a key twice in one place.
     """
     import yaml  # By whoever reads settings from a file; servers are told theirs.
 
-    if path.stat().st_size > MOST_BYTES:
-        raise yaml.YAMLError(f"larger than {MOST_BYTES:,} bytes, which no settings are")
-    text = path.read_text()
-    aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
-    if aliases > MOST_ALIASES:
-        raise yaml.YAMLError(f"{aliases:,} aliases (`*name`), more than {MOST_ALIASES}")
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            _refuse_repeated_key([key for key, _ in node.value])
+            return node
+
     try:
-        return yaml.safe_load(text)
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"larger than {MOST_BYTES:,} bytes, which no settings are")
+        text = path.read_text()
+        aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+        if aliases > MOST_ALIASES:
+            raise ValueError(f"{aliases:,} aliases (`*name`), more than {MOST_ALIASES}")
+        return yaml.load(text, Loader)  # noqa: S506 - It is a safe one.
     except RecursionError:
-        raise yaml.YAMLError("nested deeper than any settings are") from None
-    except ValueError as error:
-        # Such as a date that is none.
-        raise yaml.YAMLError(str(error)) from None
+        raise UserError(f"{path} is not valid YAML: nested deeper than any settings are") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # A ValueError is also a date that is none, and text that is not UTF-8.
+        raise UserError(f"{path} is not valid YAML: {error}") from error
+
+
+def _refuse_repeated_key(keys: list[Any]) -> None:
+    """Raise ValueError where a mapping has a key twice: of its values only the last would count."""
+    lines: dict[tuple[str, str], int] = {}
+    for key in keys:
+        said, line = (key.tag, str(key.value)), key.start_mark.line + 1
+        if said in lines:
+            raise ValueError(
+                f"the key `{key.value}` is on line {lines[said]} and again on line {line}; put "
+                "what belongs under it in one place"
+            )
+        lines[said] = line
 
 
 def value_at(record: Any, key: str, missing: Any = None) -> Any:

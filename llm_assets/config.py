@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
@@ -318,8 +317,6 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
         raise UserError(f"There is no settings file {path}. {hint}") from error
     except (IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
     if isinstance(content, dict) and content.get("type") == COMPONENT:
         content = content.get("attributes")
     if not isinstance(content, dict):

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.errors import reason_of
+from artifacts.errors import UserError, reason_of
 from artifacts.settings import read_yaml
 from artifacts.storage.files import make_private
 
@@ -114,7 +114,7 @@ def read_activity(folder: Path) -> Activity:
     """What runs and waits by the history of a folder's dagster.yaml; nothing without one."""
     try:
         return _read_activity(folder)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UserError) as error:
         return Activity(fault=reason_of(error) or f"The history of runs cannot be read: {error}.")
 
 

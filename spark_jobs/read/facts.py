@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import Field, ValidationError
 
 from artifacts.errors import UserError
@@ -89,7 +88,7 @@ def read_forms(path: str) -> dict[str, Forms]:
     try:
         content = read_yaml(Path(path))
         forms = {name: Forms.model_validate(one) for name, one in content.items()}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, AttributeError, ValidationError) as error:
+    except (OSError, AttributeError, ValidationError) as error:
         raise UserError(
             f"{path}: expected each relation with the lists `told` and `asked`: {error}"
         ) from None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from artifacts.errors import UserError
 from llm_assets.config import config_path, load_settings
@@ -87,7 +88,8 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load_settings(write(tmp_path, MINIMAL + addition))
+        content = yaml.safe_load(MINIMAL) | yaml.safe_load(addition)
+        load_settings(write(tmp_path, yaml.safe_dump(content)))
 
 
 def test_a_wrong_key_inside_a_source_names_that_sources_keys(tmp_path: Path) -> None:
@@ -102,6 +104,12 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
             write(tmp_path, MINIMAL + "stroe: x\nplatfrom: y\ncheckpoint: {budget: {steps: 0}}")
         )
     assert all(key in str(error.value) for key in ("stroe", "platfrom", "budget.steps"))
+
+
+def test_a_section_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    text = MINIMAL + "clean_corpus: {minimum_characters: 20}\nclean_corpus: {unicode_form: NFKC}"
+    with pytest.raises(UserError, match=r"yaml.*`clean_corpus` is on line 7 and again on line 8"):
+        load_settings(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "\xff\xfe"])

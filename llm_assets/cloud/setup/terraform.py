@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
+from artifacts.settings import read_yaml
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.config import check_settings
 
@@ -56,9 +57,9 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     """Bring a cloud project's file to what was made; every other key stays as it is.
 
     Raises:
-        UserError: the file is no mapping, or the result would not be valid.
+        UserError: the file is no YAML mapping, or the result would not be valid.
     """
-    before = yaml.safe_load(path.read_text()) if path.exists() else {}
+    before = read_yaml(path) if path.exists() else {}
     if not isinstance(before, dict):
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     names = before.get("images") or {kind: f"{kind}:latest" for kind in IMAGES}

@@ -68,6 +68,16 @@ def test_a_typo_in_the_settings_is_a_few_lines(project: Project, command: tuple[
     assert len(text.splitlines()) <= 6
 
 
+def test_a_section_that_is_twice_in_dagsters_file_is_named(project: Project) -> None:
+    file = project.folder / "dagster.yaml"
+    file.write_text(file.read_text() + "telemetry: {enabled: false}\n")
+
+    for command in ("status", "run"):
+        ended = project.run("llm-assets", command)
+        text = _without_trace(ended.stdout + ended.stderr)
+        assert "dagster.yaml is not valid YAML: the key `telemetry` is on line" in text
+
+
 @pytest.mark.fault(
     "settings and commands",
     "Dagster's history damaged",

@@ -82,3 +82,12 @@ def test_result_that_would_not_be_valid_leaves_the_file_alone(tmp_path: Path) ->
     with pytest.raises(UserError, match="web_acess"):
         write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
     assert path.read_text() == "web_acess: true\n"
+
+
+def test_a_section_that_is_there_twice_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "google_cloud.yaml"
+    text = "images: {cuda: a/cuda:1}\nimages: {spark: a/spark:1}\n"
+    path.write_text(text)
+    with pytest.raises(UserError, match="the key `images` is on line 1 and again on line 2"):
+        write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
+    assert path.read_text() == text
