@@ -26,6 +26,7 @@ from llm_assets.operation_settings import (
     NotificationSettings,
     RetentionSettings,
 )
+from llm_assets.study.settings import SOURCE as STUDY_SOURCE
 from llm_assets.study.settings import StudySettings
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.model.base_model import BaseModelSettings
@@ -200,6 +201,30 @@ class PipelineSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _named_sources_exist(self) -> Self:
+        sources, split = list(self.raw_corpus.forms), self.clean_corpus.split.sources
+        for name in split:
+            _need_source(name, "clean_corpus.split.sources", sources)
+        if self.study is not None:
+            sources.append(STUDY_SOURCE)
+        for name in self.tokenized_shards.mixing:
+            _need_source(name, "tokenized_shards.mixing", sources)
+            if split.get(name, "train") != "train":
+                raise ValueError(
+                    f"`tokenized_shards.mixing` names the source {name!r}, which has no training "
+                    f"text, since `clean_corpus.split.sources` assigns it to `{split[name]}`; take "
+                    "it out of one of them"
+                )
+        if self.checkpoint.replay_share and not self.clean_corpus.split.replayed:
+            raise ValueError(
+                f"`checkpoint.replay_share` is {self.checkpoint.replay_share:g}, but no source has "
+                "text to replay; assign one of general text to `replay` in "
+                f"`clean_corpus.split.sources`, or set the share to 0. Sources: "
+                f"{', '.join(self.raw_corpus.forms)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gate_has_its_exam(self) -> Self:
         if self.model_version.gate.metric == "exam" and self.exam is None:
             raise ValueError(
@@ -358,7 +383,20 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
         return f"{key}.{tag}: unknown {tag} {said}; {_did_you_mean(said, names)}{choices}"
     if fault["type"] == "missing":
         return f"{key}: missing."
-    return f"{key + ': ' if key else ''}{fault['msg']} (got {fault['input']!r})"
+    said = fault["input"]
+    # A rule over several keys is broken by a whole section, which would hide what it says.
+    is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
+    got = "" if is_rule else f" (got {said!r})"
+    return f"{key + ': ' if key else ''}{fault['msg'].removeprefix('Value error, ')}{got}"
+
+
+def _need_source(name: str, key: str, sources: list[str]) -> None:
+    """Raise ValueError where a key of the file names a source that the pipeline does not have."""
+    if name not in sources:
+        raise ValueError(
+            f"`{key}` names the source {name!r}, which is not among `raw_corpus.sources`; "
+            f"{_did_you_mean(name, sources)}Sources: {', '.join(sources)}"
+        )
 
 
 def _did_you_mean(said: str, names: list[str]) -> str:

@@ -10,8 +10,8 @@ from llm_assets.assets.corpus import GROUP, clean_view, plan_cleaning
 from llm_assets.assets.stage import BuildPlan, stage, table
 from llm_assets.pipeline import Comparison, PipelineResource
 from llm_assets.runners.spark import SparkRunner
-from llm_assets.study.rows import CODE_VERSION, DERIVED_FOLDER, SOURCE, write_rows
-from llm_assets.study.settings import StudySettings
+from llm_assets.study.rows import CODE_VERSION, DERIVED_FOLDER, write_rows
+from llm_assets.study.settings import SOURCE, StudySettings
 from recipes.evaluation.exam import read_questions
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.job import compare_documents

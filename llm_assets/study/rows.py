@@ -21,7 +21,13 @@ from artifacts.cache import cached
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
-from llm_assets.study.settings import PROMPTS, GeneratorSettings, PromptName, StudySettings
+from llm_assets.study.settings import (
+    PROMPTS,
+    SOURCE,
+    GeneratorSettings,
+    PromptName,
+    StudySettings,
+)
 from spark_jobs.read.document import DERIVED, Document, to_table
 from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms, tell
 from spark_jobs.runtime.parquet import find_parts, write_table
@@ -353,8 +359,6 @@ def _read(response: httpx.Response) -> dict[str, Any]:
 
 
 CODE_VERSION = "1"
-SOURCE = "study"
-"""The source of all derived text, by which `tokenized_shards.mixing` weighs it."""
 DERIVED_FOLDER = "derived"
 """Folder of the rows before they are cleaned."""
 DERIVATIONS_NAME = "derivations.parquet"

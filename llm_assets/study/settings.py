@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from artifacts.settings import Settings
 from artifacts.storage.files import sha256_of
 
+SOURCE = "study"
+"""The source of all derived text, by which `tokenized_shards.mixing` weighs it."""
+
 # What a generator is asked to write about a passage.
 # The first seven follow the strategies of SPA (arXiv 2603.22213), which found that seven fixed
 # prompts teach as much as prompts made for each document: concepts, critical thinking, and writing

@@ -81,6 +81,29 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
             "endpoint: {engine: vllm}",
             "engine.name: .*'auto', 'openvino' or .*'vllm'",
         ),
+        (
+            "clean_corpus: {split: {sources: {manual: replay}}}",
+            "`clean_corpus.split.sources` names the source 'manual', which is not among "
+            "`raw_corpus.sources`; did you mean `manuals`\\? Sources: manuals$",
+        ),
+        (
+            "tokenized_shards: {mixing: {stud: {weight: 2}}}\nstudy: {}",
+            "`tokenized_shards.mixing` names .* 'stud', .* `study`\\? Sources: manuals, study$",
+        ),
+        (
+            "tokenized_shards: {mixing: {study: {weight: 2}}}",
+            "`tokenized_shards.mixing` names .* 'study', .*; Sources: manuals$",
+        ),
+        (
+            "tokenized_shards: {mixing: {manuals: {weight: 2}}}\n"
+            "clean_corpus: {split: {sources: {manuals: held_out}}}",
+            "'manuals', which has no training text, since `clean_corpus.split.sources` assigns it "
+            "to `held_out`; take it out of one of them$",
+        ),
+        (
+            "checkpoint: {replay_share: 0.25}",
+            "`checkpoint.replay_share` is 0.25, but no source .* `replay` .* Sources: manuals$",
+        ),
         ("eval_metrics: {tasks: [{name: mmlu, shot: 5}]}", "tasks.0.shot: .*mean `shots`"),
         ("endpoint: {engine: {comand: [a]}}", "engine.server.comand: .*did you mean `command`"),
         ("endpoint: {engine: {command: [vllm, serve]}}", r"give a command with \{port\} in it"),
