@@ -148,7 +148,8 @@ def find_files(source: Files, apart: str | None = None, names: int = EXAMPLES) -
 
     Raises:
         UserError: nothing is there (`NoFiles`), nothing of a format that is read, or, unless the
-            settings say otherwise, something that may not be read; or the path leads into the store.
+            settings say otherwise, something that may not be read; or the path leads into the
+            store.
     """
     found = FileListing(unread=SkippedFiles(most=names))
     places: set[tuple[str, str]] = set()

@@ -269,5 +269,5 @@ def test_a_file_without_rows_beside_examples_is_named(tmp_path: Path, name: str)
 
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it() -> None:
-    with pytest.raises(ValueError, match="convert it and .*: python -c"):
+    with pytest.raises(ValueError, match=r"convert it and .*: python -c"):
         RawCorpusSettings.model_validate({"sources": [{"type": "files", "path": "data.pkl"}]})
