@@ -12,6 +12,7 @@ import sys
 import time
 from importlib.metadata import distribution
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -307,3 +308,20 @@ def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_alone_and_without_a_net
     refused = [sys.executable, "-m", "benchmarks.gpu", "--keep", "--results", str(results)]
     kept = subprocess.run(refused, cwd=ROOT, capture_output=True, text=True)
     assert kept.returncode == 1 and "as a rehearsal" in kept.stderr
+
+
+def test_the_page_about_knowledge_shows_the_figures_that_were_measured() -> None:
+    with (ROOT / "benchmarks/results/knowledge.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    page = (ROOT / "docs/knowledge.md").read_text()
+
+    def share(column: str, **chosen: str) -> str:
+        values = [float(row[column]) for row in rows if chosen.items() <= row.items()]
+        return f"{mean(values):.0%}"
+
+    for tokens in ("12000", "25000", "50000", "100000"):
+        closed_book = "exam_closed_book_acc_candidate"
+        shares = [share(closed_book, text=text, tokens=tokens) for text in ("raw", "forms", "mix")]
+        assert f"| {int(tokens):,} | {' | '.join(shares)} |" in page
+    base, found = share("exam_closed_book_acc_base"), share("exam_retrieval_acc_base")
+    assert f"(the base model answers {base}, or {found} with a retrieved passage)" in page
