@@ -3,6 +3,7 @@
 Of a local folder, every file is either given or counted as unread, by kind.
 """
 
+import errno
 import os
 import re
 import stat
@@ -26,6 +27,9 @@ _SPECIAL = {
     stat.S_IFCHR: "device",
     stat.S_IFBLK: "device",
 }
+
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.EINVAL}
+"""What the system says of a folder that was removed during the walk, or whose process has ended."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,9 @@ class Walk:
                 return list(entries)
         except PermissionError as error:
             self.not_permitted("folder", folder, error)
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-            pass  # It was removed during the walk.
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
         return []
 
     def not_permitted(self, kind: str, path: str, error: PermissionError) -> None:
