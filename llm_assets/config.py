@@ -5,6 +5,7 @@ The top-level keys are the asset names; each stage's own package defines what st
 
 import difflib
 import os
+import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
 from artifacts.settings import Settings, read_yaml
-from artifacts.storage.files import is_local
+from artifacts.storage.files import Place, is_local
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.exam.settings import ExamSettings
@@ -121,7 +122,7 @@ class PipelineSettings(Settings):
     """A one-sentence description for people."""
     platform: Platform = "local"
     """Where the work is done: this machine, or Google Cloud."""
-    store: str = ".llm_assets/store"
+    store: Place = ".llm_assets/store"
     """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
     key_prefix: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_]*$")
     """Prefix of the asset keys and, followed by `__`, of the names of jobs, steps, sensors,
@@ -358,7 +359,9 @@ def check_settings(
         return model.model_validate(content, strict=strict)
     except ValidationError as error:
         faults = [_describe(fault, model, content) for fault in error.errors()]
-        raise UserError(f"{source} has invalid settings:\n  " + "\n  ".join(faults)) from error
+        told = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
+        # Not from the error, which has all values as they are.
+        raise UserError(_without_secrets(told)) from None
 
 
 def _pipeline_files() -> list[Path]:
@@ -388,6 +391,12 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
     got = "" if is_rule else f" (got {said!r})"
     return f"{key + ': ' if key else ''}{fault['msg'].removeprefix('Value error, ')}{got}"
+
+
+def _without_secrets(text: str) -> str:
+    """Text without the users and passwords, queries and fragments of the URLs in it."""
+    text = re.sub(r"://[^\s'\"]*@", "://***@", text)
+    return re.sub(r"(://[^\s'\"?#]*[?#])[^\s'\"]+", r"\1***", text)
 
 
 def _need_source(name: str, key: str, sources: list[str]) -> None:

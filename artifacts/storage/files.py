@@ -18,11 +18,11 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, shown_in_line
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob
@@ -66,6 +66,37 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 def is_local(url: str | Path) -> bool:
     """Whether a name means a file of this machine."""
     return isinstance(url, Path) or "://" not in url or url.startswith("file://")
+
+
+def check_place(url: str) -> str:
+    """The path or URL, if it is of a kind that is read; raises ValueError where it is another.
+
+    The message leaves out the rest of the URL, which may hold a password or a token.
+    """
+    scheme, sign, rest = url.partition("://")
+    if sign and scheme not in ("file", "gs"):
+        raise ValueError(
+            f"{shown_in_line(scheme)}:// is not read here; copy the files to this machine or to "
+            "Cloud Storage, and give their local path or gs://bucket/path"
+        )
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("a user or password has no place in a path; give it as gs://bucket/path")
+    return url
+
+
+def check_local_path(path: str) -> str:
+    """The path, if it is one; raises ValueError, without the rest of it, where it is a URL."""
+    scheme, sign, _ = path.partition("://")
+    if sign:
+        raise ValueError(
+            f"a local path is expected, not {shown_in_line(scheme)}://; copy it to this machine"
+        )
+    return path
+
+
+Place = Annotated[str, AfterValidator(check_place)]
+"""A local path, or `gs://bucket/path`."""
+LocalPath = Annotated[str, AfterValidator(check_local_path)]
 
 
 def read(url: str | Path) -> bytes:

@@ -5,17 +5,17 @@ from typing import Any
 from pydantic import Field
 
 from artifacts.settings import Settings
-from artifacts.storage.files import sha256_of
+from artifacts.storage.files import LocalPath, sha256_of
 
 
 class ExamSettings(Settings):
     """Questions about facts in the text, each with one correct answer and wrong ones of the same
     kind."""
 
-    facts: str
+    facts: LocalPath
     """A local CSV file with the columns `subject`, `relation` and `value`; a fact that no training
     document states is left out."""
-    forms: str
+    forms: LocalPath
     """A local YAML file that maps each relation to `told` and `asked`. Each entry of `asked`, the
     beginning of a sentence with `{subject}` that the value completes, makes one question per
     fact."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from artifacts.settings import Settings
-from artifacts.storage.files import sha256_of
+from artifacts.storage.files import LocalPath, sha256_of
 
 SOURCE = "study"
 """The source of all derived text, by which `tokenized_shards.mixing` weighs it."""
@@ -117,11 +117,11 @@ WHERE = {"address", "key_variable", "requests_at_once", "timeout_seconds"}
 class StudySettings(Settings):
     """Text made from the training documents of plain text, to train on in addition to them."""
 
-    facts: str | None = None
+    facts: LocalPath | None = None
     """A local CSV file with the columns `subject`, `relation` and `value`; those of its facts that
     a document states are used. If unset, the facts that documents contain in a regular form are
     used: in Markdown tables, and below a heading in lines such as `Weight: 3 kg`."""
-    forms: str | None = None
+    forms: LocalPath | None = None
     """A local YAML file that maps each relation to `told`, sentences with `{value}` and, usually,
     `{subject}`; relations that are missing from it are told in general forms."""
     forms_per_fact: int = Field(default=8, ge=0)

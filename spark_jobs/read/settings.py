@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
+from artifacts.storage.files import LocalPath, Place
 
 FormatName = Literal[
     "text",
@@ -251,10 +252,10 @@ class Facts(Settings):
     """The kind of source."""
     name: str = "facts"
     """The source's name; every document carries it."""
-    path: str
+    path: LocalPath
     """A local CSV file, in UTF-8, with the columns `subject`, `relation` and `value`; a subject has
     only one value per relation."""
-    forms: str
+    forms: LocalPath
     """A local YAML file that maps each relation to `told`, sentences with `{value}` and, usually,
     `{subject}`. For `exam`, a relation also has `asked`, beginnings of sentences with `{subject}`
     that the value completes."""
@@ -269,7 +270,7 @@ class Files(Settings):
     """The kind of source."""
     name: str = "files"
     """The source's name; every document carries it."""
-    path: str
+    path: Place
     """A file, a folder (read with its subfolders) or a glob, local or `gs://`, optionally with
     braces: `name.{1..128}-of-128.jsonl.gz`."""
     text_column: str = "text"
@@ -357,7 +358,7 @@ class HuggingFaceDataset(Settings):
     """The kind of source."""
     name: str = "hugging_face"
     """The source's name; every document carries it."""
-    dataset: str
+    dataset: Place
     """The dataset's name on the Hub, or a folder, local or in a bucket, with its data files or as
     `save_to_disk` writes it. If `HF_HUB_OFFLINE` is set, a dataset of the Hub is read from the
     local Hub cache."""

@@ -1,5 +1,6 @@
 """Settings: every fault is named with its key and what was expected."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,41 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: s
 def test_a_wrong_key_inside_a_source_names_that_sources_keys(tmp_path: Path) -> None:
     text = MINIMAL.replace("path: manuals", "path: manuals, text_colum: body")
     with pytest.raises(UserError, match=r"sources\.0\.files\.text_colum.*mean `text_column`"):
+        load_settings(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MINIMAL.replace("path: manuals", "path: 'URL'"),
+        MINIMAL.replace("files, name: manuals, path: manuals", "hugging_face, dataset: 'URL'"),
+        MINIMAL.replace("type: files, name: manuals, path: manuals", "type: 'URL'"),
+        MINIMAL.replace("folder: model", "folder: 'URL'"),
+        MINIMAL + "exam: {facts: 'URL', forms: 'URL'}",
+        MINIMAL + "store: 'URL'",
+        MINIMAL + "platform: ['URL']",
+        MINIMAL + "study: {generator: {address: 'URL', model: a}}",
+    ],
+)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:SECRET@example.com/a?token=SECRET",
+        "gs://user:SECRET@bucket/a",
+        "https://us@er:SEC/RET@example.com/#SECRET",
+    ],
+)
+def test_no_message_repeats_a_password_in_a_url(tmp_path: Path, text: str, url: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_settings(write(tmp_path, text.replace("URL", url)))
+    assert not re.search("SEC|RET", str(error.value)), str(error.value)
+
+
+def test_a_path_of_another_kind_is_refused_with_those_that_are_read(tmp_path: Path) -> None:
+    text = MINIMAL.replace("path: manuals", "path: 's3://bucket/manuals'")
+    with pytest.raises(
+        UserError, match=r"sources\.0\.files\.path: s3:// is not .* gs://bucket/path"
+    ):
         load_settings(write(tmp_path, text))
 
 
