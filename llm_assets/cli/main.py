@@ -810,8 +810,8 @@ def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json:
             f"are those of {cloud_config_path()}."
         )
     unknown = sum(finding.ok is None for finding in findings)
-    told = f"No problems found. Read the lines marked unknown first: {unknown}."
-    click.echo(told if unknown else COMPLETE, err=as_json)
+    doubtful = f"No problems found. Read the lines marked unknown first: {unknown}."
+    click.echo(doubtful if unknown else COMPLETE, err=as_json)
 
 
 def _smoke(
