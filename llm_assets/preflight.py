@@ -404,11 +404,16 @@ def _need_source(source: Source) -> None:
 
 
 def seconds_before_run(settings: PipelineSettings) -> float:
-    """How long a run looks at its text: not where it was read before."""
+    """How long a run looks at its text: not where it was read before, and much is held out of it.
+
+    Where little is, a few documents fewer leave too little.
+    """
     if not is_local(settings.store):
         return 0
     with suppress(DamagedArtifact):  # Whoever needs it says so.
-        return 0 if _record(settings).find_current("raw_corpus") else RUN_SECONDS
+        divided = _record(settings).find_current("clean_corpus")
+        held_out = divided.stats["splits"].get("held_out", 0) if divided else 0
+        return 0 if held_out >= 4 * settings.model_version.gate.minimum_documents else RUN_SECONDS
     return 0
 
 
@@ -514,14 +519,17 @@ def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -
         told, obstacle = describe_held_out(settings, text)
     else:
         counts = divided.stats["splits"]
-        new = _new_documents(settings, text)
-        held_out = counts.get("held_out", 0) + int(share * new)
-        documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
-        obstacle = held_out_obstacle(held_out, documents, settings)
-        told = (
-            f"{counts.get('held_out', 0):,} documents have been held out since they were first "
-            "read."
-        )
+        new, left = _new_and_left(settings, text)
+        then = counts.get("held_out", 0)
+        now = left * then + share * new
+        all_now = left * (sum(counts.values()) - counts.get("replay", 0)) + new
+        documents = 0 if is_trained else int(all_now)
+        told = f"{then:,} documents are held out."
+        obstacle = held_out_obstacle(int(now), documents, settings)
+        if left < 1:
+            told = f"Since text was removed, about {now:,.0f} of {then:,} held-out documents remain"
+            obstacle = obstacle and _obstacle(told, documents, settings)
+            told = "" if obstacle else f"{told}."
         if before != share:
             told += (
                 f" Existing splits do not change: `held_out: {share:g}` instead of {before:g} "
@@ -529,19 +537,24 @@ def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -
                 "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
                 "of this one stay."
             )
-        if obstacle and text.documents is None:
-            # Text that was not looked at may have grown; before training it will be known.
-            return [told, obstacle]
+        # Text that was not looked at may have grown, and which documents are gone is not known yet;
+        # before training both will be.
+        is_whole = text.documents is not None and text.share == 1
+        most = now + 2 * math.sqrt(then * left * (1 - left)) if is_whole else math.inf
+        if obstacle and most >= settings.model_version.gate.minimum_documents:
+            return list(filter(None, [told.strip(), obstacle]))
     if obstacle and is_judged:
         raise UserError(obstacle)
     return list(filter(None, [told, obstacle]))
 
 
-def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:
-    """About how many documents came since the text was read last."""
+def _new_and_left(settings: PipelineSettings, text: TextEstimate) -> tuple[int, float]:
+    """About how many documents came since the text was read last, or the share that is left."""
     raw = _record(settings).find_current("raw_corpus")
     if raw is None or text.documents is None:
-        return 0
+        return 0, 1.0
     replayed = settings.clean_corpus.split.replayed
     read = sum(of["documents"] for name, of in raw.stats["sources"].items() if name not in replayed)
-    return max(0, round(text.documents + text.held_out + text.copies + text.short - read))
+    found = round(text.documents + text.held_out + text.copies + text.short)
+    # An estimate from some of the bytes does not tell few documents less from none.
+    return max(0, found - read), min(1.0, found / read) if read and text.share == 1 else 1.0

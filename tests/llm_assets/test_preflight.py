@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
+from llm_assets.pipeline import JUDGED_TAG
 from llm_assets.preflight import preflight
 from tests.conftest import Project
 from tests.faults import small_disk
@@ -239,6 +240,7 @@ import sys
 from pathlib import Path
 from artifacts.errors import UserError
 from llm_assets.config import PipelineSettings
+from llm_assets.pipeline import JUDGED_TAG
 from llm_assets.preflight import preflight
 try:
     preflight(PipelineSettings.model_validate_json(Path(sys.argv[1]).read_text()))
@@ -285,15 +287,38 @@ def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
     assert ask(project, "*tokenized_shards") == ""
     project.configure(model_version={"gate": {"minimum_documents": 90}})
 
-    ended = project.run("llm-assets", "run")
-    assert ended.returncode == 1
-    assert "independent documents are held out, near-copies counted as one" in ended.stdout
-    assert "Set `clean_corpus.split.held_out: 0.50`, or add text." in ended.stdout
-    assert "run --unjudged" in ended.stdout
+    told = ask(project, "checkpoint", tags={JUDGED_TAG: "yes"})
+    assert "independent documents are held out, near-copies counted as one" in told
+    assert "Set `clean_corpus.split.held_out: 0.50`, or add text." in told
+    assert "run --unjudged" in told
     assert project.record.recorded("checkpoint") is None
-    checked = project.run("llm-assets", "check")
-    assert checked.returncode == 1 and "independent documents are held out" in checked.stderr
+    # Before a run it is known from the text's division.
+    for command in ("check", "run"):
+        ended = project.run("llm-assets", command)
+        assert ended.returncode == 1 and "independent documents are held out" in ended.stderr
 
     for number, text in enumerate(tiny_texts(200, seed=1)):
         (project.folder / "text" / f"new {number}.txt").write_text(text)
     assert project.run("llm-assets", "check").returncode == 0
+
+
+def test_removed_text_is_reckoned_with_before_a_run(project: Project) -> None:
+    """About 60 documents of 240 are held out, of which the gate needs 30."""
+    assert ask(project, "*clean_corpus") == ""
+    raw = project.record.recorded("raw_corpus")
+    held_out = project.record.find_current("clean_corpus").stats["splits"]["held_out"]  # type: ignore[union-attr]
+    assert f"{held_out} documents are held out." in project.run("llm-assets", "check").stdout
+    texts = sorted((project.folder / "text").iterdir())
+
+    for text in texts[:130]:
+        text.unlink()
+    checked = project.run("llm-assets", "check")
+    assert checked.returncode == 0, "that so many were held out is likely, and not sure"
+    assert re.search(rf"about \d+ of {held_out} held-out documents remain, fewer", checked.stdout)
+
+    for text in texts[130:200]:
+        text.unlink()
+    ended = project.run("llm-assets", "run")
+    assert ended.returncode == 1
+    assert re.search(rf"about \d+ of {held_out} held-out documents remain, fewer", ended.stderr)
+    assert project.record.recorded("raw_corpus") == raw
