@@ -48,6 +48,14 @@ def test_the_settings_that_differ_are_those_alone(small: SmallStore) -> None:
     assert "None of those recorded for both versions." in same
 
 
+def test_an_address_past_the_oldest_version_leads_to_the_newest(small: SmallStore) -> None:
+    with client_of(board_of(small)) as client:
+        for first in (1, 5):
+            shown = client.get(f"/versions?from={first}")
+            assert shown.status_code == 200
+            assert 'The list ends before this page. <a href="/versions">' in shown.text
+
+
 def test_the_page_that_stays_is_shown_as_it_is_and_may_run_nothing(small: SmallStore) -> None:
     small.train(small.clean("1", {"one": "x"}), ["x"])
     small.store.write_bytes(page_path("manual", 1), b"<h1>Version 1</h1>")
