@@ -12,8 +12,9 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from serving.engine.protocol import GenerateRequest
 from serving.logs import log
@@ -59,8 +60,9 @@ class Journal:
         try:
             if self._day != now.date():
                 self._day = now.date()
-                for expired in _expired(self._folder, settings.days, now.date()):
-                    expired.unlink(missing_ok=True)
+                for day, file in _days(self._folder):
+                    if _is_expired(day, settings.days, now.date()):
+                        file.unlink(missing_ok=True)
             if settings.keep == "off":
                 return
             key, lines = _read_key(self._folder), ""
@@ -71,10 +73,18 @@ class Journal:
                 texts = (prompt, answer) if settings.keep == "text" else ()
                 entry = JournalEntry(*common, index, _hash(key, prompt), _hash(key, answer), *texts)
                 lines += json.dumps(asdict(entry)) + "\n"
-            with open(self._folder / f"{self._day}.jsonl", "a", opener=_open_private) as file:
-                file.write(lines)
+            with open(self._folder / f"{self._day}.jsonl", "a+b", opener=_open_private) as written:
+                written.write(_line_break(written) + lines.encode())
         except OSError as error:
             log("journal", id=request, fault=error.strerror or str(error))
+
+
+def _line_break(file: BinaryIO) -> bytes:
+    """What ends the last line, where a killed server or a full disk left half of one."""
+    if not file.tell():
+        return b""
+    file.seek(-1, os.SEEK_END)
+    return b"" if file.read() == b"\n" else b"\n"
 
 
 def _prompt_text(asked: GenerateRequest) -> str:
@@ -86,9 +96,10 @@ def _prompt_text(asked: GenerateRequest) -> str:
 
 def find_entries(state_folder: Path, request: str, days: float) -> list[JournalEntry]:
     """The answers to a request, oldest first; none where it is unknown or older than some days."""
-    folder, today, found = state_folder / FOLDER, datetime.now(UTC).date(), []
-    expired = set(_expired(folder, days, today))
-    for file in sorted({*folder.glob("*.jsonl")} - expired):
+    today, found = datetime.now(UTC).date(), []
+    for day, file in _days(state_folder / FOLDER):
+        if _is_expired(day, days, today):
+            continue
         # The last line of a killed server may be half a line.
         for line in file.read_text(errors="replace").split("\n")[:-1]:
             with suppress(ValueError, TypeError):
@@ -102,11 +113,16 @@ def is_answer(state_folder: Path, entry: JournalEntry, text: str) -> bool:
     return secrets.compare_digest(_hash(_read_key(state_folder / FOLDER), text), entry.answer_hash)
 
 
-def _expired(folder: Path, days: float, today: date) -> Iterator[Path]:
-    """The files of the days before the last `days`."""
-    for file in folder.glob("*.jsonl"):
-        if date.fromisoformat(file.stem) < today - timedelta(days=days):
-            yield file
+def _days(folder: Path) -> Iterator[tuple[date, Path]]:
+    """The files of days, oldest first; what else lies there is not the journal's."""
+    for file in sorted(folder.glob("????-??-??.jsonl")):
+        with suppress(ValueError):
+            yield date.fromisoformat(file.stem), file
+
+
+def _is_expired(day: date, days: float, today: date) -> bool:
+    """Whether a day is before the last `days`."""
+    return (today - day).days > days
 
 
 def _open_private(path: str, flags: int) -> int:
