@@ -395,6 +395,11 @@ def _of_history(error: BaseException) -> str | None:
             "dagster.yaml) does not answer, or refuses this user. Nothing finished is lost: start "
             "it, or correct the address, and run the same again."
         )
+    if "$DAGSTER_HOME is not set" in text:
+        return (
+            "There is no dagster.yaml here, which says where Dagster's history is. Run this in the "
+            "project's folder, or set DAGSTER_HOME to it."
+        )
     if "No module named 'psycopg'" in text:
         return (
             "The address of Dagster's PostgreSQL (`storage.postgres` in dagster.yaml) has to begin "

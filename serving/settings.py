@@ -145,15 +145,26 @@ class EndpointSettings(Settings):
     """What is recorded about answers."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises UserError where the port is taken or the address is not ours."""
+def listen(
+    host: str, port: int, chosen_by: str = "`endpoint.port` in the pipeline file"
+) -> socket.socket:
+    """A listening socket.
+
+    Args:
+        chosen_by: what chooses the port, as a message names it.
+
+    Raises:
+        UserError: the port is taken or the address is not ours.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
+        # Python adds the address, in brackets, to what the system says.
+        reason = (error.strerror or str(error)).partition(" (")[0]
         raise UserError(
-            f"Cannot listen on {host} port {port} ({error.strerror}). Another program may be using "
-            "it: choose another `endpoint.port` in the pipeline file, or end that program."
+            f"Cannot listen on {host} port {port} ({reason}). Another program may be using it: "
+            f"choose another {chosen_by}, or end that program."
         ) from error
 
 

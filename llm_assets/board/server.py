@@ -52,7 +52,7 @@ def open_board(
 
 def serve_board(board: Board, port: int, report: Report) -> None:
     """Serve it until interrupted; raises UserError where the port is taken."""
-    with listen(HOST, port) as listener:
+    with listen(HOST, port, "port with --port") as listener:
         address = f"http://{HOST}:{listener.getsockname()[1]}"
         report(f"The board is at {address} (stop it with Ctrl-C).")
         report(f"To decide there, sign in with {board.key_name}.")

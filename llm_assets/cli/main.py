@@ -21,7 +21,7 @@ import click
 from artifacts.errors import UserError, reason_of, shown
 from artifacts.program.lifetime import importing
 from llm_assets import services
-from llm_assets.cli.session import Session, open_session
+from llm_assets.cli.session import Session, open_session, use_this_folders_history
 from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, config_path, load_settings
 
 if TYPE_CHECKING:
@@ -715,6 +715,9 @@ def board(port: int) -> None:
     from llm_assets.cli.versions import status_of
 
     session = open_session()
+    # A registry and a store are shown without a history of runs, too.
+    if Path("dagster.yaml").exists():
+        use_this_folders_history()
     command = [sys.argv[0], "--config", str(session.path.absolute())]
     opened = open_board(
         session.settings,

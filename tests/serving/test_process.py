@@ -28,7 +28,8 @@ def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_fo
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port}.*endpoint\.port"):
+        told = rf"port {port} \(Address already in use\)\. .*endpoint\.port"
+        with pytest.raises(UserError, match=told):
             start(tmp_path, tiny_model_folder, port=port)
 
 
