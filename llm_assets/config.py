@@ -390,7 +390,10 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     # A rule over several keys is broken by a whole section, which would hide what it says.
     is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
     got = "" if is_rule else f" (got {said!r})"
-    return f"{key + ': ' if key else ''}{fault['msg'].removeprefix('Value error, ')}{got}"
+    told = f"{key + ': ' if key else ''}{fault['msg'].removeprefix('Value error, ')}{got}"
+    if isinstance(said, bool) and fault["type"] in ("string_type", "literal_error"):
+        return f"{told}. YAML reads on, off, yes and no as true or false: put a text in quotes."
+    return told
 
 
 def _without_secrets(text: str) -> str:

@@ -44,7 +44,10 @@ the next run rebuilds that asset and everything downstream. Settings that only s
 work runs rebuild nothing.
 
 Unknown keys are rejected with a list of the valid names, and all errors in a file are reported at
-once. This page is generated from the code by `make docs`.
+once. YAML reads `on`, `off`, `yes` and `no` as true or false: where a text is meant, such as the
+label `"no"` for Norwegian, put it in quotes. Only `endpoint.journal.keep: off` needs none.
+
+This page is generated from the code by `make docs`.
 """
 
 TOUCHED_FIRST = [

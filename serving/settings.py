@@ -2,9 +2,9 @@
 
 import os
 import socket
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from artifacts.errors import UserError
 from artifacts.settings import Settings
@@ -79,6 +79,12 @@ class JournalSettings(Settings):
     days: float = Field(default=1, ge=0)
     """How many whole days (UTC) after the day of an answer its entry can be found; the first answer
     of each day deletes older entries."""
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _read_off(cls, given: Any) -> Any:
+        # YAML reads `off` without quotes as false.
+        return "off" if given is False else given
 
 
 class EndpointSettings(Settings):

@@ -116,6 +116,21 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: s
         load_settings(write(tmp_path, yaml.safe_dump(content)))
 
 
+@pytest.mark.parametrize("said", ["off", "'off'"])
+def test_a_journal_that_keeps_nothing_is_said_as_documented(tmp_path: Path, said: str) -> None:
+    addition = f"endpoint: {{journal: {{keep: {said}}}}}"
+    assert load_settings(write(tmp_path, MINIMAL + addition)).endpoint.journal.keep == "off"
+
+
+@pytest.mark.parametrize(
+    "addition",
+    ["description: no", "platform: on", "clean_corpus: {split: {sources: {no: train}}}"],
+)
+def test_a_text_that_yaml_reads_as_a_boolean_is_to_be_quoted(tmp_path: Path, addition: str) -> None:
+    with pytest.raises(UserError, match=r"\(got (True|False)\)\. YAML reads .* in quotes"):
+        load_settings(write(tmp_path, MINIMAL + addition))
+
+
 def test_a_wrong_key_inside_a_source_names_that_sources_keys(tmp_path: Path) -> None:
     text = MINIMAL.replace("path: manuals", "path: manuals, text_colum: body")
     with pytest.raises(UserError, match=r"sources\.0\.files\.text_colum.*mean `text_column`"):
