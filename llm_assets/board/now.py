@@ -75,13 +75,19 @@ def routes(board: Board) -> list[Route]:
     def show(request: Request) -> Response:
         state = board.registry.state()
         champion = state.find("champion")
-        wanted = [one for one in state.history if one.alias == "wanted"]
-        chosen = [one for one in wanted if champion and one.version == champion.version]
+        moves = [one for one in state.history if champion and one.version == champion.version]
+        served = [one for one in state.history if one.alias == "champion"]
+        # Who wants it once more while it serves did not put it there.
+        earlier = moves[: moves.index(served[-1])] if served else []
+        chosen = [one for one in earlier if one.alias == "wanted"]
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
         # An exam says what was learned from which document.
         read = find_new_text(board, state, champion) if champion and not won else NOTHING_NEW
         now, making = board.status(), list(_making(board.store))
+        is_local = board.settings.platform == "local"
+        # Vertex AI is not asked.
+        answering = now["served"]["versions"] if now["served"] else {}
         is_busy = bool(now["running"] or now["machines"] or making)
         answer = page(
             board,
@@ -90,12 +96,13 @@ def routes(board: Board) -> list[Route]:
             state=state,
             champion=champion,
             chosen=chosen[-1] if chosen else None,
-            served=[one for one in state.history if one.alias == "champion"],
+            served=served,
             learned=learned,
             is_overruled=champion is not None and _is_rejected(state, champion),
             read=read[:2],
             is_partial=read[2],
-            is_local=board.settings.platform == "local",
+            is_local=is_local,
+            is_serving=champion and (not is_local or str(champion.version) in answering),
             now=now,
             making=making,
             refreshes=REFRESH_SECONDS if is_busy else None,

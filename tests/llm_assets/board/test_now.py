@@ -10,7 +10,7 @@ from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, clien
     ("won", "lost", "told", "heading"),
     [
         (1, 5, "It got 5 questions wrong that the base model got right", "answer to 1 question"),
-        (0, 1, "It got 1 question wrong that the base model got right", "Version 1 is serving"),
+        (0, 1, "It got 1 question wrong that the base model got right", "was the last to serve"),
         (3, 0, "", "the answer to 3 questions that"),
     ],
 )
@@ -25,6 +25,36 @@ def test_the_first_page_says_what_was_lost_however_little_was_won(
     assert heading in shown.partition("</h1>")[0]
     assert bool(lost) == ("see the questions" in shown) == ('id="lost"' in questions)
     assert told in shown
+
+
+@pytest.mark.parametrize(
+    ("versions", "heading", "below"),
+    [
+        (None, "Version 1 was the last to serve", "<p>Nothing.</p>"),
+        ({}, "Version 1 was the last to serve", "No version yet"),
+        ({"1": 1.0}, "Version 1 is serving", "takes 100% of the requests"),
+    ],
+)
+def test_the_first_page_says_once_whether_anything_serves(
+    small: SmallStore, versions: dict[str, float] | None, heading: str, below: str
+) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["y"])
+    served = {"url": "http://127.0.0.1:8010", "phase": "serving", "versions": versions}
+    status = NOTHING | {"served": None if versions is None else served}
+    with client_of(board_of(small, status=lambda: status)) as client:
+        shown = client.get("/").text
+    assert heading in shown.partition("</h1>")[0] and below in shown
+    assert ("The endpoint is not running." in shown) == (versions is None)
+    assert "has been serving" not in shown and "and it took over at" in shown
+
+
+def test_who_approves_what_serves_already_did_not_put_it_into_service(small: SmallStore) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["y"])
+    small.registry.approve(1, "Ada", "it reads well")
+    with client_of(board_of(small)) as client:
+        shown = client.get("/").text
+    assert "<b>The gate</b> put it into service" in shown
+    assert "Ada" not in shown
 
 
 def test_the_first_page_tells_alarms_with_their_remedy_and_machines_with_their_price(
