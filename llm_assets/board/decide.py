@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from threading import Lock, Thread
 from typing import IO
 
@@ -30,7 +31,7 @@ MOST_WORDS = 2_000
 MOST_BYTES = 60_000
 """Of what a command said, that are shown."""
 MOST_VERSIONS = 50
-MOST_MOVES = 20
+MOST_LOGGED = 20
 MOST_WORKS = 8
 """Calls of the command line whose pages stay."""
 
@@ -140,6 +141,34 @@ class DecisionForm:
             state.roll_back(self.name, self.reason)
 
 
+@dataclass(frozen=True)
+class LogRow:
+    """A line of the decision log."""
+
+    at: datetime
+    version: int
+    what: str
+    """What became of the version, in words."""
+    by: str
+    reason: str
+
+
+def _read_log(state: RegistryState) -> list[LogRow]:
+    """Every move of an alias, and the decisions that moved none, newest first."""
+    rows = [
+        LogRow(one.at, one.version, f"became {one.alias}", one.by, one.reason)
+        for one in state.history
+    ]
+    # The move that a decision makes is of the same moment.
+    moved = {(one.at, one.by) for one in state.history}
+    for said in state.decisions:
+        decided = state.find_model(said.weights)
+        if decided and (said.at, said.name) not in moved:
+            what = "was approved" if said.approved else "was rejected"
+            rows.append(LogRow(said.at, decided.version, what, said.name, said.reason))
+    return sorted(rows, key=lambda row: row.at, reverse=True)
+
+
 def routes(board: Board) -> list[Route]:
     """The pages below `/decide`: choose, look at what would change, do it, see what it says."""
     lock, works = Lock(), list[CommandCall]()
@@ -165,8 +194,8 @@ def routes(board: Board) -> list[Route]:
             "decide.html",
             state=state,
             versions=[one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
-            moves=state.history[: -MOST_MOVES - 1 : -1],
-            forgotten=read_list(board.store, board.settings.name).active[:MOST_MOVES],
+            decided=_read_log(state)[:MOST_LOGGED],
+            forgotten=read_list(board.store, board.settings.name).active[:MOST_LOGGED],
             work=works[-1] if works else None,
             asked={name: asked.get(name, "") for name in ("action", "version", "documents")},
         )

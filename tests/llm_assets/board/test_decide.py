@@ -271,6 +271,22 @@ def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path)
         assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
 
 
+def test_the_log_has_the_decisions_that_moved_nothing_too(small: SmallStore) -> None:
+    for number in (1, 2):
+        small.train(small.clean(str(number), {"one": "x"}), ["x"])
+    small.registry.reject(1, "Ada", "wrong dosages")
+    small.registry.reject(2, "Grace", "worse")
+    with client_of(board_of(small)) as client:
+        _, _, log = client.get("/decide").text.partition("Decision log")
+    rows = [re.sub(r"<[^>]*>", "|", row) for row in log.split("<tr>")[2:]]
+    told = [" ".join(row.replace("|", " ").split()[2:]) for row in rows]
+    assert told[:2] == [
+        "version 0 became wanted Grace version 2 rejected: worse",
+        "version 1 was rejected Ada wrong dosages",
+    ]
+    assert len(told) == 7
+
+
 def test_a_decision_that_lacks_a_reason_leads_back_to_the_form(small: SmallStore) -> None:
     board = board_of(small, key_name="the endpoint's token, `TOKEN`")
     with client_of(board) as client:
