@@ -5,12 +5,21 @@ read them, whole or as a stream of events.
 """
 
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from time import time
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from serving.api.dispatcher import Answer, Stream
@@ -179,13 +188,28 @@ class OpenAIRequest(Sampling):
 
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Prompts = Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MAX_INSTANCES)]
+PROMPTS = Field(min_length=1, max_length=MAX_INSTANCES)
+"""Of how many there may be in one request."""
+
+
+def _kind_of_prompt(given: Any) -> str:
+    """What the first of several decides, so that a fault is told of that kind alone."""
+    if not isinstance(given, list):
+        return "text"
+    kinds = {int: "tokens", list: "several tokens"}
+    return kinds.get(type(given[0]), "texts") if given else "texts"
 
 
 class CompletionRequest(OpenAIRequest):
     """`POST /v1/completions`."""
 
-    prompt: str | Tokens | Prompts
+    prompt: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[Tokens, Tag("tokens")]
+        | Annotated[list[str], PROMPTS, Tag("texts")]
+        | Annotated[list[Tokens], PROMPTS, Tag("several tokens")],
+        Discriminator(_kind_of_prompt),
+    ]
     """A text or its tokens, or several of one kind."""
     max_tokens: int = Field(default=64, ge=0)
     echo: bool = False
@@ -365,18 +389,36 @@ def parse(kind: type[Body], content: Any) -> Body:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
+        found = [
+            (fault["type"].endswith("_type"), *_message_of(fault, content))
+            for fault in error.errors()
+        ]
         messages: dict[str, str] = {}
-        # Of a union's kinds, the one that the value is of says most.
-        for fault in sorted(error.errors(), key=lambda one: one["type"].endswith("_type")):
-            field, message = _message_of(fault, content)
-            messages.setdefault(field, message)
-        told = ". ".join([*messages.values()][:5])
+        # Of a union's kinds, the one that the value is of says most: what is wrong inside it.
+        found.sort(key=lambda one: (one[0], -one[1].count(".")))
+        for is_of_type, field, message in found:
+            if len(messages) == MOST_FAULTS:
+                break
+            if not is_of_type or not any(known.startswith(f"{field}.") for known in messages):
+                messages.setdefault(field, message)
+        told = ". ".join(messages.values())
         if NOT_SUPPORTED in told:
             told += f". Supported: {', '.join(sorted(set(kind.model_fields) - UNSUPPORTED))}"
         raise invalid(f"{told}.", next(iter(messages))) from error
 
 
 NOT_SUPPORTED = "not supported"
+MOST_FAULTS = 5
+"""That one refusal tells."""
+IN_WORDS = {
+    "missing": "is required",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be an array",
+}
+"""Kinds of faults that pydantic tells in words of Python, in JSON's."""
 
 
 def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
@@ -394,16 +436,18 @@ def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
         return field, f"{field}: at most {limit} are allowed, and {sent} were sent"
     if fault["type"] == "value_error":
         return field, str(fault["ctx"]["error"])
-    return field, f"{field}: {fault['msg'].replace('Input should be', 'must be')}"
+    told = re.sub("^(Input|String) should", "must", fault["msg"])
+    return field, f"{field}: {IN_WORDS.get(fault['type'], told)}"
 
 
 def _place(fault: ErrorDetails, content: Any) -> str:
     """Where in the body a fault is: the path without the kinds of a union, which pydantic names."""
     path = []
-    for part in fault["loc"]:
+    is_missing = fault["type"] == "missing"
+    for part in fault["loc"][:-1] if is_missing else fault["loc"]:
         with suppress(LookupError, TypeError):
             content = content[part]
             path.append(str(part))
-    if fault["type"] == "missing":
+    if is_missing:
         path.append(str(fault["loc"][-1]))
     return ".".join(path) or "body"

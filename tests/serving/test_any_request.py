@@ -1,6 +1,7 @@
 """Whatever a client sends, the answer is OpenAI's, and no failure of ours."""
 
 import json
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -204,3 +205,60 @@ def test_what_is_wrong_with_fields_together_is_a_sentence(
     with pytest.raises(ServingError) as refused:
         parse(kind, body)
     assert refused.value.body["error"]["message"] == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        (CompletionRequest, {"prompt": None}, "prompt: is required."),
+        (CompletionRequest, {"prompt": []}, "prompt: must not be empty."),
+        (CompletionRequest, {"prompt": [[]]}, "prompt.0: must not be empty."),
+        (
+            CompletionRequest,
+            {"prompt": ["a"] * 33},
+            "prompt: at most 32 are allowed, and 33 were sent.",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": [[1]] * 33},
+            "prompt: at most 32 are allowed, and 33 were sent.",
+        ),
+        (CompletionRequest, {"prompt": ["a", 1]}, "prompt.1: must be a valid string."),
+        (CompletionRequest, {"prompt": [1, "a"]}, "prompt.1: must be a valid integer."),
+        (CompletionRequest, {"prompt": [[1], "a"]}, "prompt.1: must be an array."),
+        (CompletionRequest, {"prompt": "a", "stop": [""]}, "stop.0: must not be empty."),
+        (
+            CompletionRequest,
+            {"prompt": "a", "stop": "x" * 257},
+            "stop: must have at most 256 characters.",
+        ),
+        (CompletionRequest, [], "body: must be an object."),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": None}]},
+            "messages.0.content: is required.",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": ["a"]}]},
+            "messages.0.content.0: must be an object.",
+        ),
+        (ChatRequest, {"messages": []}, "messages: must not be empty."),
+        (ChatRequest, {"messages": {}}, "messages: must be an array."),
+        (PredictRequest, {"instances": [{"prompt": None}]}, "instances.0.prompt: is required."),
+    ],
+)
+def test_a_fault_is_told_once_and_in_words_of_json(
+    kind: type[BaseModel], body: Any, told: str
+) -> None:
+    with pytest.raises(ServingError) as refused:
+        parse(kind, body)
+    error = refused.value.body["error"]
+    assert error["message"] == told and error["param"] == told.partition(":")[0]
+
+
+def test_a_body_of_faults_alone_is_refused_at_once() -> None:
+    began = perf_counter()
+    with pytest.raises(ServingError):
+        parse(CompletionRequest, {"prompt": [1, *["a"] * 60_000]})
+    assert perf_counter() - began < MOST_SECONDS
