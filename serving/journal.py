@@ -95,8 +95,13 @@ def _prompt_text(asked: GenerateRequest) -> str:
 
 
 def find_entries(state_folder: Path, request: str, days: float) -> list[JournalEntry]:
-    """The answers to a request, oldest first; none where it is unknown or older than some days."""
+    """The answers to a request, oldest first; none where it is unknown or older than some days.
+
+    Args:
+        request: its `X-Request-Id`, or the `id` in a body of OpenAI's API, which has a prefix.
+    """
     today, found = datetime.now(UTC).date(), []
+    names = {request.removeprefix(prefix) for prefix in ("", "cmpl-", "chatcmpl-")}
     for day, file in _days(state_folder / FOLDER):
         if _is_expired(day, days, today):
             continue
@@ -104,7 +109,7 @@ def find_entries(state_folder: Path, request: str, days: float) -> list[JournalE
         for line in file.read_text(errors="replace").split("\n")[:-1]:
             with suppress(ValueError, TypeError):
                 entry = JournalEntry(**json.loads(line))
-                found += [entry] if entry.request == request else []
+                found += [entry] if entry.request in names else []
     return found
 
 

@@ -514,7 +514,7 @@ def forget(
 
 
 @commands.command()
-@click.option("--request", help="X-Request-Id of an answer from the local endpoint.")
+@click.option("--request", help="X-Request-Id, or id, of an answer from the local endpoint.")
 @click.option("--text", help="The answer.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A file with the answer.")
 @click.option(

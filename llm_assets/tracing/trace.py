@@ -67,7 +67,7 @@ def answers_to_request(
 
     Args:
         folder: the endpoint's state folder.
-        request: its `X-Request-Id`.
+        request: its `X-Request-Id`, or the `id` of the answer.
         text: the answer, where only its hash was kept.
 
     Raises:

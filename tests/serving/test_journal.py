@@ -46,3 +46,15 @@ def test_a_file_that_is_no_days_is_left_alone(tmp_path: Path, name: str) -> None
     for request in ("before", "after"):
         assert len(find_entries(tmp_path, request, days=1)) == 1
     assert stray.exists()
+
+
+@pytest.mark.parametrize("prefix", ["cmpl-", "chatcmpl-"])
+def test_an_answer_is_found_by_the_id_that_openais_clients_show(
+    tmp_path: Path, prefix: str
+) -> None:
+    for name in ("mine-0123456789ab", "cmpl-of-a-client-0123456789ab"):
+        write(tmp_path, name)
+        for asked in (name, prefix + name):
+            (found,) = find_entries(tmp_path, asked, days=1)
+            assert found.request == name
+    assert not find_entries(tmp_path, f"{prefix}0123456789ab", days=1)
