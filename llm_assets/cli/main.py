@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from artifacts.errors import UserError, reason_of, shown
+from artifacts.errors import UserError, has_control_characters, reason_of, shown, shown_in_line
 from artifacts.program.lifetime import importing
 from llm_assets import services
 from llm_assets.cli.session import Session, open_session, use_this_folders_history
@@ -33,10 +33,27 @@ COMPLETE = "Everything a run needs is in place."
 POSITIVE = click.FloatRange(min=0, min_open=True)
 ENDING = {signal.SIGTERM, signal.SIGINT}
 version_argument = click.argument("version", type=int)
+
+
+def _check_line(_: click.Context, __: click.Parameter, given: str) -> str:
+    """What is recorded with a decision; raises BadParameter unless it is a line of plain text."""
+    if has_control_characters(given):
+        raise click.BadParameter(
+            f"'{shown_in_line(given)}' contains a line break or another control character. Write "
+            "it on one line of plain text."
+        )
+    return given
+
+
 name_option = click.option(
-    "--name", default=getpass.getuser, help="Name recorded with the decision (default: your login)."
+    "--name",
+    default=getpass.getuser,
+    callback=_check_line,
+    help="Name recorded with the decision (default: your login).",
 )
-reason_option = click.option("--reason", required=True, help="Reason, recorded with the decision.")
+reason_option = click.option(
+    "--reason", required=True, callback=_check_line, help="Reason, recorded with the decision."
+)
 generation_option = click.option(
     "--generation", type=int, hidden=True, help="Registry generation that the decision refers to."
 )

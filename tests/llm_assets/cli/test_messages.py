@@ -7,9 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from dagster import DagsterInstance
 
 from llm_assets.assets.corpus import every_file_was_read
+from llm_assets.cli.main import commands
 from tests.conftest import Project
 from tests.faults import small_disk
 from tests.llm_assets.in_process import type_in
@@ -215,3 +217,31 @@ def test_a_new_project_has_an_answer_to_each_command(
 ) -> None:
     ended = type_in(project, *command.split())
     assert answer in ended.output + str(ended.exception)
+
+
+@pytest.mark.fault(
+    "settings and commands",
+    "line break or control character in the name or the reason of a decision",
+    sees="the option, and the text with the character written out",
+    then="nothing is decided",
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("approve", "1"),
+        ("reject", "1"),
+        ("rollback",),
+        ("forget", "docs/1.md"),
+        ("forget", "--undo"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--name", "--reason"])
+def test_what_is_recorded_with_a_decision_is_one_line_of_plain_text(
+    command: tuple[str, ...], option: str
+) -> None:
+    for given, shown in (("worse\nversion 2 approved", r"worse\nversion"), ("\x1b[31m", r"\x1b")):
+        options = {"--name": "Ada", "--reason": "worse"} | {option: given}
+        ended = CliRunner().invoke(commands, [*command, *(f"{k}={v}" for k, v in options.items())])
+        assert ended.exit_code == 2
+        assert f"Invalid value for '{option}'" in ended.output and shown in ended.output
+        assert "one line of plain text" in ended.output
