@@ -37,6 +37,8 @@ version_argument = click.argument("version", type=int)
 
 def _check_line(_: click.Context, __: click.Parameter, given: str) -> str:
     """What is recorded with a decision; raises BadParameter unless it is a line of plain text."""
+    if not given.strip():
+        raise click.BadParameter("A decision needs a name and a reason: both are recorded with it.")
     if has_control_characters(given):
         raise click.BadParameter(
             f"'{shown_in_line(given)}' contains a line break or another control character. Write "

@@ -245,3 +245,6 @@ def test_what_is_recorded_with_a_decision_is_one_line_of_plain_text(
         assert ended.exit_code == 2
         assert f"Invalid value for '{option}'" in ended.output and shown in ended.output
         assert "one line of plain text" in ended.output
+    options[option] = " "
+    ended = CliRunner().invoke(commands, [*command, *(f"{k}={v}" for k, v in options.items())])
+    assert ended.exit_code == 2 and "needs a name and a reason" in ended.output
