@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -46,6 +47,22 @@ def describe_holder() -> str:
             "processes_of": _process_table(),
         }
     )
+
+
+def _describe_hold() -> str:
+    """This process, which holds a lease from now on, as the lease's content."""
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return json.dumps(json.loads(describe_holder()) | {"since": since})
+
+
+def holder_in_words(description: str) -> str:
+    """Who holds a lease by its content, for whoever waits: process, machine and since when."""
+    try:
+        holder = json.loads(description)
+        who = f"process {holder['process']} on {holder['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+    return f"{who} (since {holder['since']})" if "since" in holder else who
 
 
 def is_gone(description: str) -> bool:
@@ -122,13 +139,13 @@ def local_lease(path: Path, on_wait: Callable[[str], None] | None = None) -> Ite
 
     Args:
         path: the lock file; made if absent, left in place afterwards.
-        on_wait: called once with the holder's description if the lease is taken.
+        on_wait: called once if the lease is taken, with the holder in words.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path, on_wait) as file:
         file.seek(0)
         file.truncate()
-        file.write(describe_holder())
+        file.write(_describe_hold())
         file.flush()
         yield LocalLease(path, file)
 
@@ -147,7 +164,7 @@ def _lock(path: Path, on_wait: Callable[[str], None] | None) -> IO[str]:
         except BlockingIOError:
             if on_wait and not waited:
                 file.seek(0)
-                on_wait(file.read().strip() or "another process")
+                on_wait(holder_in_words(file.read()))
             waited = True
             time.sleep(POLL_SECONDS)
         file.close()
@@ -187,7 +204,7 @@ def object_lease(
 
     Args:
         url: the lease object.
-        on_wait: called once with the holder's description if the lease is taken.
+        on_wait: called once if the lease is taken, with the holder in words.
         lifetime_seconds: how long a holder that died keeps others waiting; a minute by default.
         poll_seconds: time between a waiting maker's looks.
 
@@ -197,8 +214,8 @@ def object_lease(
     """
     lifetime = LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
     blob = files.blob_of(url)
-    generation = _acquire(blob, lifetime, poll_seconds, on_wait)
-    lease = ObjectLease(url, blob, generation, lifetime)
+    content, generation = _acquire(blob, lifetime, poll_seconds, on_wait)
+    lease = ObjectLease(url, blob, content, generation, lifetime)
     lease.start()
     try:
         yield lease
@@ -220,7 +237,8 @@ def _acquire(
     lifetime: float,
     poll_seconds: float,
     on_wait: Callable[[str], None] | None,
-) -> int:
+) -> tuple[bytes, int]:
+    """Take the lease; returns the object's content and generation."""
     seen, since = files.ABSENT, time.monotonic()
     told = False
     while True:
@@ -230,12 +248,13 @@ def _acquire(
             seen, since = current, time.monotonic()
         is_free = current == files.ABSENT or time.monotonic() - since > lifetime
         if is_free or is_gone(holder):
-            taken = files.write_generation(blob, describe_holder().encode(), current)
+            own = _describe_hold().encode()
+            taken = files.write_generation(blob, own, current)
             if taken is not None:
-                return taken
+                return own, taken
             continue
         if on_wait and not told:
-            on_wait(holder)
+            on_wait(holder_in_words(holder))
         told = True
         time.sleep(poll_seconds)
 
@@ -243,10 +262,13 @@ def _acquire(
 class ObjectLease:
     """A lease that is held, and renewed until stopped."""
 
-    def __init__(self, url: str, blob: "Blob", generation: int, lifetime: float) -> None:
+    def __init__(
+        self, url: str, blob: "Blob", content: bytes, generation: int, lifetime: float
+    ) -> None:
         self.lost = False
         self._url = url
         self._blob = blob
+        self._content = content
         self._generation = generation
         self._lifetime = lifetime
         self._renewed = time.monotonic()
@@ -299,7 +321,7 @@ class ObjectLease:
         while not self._stopped.wait(self._lifetime / 4):
             try:
                 with self._lock:
-                    self._renew(describe_holder().encode())
+                    self._renew(self._content)
             except Exception:
                 # Unreachable for now: the lease holds until its lifetime is over.
                 if time.monotonic() - self._renewed < self._lifetime:
