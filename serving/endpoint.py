@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from artifacts.errors import UserError
 from artifacts.leases import local_lease
 from artifacts.program.lifetime import Child, how_it_ended
@@ -19,6 +21,7 @@ from serving.state import Desired, RouteStatus, StateFolder, Status
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 5.0
 STOP_SECONDS = 20.0
+ASK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ def start(state_folder: Path, desired: Desired, report: Report = lambda _: None)
     state, settings = StateFolder(state_folder), desired.settings
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
         running = status(state_folder)
-        if running and _needs_new_server(running.settings, settings):
+        if running and _needs_new_server(running, settings):
+            bearer_token(settings)
             report(
                 "the endpoint's address, token, allowed origins or connection limits changed: "
                 "restarting it"
@@ -158,13 +162,29 @@ def _serves(running: Status, desired: Desired) -> bool:
     )
 
 
-def _needs_new_server(now: EndpointSettings, wanted: EndpointSettings) -> bool:
+def _needs_new_server(running: Status, wanted: EndpointSettings) -> bool:
     """Whether what is set when the server begins to listen has changed."""
     fixed = {
         *("host", "port", "token_variable"),
         *("max_connections", "header_timeout", "allowed_origins"),
     }
-    return now.model_dump(include=fixed) != wanted.model_dump(include=fixed)
+    now = running.settings
+    if now.model_dump(include=fixed) != wanted.model_dump(include=fixed):
+        return True
+    # Where the variable is not set, nothing speaks against the token that the server has.
+    return os.environ.get(wanted.token_variable or "", "") != "" and _refuses_token(running)
+
+
+def _refuses_token(running: Status) -> bool:
+    """Whether the server has another token than the variable now; only the server knows its own."""
+    headers = {"Authorization": f"Bearer {bearer_token(running.settings)}"}
+    try:
+        # By no proxy, which would be told the token.
+        with httpx.Client(headers=headers, trust_env=False, timeout=ASK_SECONDS) as client:
+            answer = client.get(f"{running.url}/v1/models")
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return answer.status_code == httpx.codes.UNAUTHORIZED
 
 
 def _route(found: Status, desired: Desired) -> RouteStatus:

@@ -175,13 +175,20 @@ def listen(
 
 
 def bearer_token(settings: EndpointSettings) -> str | None:
-    """The token to ask for; raises UserError where one is needed and there is none."""
+    """The token to ask for; raises UserError where one is needed and there is none, or no client
+    could send it."""
     if settings.token_variable:
         token = os.environ.get(settings.token_variable, "")
         if not token:
             raise UserError(
                 f"`endpoint.token_variable` names {settings.token_variable}, which is not set. Put "
                 "the bearer token into it."
+            )
+        if not (token.isascii() and token.isprintable()) or token != token.strip():
+            raise UserError(
+                f"The bearer token in {settings.token_variable} (`endpoint.token_variable`) cannot "
+                "be sent in a header: it has a line break, a blank at an end, or a character that "
+                "is not ASCII. Put one without them into it."
             )
         return token
     if settings.host not in LOOPBACK:

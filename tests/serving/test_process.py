@@ -68,6 +68,55 @@ def test_another_token_starts_the_endpoint_anew(
         process.stop(tmp_path)
 
 
+@pytest.mark.fault(
+    "endpoint",
+    "token changed while the endpoint runs",
+    sees="that the endpoint restarts",
+    then="the new token is valid and the old one is not; an unset variable changes nothing",
+)
+def test_a_changed_token_is_the_one_that_counts(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status_with(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return guarded.http.get("/v1/models", headers=headers).status_code
+
+    def start_again() -> Client:
+        return start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN")
+
+    monkeypatch.setenv("ENDPOINT_TOKEN", "correct-horse")
+    try:
+        first = guarded = start_again()
+        assert status_with("correct-horse") == 200
+        monkeypatch.setenv("ENDPOINT_TOKEN", "battery-staple")
+        guarded = start_again()
+        assert (status_with("battery-staple"), status_with("correct-horse")) == (200, 401)
+        assert guarded.pid != first.pid and start_again().pid == guarded.pid
+        monkeypatch.delenv("ENDPOINT_TOKEN")
+        assert start_again().pid == guarded.pid
+        with pytest.raises(UserError, match="ENDPOINT_TOKEN, which is not set"):
+            start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN", max_connections=9)
+        assert status_with("battery-staple") == 200
+    finally:
+        process.stop(tmp_path)
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "battery-staple\n", "schlüssel"])
+@pytest.mark.fault(
+    "endpoint",
+    "token that no header can hold",
+    sees="the variable and what is wrong, not the token",
+    then="nothing is started",
+)
+def test_token_that_no_client_could_send_is_refused(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("ENDPOINT_TOKEN", token)
+    with pytest.raises(UserError, match=r"ENDPOINT_TOKEN .*cannot be sent in a header") as raised:
+        start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN")
+    assert token.strip() not in str(raised.value)
+
+
 def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
