@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from artifacts.leases import local_lease
 from artifacts.program.lifetime import Child, how_it_ended
 from artifacts.progress import Report
 from serving.logs import tail
-from serving.rollout import RolloutFailed
+from serving.rollout import NoLongerWanted, RolloutFailed
 from serving.settings import EndpointSettings, bearer_token, listen
 from serving.state import Desired, RouteStatus, StateFolder, Status
 
@@ -35,19 +36,33 @@ class Endpoint:
     """Whether this call changed what is served."""
 
 
-def start(state_folder: Path, desired: Desired, report: Report = lambda _: None) -> Endpoint:
+def start(
+    state_folder: Path,
+    desired: Desired,
+    report: Report = lambda _: None,
+    still_wanted: Callable[[], bool] = lambda: True,
+) -> Endpoint:
     """Have a version served, whatever is served now, and wait until it is.
 
     Where the endpoint runs already it is moved without an outage, to another version as to other
     settings; only another address, token, connection limit or list of origins restarts it.
     Otherwise it is started in a session of its own, so that it stays when the caller ends.
 
+    Args:
+        still_wanted: asked once it is this call's turn, and again and again while the endpoint
+            moves. Where it says no, this call ends, and the endpoint gives the rollout up as soon
+            as it is told what is wanted instead.
+
     Raises:
+        NoLongerWanted: so it was.
         RolloutFailed: the version that was served before still is.
         UserError: the port is taken, the model cannot be loaded, a token is missing.
     """
     state, settings = StateFolder(state_folder), desired.settings
     with local_lease(state_folder / "start.lock", lambda who: report(f"waiting for {who}")):
+        # Whoever waited, or compared many files before, may come too late.
+        if not still_wanted():
+            raise NoLongerWanted
         running = status(state_folder)
         if running and _needs_new_server(running, settings):
             bearer_token(settings)
@@ -71,7 +86,7 @@ def start(state_folder: Path, desired: Desired, report: Report = lambda _: None)
         else:
             state.desired.write(desired)
             os.kill(running.pid, signal.SIGHUP)
-        done = _wait(state, desired, began, report, child)
+        done = _wait(state, desired, began, report, child, still_wanted)
         return Endpoint(done, _route(done, desired), changed=True)
 
 
@@ -110,8 +125,9 @@ def _wait(
     began: float,
     report: Report,
     child: Child | None,
+    still_wanted: Callable[[], bool],
 ) -> Status:
-    """Wait for the outcome of a change; raises RolloutFailed or UserError."""
+    """Wait for the outcome of a change; raises NoLongerWanted, RolloutFailed or UserError."""
     settings = desired.settings
     steps = len(settings.rollout.steps)
     # Two engines may have to be loaded, each step may last as long as a request, then one drains.
@@ -139,6 +155,9 @@ def _wait(
                 )
         elif child is None:
             raise UserError(f"The endpoint ended while it was changing. Its log: {state.log_path}")
+        # Where it is just starting, nothing else could serve sooner.
+        if child is None and not still_wanted():
+            raise NoLongerWanted
         if time.monotonic() - started > allowed:
             raise UserError(
                 f"Version {desired.version} was not served after {allowed:.0f} s, for no known "

@@ -208,6 +208,10 @@ class RolloutFailed(UserError):
     """The wanted version was taken back; the one before still serves."""
 
 
+class NoLongerWanted(Exception):
+    """Another version is wanted by now: this one gets no more of the traffic."""
+
+
 class CanaryFailed(Exception):
     """The new version did not start, did not generate, or did badly on its share."""
 
@@ -229,6 +233,7 @@ class Traffic(Protocol):
 
         Raises:
             CanaryFailed, UserError: it did not start, or generated nothing.
+            NoLongerWanted: another version is wanted by now.
         """
 
     async def set_share(self, share: float) -> None:
@@ -239,6 +244,7 @@ class Traffic(Protocol):
 
         Raises:
             CanaryFailed: the new version died.
+            NoLongerWanted: another version is wanted by now.
         """
 
     async def promote(self) -> None:
@@ -262,6 +268,7 @@ async def roll_out(
     Raises:
         RolledBack: the new version could not be loaded, failed its probe, or was found to be worse
             than the old one; it is gone and the old one serves alone.
+        NoLongerWanted: the same holds, since another version is wanted by now.
     """
     # One for all steps: what was seen at a small share still speaks at the next one.
     evidence = Evidence(settings)

@@ -24,7 +24,7 @@ from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.journal import Journal
 from serving.logs import LogHandler, log, log_to
-from serving.rollout import RolledBack, roll_out
+from serving.rollout import NoLongerWanted, RolledBack, roll_out
 from serving.settings import bearer_token
 from serving.state import Desired, Phase, RolloutOutcome, State, StateFile, StateFolder, Status
 from serving.supervisor import CANNOT_SERVE
@@ -125,7 +125,8 @@ class Server:
             await self._changed.wait()
             self._changed.clear()
             changed = self._state.desired.read()
-            if changed and changed != self._desired:
+            if changed:
+                # Also where it serves already: whoever asked waits for the outcome.
                 await self._change(changed)
 
     async def _change(self, wanted: Desired) -> None:
@@ -155,17 +156,23 @@ class Server:
         engine = EngineProcess(wanted, log_path, self._write_status)
         self._phase = "rolling_out" if self._router.routes else "starting"
         self._write_status()
-        traffic = EngineTraffic(self._router, engine, wanted.settings)
+        traffic = EngineTraffic(
+            self._router, engine, wanted.settings, lambda: self._still_wants(wanted)
+        )
         seconds = wanted.settings.request_timeout
         try:
             await roll_out(traffic, wanted.settings.rollout, seconds, self._report)
-        except RolledBack as error:
+        except (RolledBack, NoLongerWanted) as error:
             return str(error)
         except Exception as error:
             # A fault in moving the traffic must not end what has it.
             log("rollout_fault", version=wanted.version, traceback=traceback.format_exc())
             return f"an unexpected error, which the log shows in full: {error!r}"
         return None
+
+    def _still_wants(self, wanted: Desired) -> bool:
+        # As the file says, whose reader may have come just before another was wanted.
+        return self._state.desired.read() in (wanted, None)
 
     def _report(self, line: str) -> None:
         log("rollout_step", text=line)

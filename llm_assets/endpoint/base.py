@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -344,11 +344,20 @@ class ServingPlatform(ConfigurableResource, ABC):
 
     @abstractmethod
     def serve(
-        self, settings: PipelineSettings, version: ModelVersion, report: Report
+        self,
+        settings: PipelineSettings,
+        version: ModelVersion,
+        report: Report,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> LiveAddress:
         """Have a version served, and return once it is; a version that is served stays as it is.
 
+        Args:
+            still_wanted: asked when it is this call's turn to change the endpoint, and again and
+                again until the version has all traffic.
+
         Raises:
+            NoLongerWanted: so it was; the endpoint is free for what is wanted instead.
             RolloutFailed: the version served before still is.
         """
 
@@ -386,11 +395,15 @@ class LocalServingPlatform(ServingPlatform):
     """A server on this machine, which stays up after the run."""
 
     def serve(
-        self, settings: PipelineSettings, version: ModelVersion, report: Report
+        self,
+        settings: PipelineSettings,
+        version: ModelVersion,
+        report: Report,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> LiveAddress:
         judged = judged_documents(Store(settings.store), version)
         desired = model_to_serve(settings, version).model_copy(update={"judged": judged})
-        endpoint = process.start(endpoint_folder(settings), desired, report)
+        endpoint = process.start(endpoint_folder(settings), desired, report, still_wanted)
         comparison, url = endpoint.route.comparison, endpoint.status.url
         return LiveAddress(
             url=url,

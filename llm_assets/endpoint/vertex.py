@@ -27,6 +27,7 @@ from serving.rollout import (
     PROBE,
     Bets,
     CanaryFailed,
+    NoLongerWanted,
     RolledBack,
     RolloutFailed,
     TrafficSample,
@@ -250,14 +251,20 @@ class VertexServingPlatform(ServingPlatform):
     """The cloud project's file."""
 
     def serve(
-        self, settings: PipelineSettings, version: ModelVersion, report: Callable[[str], None]
+        self,
+        settings: PipelineSettings,
+        version: ModelVersion,
+        report: Report,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> LiveAddress:
         vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)), report)
         store = Store(settings.store)
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
         endpoint = VertexEndpoint(vertex, settings.name)
-        traffic = VertexTraffic(endpoint, vertex.settings, model, version, report)
+        traffic = VertexTraffic(endpoint, vertex.settings, model, version, report, still_wanted)
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
+            if not still_wanted():
+                raise NoLongerWanted
             changed = not traffic.is_alone()
             if changed:
                 _check_fit(vertex.settings, version, report)
@@ -344,6 +351,7 @@ class VertexTraffic:
         model: str,
         version: ModelVersion,
         report: Report,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Nothing is changed yet.
 
@@ -353,6 +361,7 @@ class VertexTraffic:
         self._endpoint = endpoint
         self._settings = settings
         self._report = report
+        self._still_wanted = still_wanted
         self.version = str(version.version)
         self._way = BY_ROUTE if settings.endpoint.openai_routes else ""
         machines = dedicated_resources(settings.endpoint)
@@ -400,6 +409,7 @@ class VertexTraffic:
             self._endpoint.deploy(self._deployed, seconds)
         if self._way and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
             raise CanaryFailed(f"it answered none of {PROBES} requests to its own address")
+        self._check_wanted()
         found = self._endpoint.read()
         self._others = self._serving_others(found)
         names = {deployed.id: deployed.display_name for deployed in found.deployed_models}
@@ -421,7 +431,12 @@ class VertexTraffic:
         if shares != dict(found.traffic_split):
             self._endpoint.split(shares)
 
+    def _check_wanted(self) -> None:
+        if not self._still_wanted():
+            raise NoLongerWanted
+
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
+        self._check_wanted()
         # The next request is always under way, so a step does not end before both were seen.
         self._new, self._old = TrafficSample(waiting=1), TrafficSample(waiting=1)
         if self._way:

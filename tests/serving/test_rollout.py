@@ -16,8 +16,9 @@ from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.endpoint import Endpoint
-from serving.rollout import RolloutFailed
+from serving.rollout import NoLongerWanted, RolloutFailed
 from serving.settings import RolloutSettings
+from serving.state import StateFolder
 from tests.serving.conftest import Client, start
 from tests.tiny import change_config
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -166,6 +167,33 @@ def test_model_of_a_training_that_went_wrong_leaves_the_version_before(
     with pytest.raises(RolloutFailed, match=r"(?s)model\.norm\.weight.*Version 1 still is"):
         move(moving, folder, "3")
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "another version wanted while a new one loads",
+    sees="that another is wanted",
+    then="loading ends at once; the previous version serves",
+)
+def test_version_that_is_no_longer_wanted_is_not_loaded_to_the_end(
+    moving: Client, other_model_folder: Path, tiny_model_folder: Path
+) -> None:
+    engines, state = moving.engine_pids(), StateFolder(moving.state_folder)
+    good = state.good.read()
+    assert good is not None
+    unwanted = {"version": "9", "fingerprint": "9", "model_folder": other_model_folder}
+
+    def still_wanted() -> bool:
+        status = process.status(moving.state_folder)
+        return status is None or status.phase != "rolling_out"
+
+    with pytest.raises(NoLongerWanted):
+        changed = good.model_copy(update=unwanted)
+        process.start(moving.state_folder, changed, still_wanted=still_wanted)
+    move(moving, tiny_model_folder, "1")
+    assert moving.engine_pids() == engines
+    said = state.log_path.read_text()
+    assert "another version is wanted by now" in said and "version 9 gets" not in said
 
 
 @pytest.mark.fault(

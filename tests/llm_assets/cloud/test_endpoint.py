@@ -20,10 +20,10 @@ from llm_assets.cli.main import commands
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE
-from llm_assets.endpoint.vertex import VertexEndpoint, VertexTraffic
+from llm_assets.endpoint.vertex import VertexEndpoint, VertexServingPlatform, VertexTraffic
 from llm_assets.io_manager import ArtifactIOManager
 from llm_assets.platform import build_resources
-from serving.rollout import RolloutFailed
+from serving.rollout import NoLongerWanted, RolloutFailed
 from tests.llm_assets.cloud.conftest import FAILING_IMAGE, FLAKY_IMAGE, SLOW_IMAGE, Cloud
 from tests.llm_assets.registry.conftest import base_entry
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE
@@ -206,6 +206,19 @@ def test_commands_move_registry_and_endpoint_together(
     assert "0 (wanted, champion)" in done.output and "rejected by Ada: it swears" in done.output
     assert "champion: version 0," in done.output
     assert "stopped" in CliRunner().invoke(commands, ["stop"], catch_exceptions=False).output
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2])
+def test_version_that_is_no_longer_wanted_is_taken_out(cloud: Cloud, looks: int) -> None:
+    """Before it is deployed, once it is deployed, and amid its first step."""
+    cloud.serve(cloud.register("a"))
+    version = cloud.registry.get(cloud.register("b"))
+    platform = VertexServingPlatform(cloud_config_path=str(cloud.path))
+    answers, lines = iter([True] * looks), list[str]()
+    with pytest.raises(NoLongerWanted):
+        platform.serve(cloud.pipeline, version, lines.append, lambda: next(answers, False))
+    assert cloud.shares() == {"version-1": 100}
+    assert any("version 2 gets" in line for line in lines) == (looks == 2)
 
 
 def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) -> None:
