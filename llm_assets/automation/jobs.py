@@ -27,7 +27,7 @@ from llm_assets.assets.stage import asset_key, own_resources, user_faults
 from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidden
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
-from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.endpoint.follow import serve_decision
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.resource import RegistryResource
@@ -124,16 +124,16 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
         """Serve the version before the one that serves now."""
         with user_faults():
             models = registry.open(pipeline)
-            models.roll_back(config.name, config.reason)
-            version, served = serve_wanted(
+            target = models.roll_back(config.name, config.reason).version
+            serve_decision(
                 models,
                 serving,
                 pipeline.settings,
                 pipeline.record,
                 context.log.info,
-                by_person=True,
+                config.name,
+                lambda wanted: wanted == target,
             )
-            context.log.info(f"Version {version.version} serves at {served.url}.")
 
     @job(
         name=settings.dagster_name("rollback"),

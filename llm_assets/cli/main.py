@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -318,7 +319,7 @@ def approve(version: int, name: str, reason: str, generation: int | None) -> Non
     # One that was trained on what was forgotten is never served again.
     read_list(session.record.store, session.settings.name).refuse_withdrawn(version)
     session.registry.approve(version, name, reason, generation)
-    _serve_wanted(session)
+    _serve_decision(session, name, lambda wanted: wanted == version)
 
 
 @commands.command()
@@ -337,7 +338,7 @@ def reject(version: int, name: str, reason: str, generation: int | None) -> None
     """
     session = open_session()
     session.registry.reject(version, name, reason, generation)
-    _serve_wanted(session)
+    _serve_decision(session, name, lambda wanted: wanted != version)
 
 
 @commands.command()
@@ -419,23 +420,23 @@ def rollback(name: str, reason: str, generation: int | None) -> None:
       llm-assets rollback --reason "users complain"
     """
     session = open_session()
-    session.registry.roll_back(name, reason, generation)
-    _serve_wanted(session)
+    target = session.registry.roll_back(name, reason, generation).version
+    _serve_decision(session, name, lambda wanted: wanted == target)
 
 
-def _serve_wanted(session: Session) -> None:
-    """Have the wanted version served, by a person's word."""
-    from llm_assets.endpoint.follow import serve_wanted
+def _serve_decision(session: Session, name: str, holds: Callable[[int], bool]) -> None:
+    """Have what a person decided served; see `serve_decision`."""
+    from llm_assets.endpoint.follow import serve_decision
 
-    version, served = serve_wanted(
+    serve_decision(
         session.registry,
         session.serving,
         session.settings,
         session.record,
-        click.echo,
-        by_person=True,
+        lambda line: click.echo(shown(line)),
+        name,
+        holds,
     )
-    click.echo(f"Version {version.version} serves at {served.url}.")
 
 
 @commands.command()

@@ -1,6 +1,9 @@
 """The endpoint follows the registry: what is wanted is served, and what serves is confirmed."""
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from artifacts.errors import MissingArtifact, UserError, materialize_command
 from artifacts.store.pipelines import Pipeline
@@ -8,10 +11,46 @@ from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress, ServingPlatform
 from llm_assets.registry.base import Registry
 from llm_assets.registry.card import verify_model
-from llm_assets.registry.state import ModelVersion
-from serving.rollout import RolloutFailed
+from llm_assets.registry.state import GATE, ModelVersion, Move, RegistryState, RegistryUnreachable
+from serving.rollout import NoLongerWanted, RolloutFailed
 
 Report = Callable[[str], None]
+LOOK_SECONDS = 1.0
+"""Between two looks whether a version is still wanted."""
+
+
+class Overruled(UserError):
+    """Somebody else decided otherwise before a person's decision was served."""
+
+
+def serve_decision(
+    registry: Registry,
+    serving: ServingPlatform,
+    settings: PipelineSettings,
+    record: Pipeline,
+    report: Report,
+    name: str,
+    holds: Callable[[int], bool],
+) -> None:
+    """Have what a person decided served, and report which version serves.
+
+    Args:
+        name: the person's.
+        holds: whether the decision still holds where this version is wanted.
+
+    Raises:
+        Overruled: it does not; what is wanted instead serves.
+        UserError: as of `serve_wanted`.
+    """
+    version, served = serve_wanted(registry, serving, settings, record, report, by_person=True)
+    wanted = version.version if served.instead_of is None else served.instead_of
+    move = _move_to(registry.state(), wanted)
+    serves = f"Version {version.version} serves at {served.url}."
+    if not holds(wanted):
+        raise Overruled(f"Your decision was overruled: {_told(move)}. {serves}")
+    if move.by != name.strip():
+        report(f"{_told(move)}.")
+    report(serves)
 
 
 def serve_wanted(
@@ -24,8 +63,9 @@ def serve_wanted(
 ) -> tuple[ModelVersion, LiveAddress]:
     """Have the wanted version served; the champion is whichever serves in the end.
 
-    Where nothing serves and the wanted version is damaged or cannot be started, the version that
-    served before is served instead, and the report says so.
+    Where another version becomes wanted before the first one has all traffic, that one is served,
+    and the report says who decided so. Where nothing serves and the wanted version is damaged or
+    cannot be started, the version that served before is served instead, and the report says so.
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
@@ -37,33 +77,72 @@ def serve_wanted(
         RolloutFailed: the version that served before still does.
         UserError: nothing can be served.
     """
-    state = registry.state()
-    wanted, champion = state.find("wanted"), state.find("champion")
-    if wanted is None:
-        raise MissingArtifact(
-            "The registry has no version to serve. Materialize the model again: "
-            + materialize_command("model_version")
-        )
-    if by_person:
-        report("manual decision: all traffic switches as soon as the version answers")
-    chosen = _at_once(settings) if by_person else settings
-    try:
-        verify_model(record, wanted.model_url, weights=wanted.weights)
-        version, served = wanted, serving.serve(chosen, wanted, report)
-    except RolloutFailed as error:
-        raise RolloutFailed(f"{error}\n{_ways_on(wanted.version)}") from error
-    except UserError as error:
-        before = champion if champion != wanted else state.find("previous")
-        if before is None or before == wanted or serving.serves(settings):
-            raise
-        report(f"WARNING: version {wanted.version} cannot be served: {error}")
-        version, served = before, _serve_again(serving, settings, record, before, error, report)
-        served = served.model_copy(update={"instead_of": wanted.version})
-        report(f"WARNING: version {version.version} serves in place of version {wanted.version}")
-    if served.compared:
-        report(f"engine {served.engine}: {served.compared}")
-    registry.confirm(version.version, f"took over: {served.compared}" if served.compared else "")
-    return version, served
+    while True:
+        state = registry.state()
+        wanted = state.find("wanted")
+        if wanted is None:
+            raise MissingArtifact(
+                "The registry has no version to serve. Materialize the model again: "
+                + materialize_command("model_version")
+            )
+        if by_person:
+            report("manual decision: all traffic switches as soon as the version answers")
+        chosen = _at_once(settings) if by_person else settings
+        still_wanted = _still_wanted(registry, wanted.version)
+        serve = partial(serving.serve, report=report, still_wanted=still_wanted)
+        with suppress(NoLongerWanted):
+            try:
+                verify_model(record, wanted.model_url, weights=wanted.weights)
+                version, served = wanted, serve(chosen, wanted)
+            except RolloutFailed as error:
+                raise RolloutFailed(f"{error}\n{_ways_on(wanted.version)}") from error
+            except UserError as error:
+                before = state.find("champion")
+                before = before if before != wanted else state.find("previous")
+                if before is None or before == wanted or serving.serves(settings):
+                    raise
+                report(f"WARNING: version {wanted.version} cannot be served: {error}")
+                version, served = before, _serve_again(serve, settings, record, before, error)
+                served = served.model_copy(update={"instead_of": wanted.version})
+                report(
+                    f"WARNING: version {version.version} serves in place of version "
+                    f"{wanted.version}"
+                )
+            if served.compared:
+                report(f"engine {served.engine}: {served.compared}")
+            found = f"took over: {served.compared}" if served.compared else ""
+            if registry.confirm(version.version, found, wanted.version):
+                return version, served
+        state = registry.state()
+        move = _move_to(state, state.succession[-1])
+        by_person = move.by != GATE
+        report(f"WARNING: version {wanted.version} is no longer wanted: {_told(move)}")
+
+
+def _still_wanted(registry: Registry, version: int) -> Callable[[], bool]:
+    """Tells whether a version is the wanted one, as of a moment ago."""
+    asked, answer = -LOOK_SECONDS, True
+
+    def look() -> bool:
+        nonlocal asked, answer
+        if time.monotonic() - asked >= LOOK_SECONDS:
+            # A rollout goes on where nobody can say; it is confirmed only once somebody can.
+            with suppress(RegistryUnreachable):
+                answer = registry.state().succession[-1:] == [version]
+            asked = time.monotonic()
+        return answer
+
+    return look
+
+
+def _move_to(state: RegistryState, version: int) -> Move:
+    """How a version became the wanted one."""
+    moves = (move for move in reversed(state.history) if move.alias == "wanted")
+    return next(move for move in moves if move.version == version)
+
+
+def _told(move: Move) -> str:
+    return f"{move.by} wants version {move.version} ({move.reason})"
 
 
 def _ways_on(version: int) -> str:
@@ -74,17 +153,16 @@ def _ways_on(version: int) -> str:
 
 
 def _serve_again(
-    serving: ServingPlatform,
+    serve: Callable[[PipelineSettings, ModelVersion], LiveAddress],
     settings: PipelineSettings,
     record: Pipeline,
     before: ModelVersion,
     fault: UserError,
-    report: Report,
 ) -> LiveAddress:
     """Serve the version before; where that fails too, the wanted one's fault is the message."""
     try:
         verify_model(record, before.model_url, weights=before.weights)
-        return serving.serve(settings, before, report)
+        return serve(settings, before)
     except UserError:
         raise fault from None
 

@@ -141,9 +141,9 @@ class Registry(ABC):
             self._change(lambda state: state.as_shown(shown).roll_back(name, reason))
         )
 
-    def confirm(self, version: int, found: str = "") -> None:
+    def confirm(self, version: int, found: str = "", wanted: int | None = None) -> bool:
         """See `RegistryState.confirm`."""
-        self._change(lambda state: state.confirm(version, found))
+        return self._change(lambda state: state.confirm(version, found, wanted))
 
     def restore(self) -> RegistryState:
         """Put the newest state that can be read in the place of one that is lost or damaged.

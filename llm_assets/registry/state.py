@@ -311,13 +311,23 @@ class RegistryState(BaseModel):
             self._note("wanted", target, name, f"rolled back: {reason}")
         return self.get(target)
 
-    def confirm(self, version: int, found: str = "") -> None:
+    def confirm(self, version: int, found: str = "", wanted: int | None = None) -> bool:
         """Note that the endpoint serves a version, and what was found of it: only now it is the
-        champion."""
+        champion.
+
+        Args:
+            wanted: the version that was wanted when the endpoint was asked.
+
+        Returns:
+            False where another is wanted by now: nothing was noted.
+        """
         self.get(version)
+        if wanted not in (None, *self.succession[-1:]):
+            return False
         if self.champion != version:
             self.champion = version
             self._note("champion", version, "the endpoint", found or "took over")
+        return True
 
     def _want(self, version: int, by: str, reason: str, at: datetime | None = None) -> None:
         self.succession = [number for number in self.succession if number != version] + [version]

@@ -1,25 +1,29 @@
 """What serves where the wanted version cannot."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from artifacts.errors import DamagedArtifact
+from artifacts.leases import local_lease
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LocalServingPlatform
-from llm_assets.endpoint.follow import serve_wanted
+from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
+from llm_assets.endpoint.follow import Overruled, serve_decision, serve_wanted
 from llm_assets.maintenance.doctor import check_registry
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.state import ModelEntry
 from tests.damage import cut, flip_bit, largest_file
 from tests.llm_assets.registry.conftest import verdict
+from tests.waiting import wait_until
 
 
 class Served:
@@ -64,6 +68,22 @@ class Served:
             license="Apache-2.0",
             lineage={},
         )
+
+    def decide(self, name: str, holds: Callable[[int], bool]) -> None:
+        serve_decision(
+            self.registry,
+            self.platform,
+            self.settings,
+            self.record,
+            self.lines.append,
+            name,
+            holds,
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        status = endpoint_status(self.settings)
+        return {one.version: one.share for one in status.routes} if status else {}
 
     def serve(self) -> int:
         version, _ = serve_wanted(
@@ -138,3 +158,56 @@ def test_a_champion_that_cannot_be_loaded_gives_way_loudly(
 
     assert served.serve() == 0
     assert any("WARNING: version 1 cannot be served" in line for line in served.lines)
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "version rejected between its approval and its turn at the endpoint",
+    sees="who overruled, with what reason, and which version serves",
+    then="the rejected version never serves; the overruled command fails",
+)
+def test_a_decision_that_was_overruled_before_its_turn_does_not_take_effect(
+    served: Served,
+) -> None:
+    served.registry.approve(1, "anna", "reads better")
+    with ThreadPoolExecutor() as pool:
+        with local_lease(endpoint_folder(served.settings) / "start.lock"):
+            approving = pool.submit(served.decide, "anna", lambda wanted: wanted == 1)
+            wait_until(lambda: any("waiting for process" in line for line in served.lines))
+            served.registry.reject(1, "ben", "wrong dosages")
+        with pytest.raises(Overruled, match=r"ben wants version 0 .*wrong dosages.*Version 0 serv"):
+            approving.result()
+    assert served.shares == {"0": 1.0}
+    assert served.registry.state().champion == 0
+
+    # A rejection holds where somebody wants yet another version; whose that is, is said.
+    served.registry.approve(1, "carla", "dosages checked")
+    served.decide("ben", lambda wanted: wanted != 2)
+    assert "carla wants version 1 (approved: dosages checked)." in served.lines
+    assert served.lines[-1].startswith("Version 1 serves at http")
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "another version approved during a rollout",
+    sees="who decided otherwise",
+    then="the rollout is given up at once; its run ends with the approved version serving",
+)
+def test_a_decision_ends_the_rollout_of_another_version(served: Served) -> None:
+    served.serve()
+    served.registry.roll_back("ben", "wrong dosages")
+    rollout = served.settings.endpoint.rollout.model_copy(
+        update={"steps": (0.5,), "step_seconds": 3_600.0}
+    )
+    endpoint = served.settings.endpoint.model_copy(update={"rollout": rollout})
+    served.settings = served.settings.model_copy(update={"endpoint": endpoint})
+    with ThreadPoolExecutor() as pool:
+        rolling_out = pool.submit(served.serve)
+        wait_until(lambda: served.shares == {"1": 0.5, "0": 0.5})
+        served.registry.approve(1, "anna", "dosages checked")
+        served.decide("anna", lambda wanted: wanted == 1)
+        assert served.shares == {"1": 1.0}
+        assert rolling_out.result() == 1
+    said = "version 0 is no longer wanted: anna wants version 1 (approved: dosages checked)"
+    assert f"WARNING: {said}" in served.lines
+    assert served.shares == {"1": 1.0} and served.registry.state().champion == 1

@@ -77,6 +77,18 @@ def test_alias_champion_moves_only_when_the_version_serves(registry: Registry) -
     assert moves[-2:] == [("wanted", 1, "the gate"), ("champion", 1, "the endpoint")]
 
 
+def test_what_serves_after_another_was_wanted_is_no_champion(registry: Registry) -> None:
+    serve(registry)
+    judge(registry, "a")
+    registry.reject(1, "ben", "wrong dosages")
+    assert not registry.confirm(1, wanted=1)
+    assert number(registry, "champion") == 0
+    # What serves in place of a wanted version that cannot is confirmed as long as that is wanted.
+    registry.approve(1, "anna", "dosages checked")
+    assert registry.confirm(0, wanted=1) and registry.confirm(1, wanted=1)
+    assert number(registry, "champion") == 1
+
+
 def test_a_candidate_is_judged_against_the_champion_of_the_moment(registry: Registry) -> None:
     """Once rejected against the base, a model does not pass it by to replace a better one."""
     judge(registry, "weak", promoted=False)
