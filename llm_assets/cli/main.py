@@ -698,7 +698,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
 
 @commands.command()
 def down() -> None:
-    """Stop the board, the UI, the daemon and the runs that they started.
+    """Stop the board, the UI, the daemon and their runs.
 
     The endpoint keeps serving. Stopped runs count as failed; after the next `up` they are launched
     again, at most twice, and training resumes from its newest checkpoint.
