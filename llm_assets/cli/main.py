@@ -253,7 +253,7 @@ def stop() -> None:
     "--table", is_flag=True, help="Print a Markdown table of the metrics of all evaluated versions."
 )
 def versions(as_json: bool, table: bool) -> None:
-    """List all versions, each with its latest verdict, decision or takeover.
+    """List all versions, each with what happened to it last.
 
     \b
     Examples:
