@@ -936,7 +936,7 @@ def setup(outputs: Path | None) -> None:
 def machines(is_ending: bool, as_json: bool) -> None:
     """List jobs on Google Cloud that have not ended.
 
-    Lists the jobs that runs have submitted to all services, with their machines, submission times
+    Lists the jobs that runs have submitted, on all services, with machines, submission times
     and costs so far. Runs end their own jobs; --end is for jobs that were left behind, but ends
     those of active runs too.
 

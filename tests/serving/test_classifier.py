@@ -48,7 +48,7 @@ def test_the_most_likely_class_comes_with_the_probability_of_each(
 def test_long_texts_and_chats_are_refused(classifier: Classifier) -> None:
     with pytest.raises(Refused, match="at most 64 fit"):
         classifier.encode(generate_request(prompt="valve " * 400))
-    with pytest.raises(Refused, match="classes"):
+    with pytest.raises(Refused, match="classifies texts"):
         classifier.encode(generate_request(messages=[{"role": "user", "content": "x"}]))
 
 

@@ -153,7 +153,7 @@ def test_sweep_lists_a_tpu_machine_and_deletes_it(
     cloud_config_path().write_text(yaml.safe_dump(content))
     google.tpu.refused_deletions = 2
     listed = CliRunner().invoke(machines, [])
-    assert "left (Cloud TPU): running, 1 v5litepod-4, since" in listed.output, listed.output
+    assert "left (Cloud TPU): running, 1 v5litepod-4, submitted 2" in listed.output, listed.output
     assert "USD so far" in listed.output, "whatever the training's machine is now"
     ended = CliRunner().invoke(machines, ["--end"])
     assert "Ended: 1." in ended.output and google.tpu.billing() == google.tpu.jobs() == []

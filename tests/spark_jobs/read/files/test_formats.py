@@ -50,7 +50,9 @@ def test_an_absent_extra_is_no_fault_of_the_file(
 ) -> None:
     (folder / name).write_text(PAGE)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"{module} is not installed.*llm-assets\[read\]"):
+    with pytest.raises(
+        UserError, match=rf"{module}, which is not installed here.*llm-assets\[read\]"
+    ):
         texts_of(folder, on_bad_file="quarantine")
 
 
