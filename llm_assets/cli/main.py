@@ -103,7 +103,7 @@ def commands(config: Path | None) -> None:
 def init(folder: Path, name: str | None, output: Path | None) -> None:
     """Write a pipeline file for a folder of text.
 
-    Reads the folder for up to a minute and chooses settings that fit the text. Also writes the
+    Reads text of the folder for at most a minute, and chooses settings that fit. Also writes the
     project files if the current folder is not a project yet.
 
     \b
@@ -330,7 +330,7 @@ def approve(version: int, name: str, reason: str, generation: int | None) -> Non
 def reject(version: int, name: str, reason: str, generation: int | None) -> None:
     """Reject a version.
 
-    If it is serving, the previous one takes over.
+    If it is serving, the previous version takes over.
 
     \b
     Example:
@@ -601,7 +601,7 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
 @click.option("--yes", is_flag=True, help="Delete what is listed.")
 @json_option
 def clean(yes: bool, as_json: bool) -> None:
-    """Delete what `retention` no longer keeps.
+    """List, and with --yes delete, what `retention` no longer keeps.
 
     Also deletes the weights of withdrawn versions once `forgetting.grace_days` have passed. Without
     --yes, only lists what would be deleted.
