@@ -489,8 +489,8 @@ def document(identifier: str, as_json: bool) -> None:
 @click.option(
     "--similar",
     type=click.Choice(["drop", "keep"]),
-    help="drop: forget other documents with the text, too. keep: forget exact copies only. Needed "
-    "only for text that is short or common; otherwise, the default is drop.",
+    help="drop: forget other documents with the text, too. keep: of other documents, forget only "
+    "exact copies. Needed only for text that is short or common; otherwise, the default is drop.",
 )
 @click.option(
     "--undo", "is_undone", is_flag=True, help="Let forgotten documents return in the next corpus."
@@ -700,8 +700,8 @@ def up(port: int, board_port: int, wait: bool) -> None:
 def down() -> None:
     """Stop the board, the UI, the daemon and their runs.
 
-    The endpoint keeps serving. Stopped runs count as failed; after the next `up` they are launched
-    again, at most twice, and training resumes from its newest checkpoint.
+    The endpoint keeps serving. Runs that are stopped count as failed. After the next `up` they are
+    launched again, at most twice, and training resumes from its newest checkpoint.
 
     \b
     Example:
