@@ -161,7 +161,7 @@ def test_shards_of_two_manifests_in_one_folder_are_not_mixed(tmp_path: Path) -> 
 
     for file in tmp_path.glob("train-00001.*"):
         (tmp_path / file.name.replace("00001", "00000")).write_bytes(file.read_bytes())
-    with pytest.raises(DamagedArtifact, match=r"train-00000.tokens has 8 bytes, but should have 16"):
+    with pytest.raises(DamagedArtifact, match="tokens has 8 bytes, but should have 16"):
         ShardSet(tmp_path, stats, "train")
 
 

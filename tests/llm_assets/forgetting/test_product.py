@@ -1,0 +1,108 @@
+"""What the shipped main job has learned of one product is gone once the product is forgotten."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from artifacts.shards.format import ShardStats
+from llm_assets.config import load_settings
+from recipes.evaluation.exam import CLOSED_BOOK, METRIC, QUESTIONS_NAME
+from recipes.evaluation.settings import TASK_SCORES_NAME, EvaluationSettings, ModelSource
+from recipes.evaluation.spec import EvaluationSpec
+from tests.conftest import ROOT, Project
+
+PRODUCT = "Velora lamp"
+SECONDS = 1200
+
+
+@pytest.fixture
+def main_job(tmp_path: Path) -> Project:
+    """The shipped main job up to its first version, without an endpoint."""
+    project = Project(tmp_path)
+    shutil.copytree(ROOT / "config" / "invented_products", tmp_path / "config/invented_products")
+    shutil.copy(ROOT / "dagster.yaml", tmp_path)
+    settings = yaml.safe_load((ROOT / "config" / "invented_products.yaml").read_text())
+    own = {"name": "manual", "store": str(tmp_path / "store"), "endpoint": {"port": 0}}
+    project.config.write_text(yaml.safe_dump(settings | own))
+    run(project, "dagster", "asset", "materialize", "--select", "*model_version")
+    return project
+
+
+def run(project: Project, *command: str) -> str:
+    """What a command says, which has to succeed."""
+    ended = subprocess.run(
+        command,
+        cwd=project.folder,
+        env=project.environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    return ended.stdout
+
+
+def answered(project: Project, exam: Path) -> tuple[float, float]:
+    """Shares of right answers, closed book, of the current checkpoint.
+
+    Returns:
+        Of the questions about the product, and of the others.
+    """
+    kinds = ("base_model", "tokenized_shards", "checkpoint")
+    base, shards, checkpoint = (project.record.current(kind, needed_by="test") for kind in kinds)
+    output = project.folder / "scores" / checkpoint.fingerprint
+    output.mkdir(parents=True)
+    spec = EvaluationSpec(
+        base=ModelSource(path=base.url, fingerprint=base.fingerprint),
+        candidate=ModelSource(path=f"{checkpoint.url}/model", fingerprint=checkpoint.fingerprint),
+        shards=shards.url,
+        shard_stats=ShardStats.model_validate(shards.stats),
+        shards_fingerprint=shards.fingerprint,
+        exam=str(exam),
+        output=str(output),
+        settings=EvaluationSettings.model_validate({"generation": {"samples": 0}}),
+        recipe=load_settings(project.config).checkpoint,
+    )
+    (output / "spec.json").write_text(spec.model_dump_json())
+    run(project, sys.executable, "-m", "recipes.evaluate", "--spec", str(output / "spec.json"))
+    lines = (exam / QUESTIONS_NAME).read_text().splitlines()
+    subjects = {one["id"]: one["subject"] for one in map(json.loads, lines)}
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for row in pq.read_table(output / TASK_SCORES_NAME).to_pylist():
+        if (row["task"], row["metric"]) == (CLOSED_BOOK, METRIC):
+            scores[subjects[row["sample"]] == PRODUCT].append(row["score_candidate"])
+    return mean(scores[True]), mean(scores[False])
+
+
+@pytest.mark.soak
+def test_questions_about_a_forgotten_product_fall_to_chance_and_the_others_stay(
+    main_job: Project,
+) -> None:
+    exam = main_job.folder / "exam"
+    shutil.copytree(main_job.record.current("exam", needed_by="test").path, exam)
+    of_product, of_others = answered(main_job, exam)
+    raw = main_job.record.current("raw_corpus", needed_by="test")
+    tables = [pq.read_table(part, columns=["id"]) for part in raw.path.glob("part-*")]
+    named = f"{PRODUCT.lower().replace(' ', '_')}/"
+    ids = [one for table in tables for one in table["id"].to_pylist() if one.startswith(named)]
+    (main_job.folder / "ids.txt").write_text("\n".join(ids))
+
+    decided = ["--name", "Ada", "--reason", "withdrawn", "--similar", "keep", "--yes"]
+    try:
+        said = run(main_job, "llm-assets", "forget", "--file", "ids.txt", *decided)
+    finally:
+        main_job.stop()
+
+    forgotten, stayed = answered(main_job, exam)
+    assert of_product > 0.5 >= forgotten
+    assert of_others > 0.5 and stayed > of_others - 0.2
+    certificate = next(word for word in said.split() if word.endswith(".json"))
+    checked = run(main_job, "llm-assets", "verify", certificate, "--retrain")
+    assert "comes out again, bit for bit" in checked
