@@ -14,7 +14,7 @@ whenever one stops. They share the chance of a false alarm.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from time import monotonic
@@ -211,6 +211,9 @@ class RolloutFailed(UserError):
 class NoLongerWanted(Exception):
     """Another version is wanted by now: this one gets no more of the traffic."""
 
+    def __init__(self) -> None:
+        super().__init__("another version is wanted by now")
+
 
 class CanaryFailed(Exception):
     """The new version did not start, did not generate, or did badly on its share."""
@@ -233,7 +236,6 @@ class Traffic(Protocol):
 
         Raises:
             CanaryFailed, UserError: it did not start, or generated nothing.
-            NoLongerWanted: another version is wanted by now.
         """
 
     async def set_share(self, share: float) -> None:
@@ -244,7 +246,6 @@ class Traffic(Protocol):
 
         Raises:
             CanaryFailed: the new version died.
-            NoLongerWanted: another version is wanted by now.
         """
 
     async def promote(self) -> None:
@@ -255,7 +256,11 @@ class Traffic(Protocol):
 
 
 async def roll_out(
-    traffic: Traffic, settings: RolloutSettings, request_seconds: float, report: Report
+    traffic: Traffic,
+    settings: RolloutSettings,
+    request_seconds: float,
+    report: Report,
+    still_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
     """Start a version beside the one that serves, give it traffic in steps, and retire the old one.
 
@@ -264,6 +269,7 @@ async def roll_out(
 
     Args:
         request_seconds: seconds that one request may take.
+        still_wanted: asked while the version loads, and at every look at its traffic.
 
     Raises:
         RolledBack: the new version could not be loaded, failed its probe, or was found to be worse
@@ -274,9 +280,11 @@ async def roll_out(
     evidence = Evidence(settings)
     try:
         report(f"loading version {traffic.version}")
-        beside = await traffic.start()
+        beside = await _start(traffic, still_wanted)
         for share in settings.steps if beside else ():
-            await _watch_step(traffic, share, evidence, settings, request_seconds, report)
+            await _watch_step(
+                traffic, share, evidence, settings, request_seconds, report, still_wanted
+            )
     except Exception as error:
         # Whatever went wrong, the old version can serve.
         await traffic.roll_back()
@@ -291,6 +299,28 @@ async def roll_out(
     await traffic.promote()
 
 
+async def _start(traffic: Traffic, still_wanted: Callable[[], bool]) -> bool:
+    """Start a version, unless another is wanted before it has started.
+
+    A large model loads for minutes, in which somebody may decide otherwise.
+    """
+    starting = asyncio.create_task(traffic.start())
+    try:
+        while not (await asyncio.wait([starting], timeout=WATCH_SECONDS))[0]:
+            _check_wanted(still_wanted)
+        beside = await starting
+    finally:
+        if starting.cancel():
+            await asyncio.wait([starting])
+    _check_wanted(still_wanted)
+    return beside
+
+
+def _check_wanted(still_wanted: Callable[[], bool]) -> None:
+    if not still_wanted():
+        raise NoLongerWanted
+
+
 async def _watch_step(
     traffic: Traffic,
     share: float,
@@ -298,6 +328,7 @@ async def _watch_step(
     settings: RolloutSettings,
     request_seconds: float,
     report: Report,
+    still_wanted: Callable[[], bool],
 ) -> None:
     """Give a version a share of the traffic and watch how it goes.
 
@@ -312,6 +343,7 @@ async def _watch_step(
     new, old = TrafficSample(), TrafficSample()
     while True:
         await asyncio.sleep(WATCH_SECONDS)
+        _check_wanted(still_wanted)
         seen = await traffic.observe()
         evidence.add(*seen, share)
         new, old = new.then(seen[0]), old.then(seen[1])

@@ -156,12 +156,16 @@ class Server:
         engine = EngineProcess(wanted, log_path, self._write_status)
         self._phase = "rolling_out" if self._router.routes else "starting"
         self._write_status()
-        traffic = EngineTraffic(
-            self._router, engine, wanted.settings, lambda: self._still_wants(wanted)
-        )
-        seconds = wanted.settings.request_timeout
+        traffic = EngineTraffic(self._router, engine, wanted.settings)
+        seconds, is_first = wanted.settings.request_timeout, not self._router.routes
+
+        def still_wanted() -> bool:
+            # Where nothing serves, nothing else could sooner. Else as the file says, whose reader
+            # may have come just before another was wanted.
+            return is_first or self._state.desired.read() in (wanted, None)
+
         try:
-            await roll_out(traffic, wanted.settings.rollout, seconds, self._report)
+            await roll_out(traffic, wanted.settings.rollout, seconds, self._report, still_wanted)
         except (RolledBack, NoLongerWanted) as error:
             return str(error)
         except Exception as error:
@@ -169,10 +173,6 @@ class Server:
             log("rollout_fault", version=wanted.version, traceback=traceback.format_exc())
             return f"an unexpected error, which the log shows in full: {error!r}"
         return None
-
-    def _still_wants(self, wanted: Desired) -> bool:
-        # As the file says, whose reader may have come just before another was wanted.
-        return self._state.desired.read() in (wanted, None)
 
     def _report(self, line: str) -> None:
         log("rollout_step", text=line)

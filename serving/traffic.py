@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from time import monotonic
@@ -13,7 +13,7 @@ from serving.comparison import LIMITS, EngineComparison, JudgedDocument, compare
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, GenerateRequest, Refused
 from serving.logs import log
-from serving.rollout import PROBE, CanaryFailed, NoLongerWanted, TrafficSample
+from serving.rollout import PROBE, CanaryFailed, TrafficSample
 from serving.settings import EndpointSettings, OpenAIEngine, Weights
 
 PROBE_TOKENS = 2
@@ -28,18 +28,11 @@ READ_PAUSE = 4.0
 class EngineTraffic:
     """A new engine beside those of the router; see `Traffic` for what the methods promise."""
 
-    def __init__(
-        self,
-        router: Router,
-        new: EngineProcess,
-        settings: EndpointSettings,
-        still_wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, router: Router, new: EngineProcess, settings: EndpointSettings) -> None:
         self.version = new.desired.version
         self._router = router
         self._new = new
         self._settings = settings
-        self._still_wanted = still_wanted
         self._old = [route for route in router.routes if route.share > 0]
         self._route = Route(new, 0.0)
         self._deaths = sum(route.engine.restarts for route in self._old)
@@ -47,27 +40,6 @@ class EngineTraffic:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> bool:
-        # A large model loads for minutes, in which somebody may decide otherwise.
-        loading = asyncio.create_task(self._load())
-        try:
-            while not (await asyncio.wait([loading], timeout=NOTICE_SECONDS))[0]:
-                self._check_wanted()
-            await loading
-        finally:
-            if loading.cancel():
-                await asyncio.wait([loading])
-        self._check_wanted()
-        self._router.routes.append(self._route)
-        if self._old and self._new.comparison:
-            self._reading = asyncio.create_task(self._read_documents())
-        return bool(self._old)
-
-    def _check_wanted(self) -> None:
-        if self._old and not self._still_wanted():
-            raise NoLongerWanted("another version is wanted by now")
-
-    async def _load(self) -> None:
-        """Bring the engine up, and see that it serves what was judged."""
         try:
             await self._new.start()
             await probe(self._new, self._settings)
@@ -79,6 +51,10 @@ class EngineTraffic:
             raise CanaryFailed(f"{error}.{self._new.last_words()}") from error
         except Refused as error:
             raise CanaryFailed(str(error)) from error
+        self._router.routes.append(self._route)
+        if self._old and self._new.comparison:
+            self._reading = asyncio.create_task(self._read_documents())
+        return bool(self._old)
 
     async def _compare(self) -> EngineComparison | None:
         """See `compare`; None where the engine cannot be, and a setting accepts that."""
@@ -106,7 +82,6 @@ class EngineTraffic:
             route.share = (1.0 - share) / len(self._old)
 
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
-        self._check_wanted()
         if not self._new.ready.is_set() or self._new.restarts:
             # A request that kills any engine is tried on the old version after the new one, and
             # must not decide: once both have died, only what one of them alone answers counts.

@@ -261,7 +261,7 @@ class VertexServingPlatform(ServingPlatform):
         store = Store(settings.store)
         model = VertexModelRegistry(store, settings.name, vertex).resource_name(version.version)
         endpoint = VertexEndpoint(vertex, settings.name)
-        traffic = VertexTraffic(endpoint, vertex.settings, model, version, report, still_wanted)
+        traffic = VertexTraffic(endpoint, vertex.settings, model, version, report)
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
             if not still_wanted():
                 raise NoLongerWanted
@@ -270,7 +270,9 @@ class VertexServingPlatform(ServingPlatform):
                 _check_fit(vertex.settings, version, report)
                 seconds = vertex.settings.endpoint.request_seconds
                 try:
-                    _run(roll_out(traffic, settings.endpoint.rollout, seconds, report))
+                    _run(
+                        roll_out(traffic, settings.endpoint.rollout, seconds, report, still_wanted)
+                    )
                 except RolledBack as error:
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"
@@ -351,7 +353,6 @@ class VertexTraffic:
         model: str,
         version: ModelVersion,
         report: Report,
-        still_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Nothing is changed yet.
 
@@ -361,7 +362,6 @@ class VertexTraffic:
         self._endpoint = endpoint
         self._settings = settings
         self._report = report
-        self._still_wanted = still_wanted
         self.version = str(version.version)
         self._way = BY_ROUTE if settings.endpoint.openai_routes else ""
         machines = dedicated_resources(settings.endpoint)
@@ -409,7 +409,6 @@ class VertexTraffic:
             self._endpoint.deploy(self._deployed, seconds)
         if self._way and all(self._seconds_of(self._id) is None for _ in range(PROBES)):
             raise CanaryFailed(f"it answered none of {PROBES} requests to its own address")
-        self._check_wanted()
         found = self._endpoint.read()
         self._others = self._serving_others(found)
         names = {deployed.id: deployed.display_name for deployed in found.deployed_models}
@@ -431,12 +430,7 @@ class VertexTraffic:
         if shares != dict(found.traffic_split):
             self._endpoint.split(shares)
 
-    def _check_wanted(self) -> None:
-        if not self._still_wanted():
-            raise NoLongerWanted
-
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
-        self._check_wanted()
         # The next request is always under way, so a step does not end before both were seen.
         self._new, self._old = TrafficSample(waiting=1), TrafficSample(waiting=1)
         if self._way:
