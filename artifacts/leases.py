@@ -37,22 +37,20 @@ PROCESSES = Path("/proc")
 BOOT = PROCESSES / "sys/kernel/random/boot_id"
 
 
-def describe_holder() -> str:
-    """This process as a lease's content."""
-    return json.dumps(
-        {
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "started": process_started(os.getpid()),
-            "processes_of": _process_table(),
-        }
-    )
+def describe_holder(**more: str) -> str:
+    """This process, and what else is to be said of it, as a lease's content."""
+    process = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "started": process_started(os.getpid()),
+        "processes_of": _process_table(),
+    }
+    return json.dumps(process | more)
 
 
 def _describe_hold() -> str:
     """This process, which holds a lease from now on, as the lease's content."""
-    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return json.dumps(json.loads(describe_holder()) | {"since": since})
+    return describe_holder(since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
 
 
 def holder_in_words(description: str) -> str:

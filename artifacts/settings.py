@@ -4,9 +4,9 @@ YAML is read without the means by which a small file becomes a huge one.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from artifacts.errors import UserError
 
@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> Any:
         aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         if aliases > MOST_ALIASES:
             raise ValueError(f"{aliases:,} aliases (`*name`), more than {MOST_ALIASES}")
-        return yaml.load(text, Loader)  # noqa: S506 - It is a safe one.
+        return Loader(text).get_single_data()
     except RecursionError:
         raise UserError(f"{path} is not valid YAML: nested deeper than any settings are") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -66,6 +66,16 @@ def _refuse_repeated_key(keys: list[Any]) -> None:
                 "what belongs under it in one place"
             )
         lines[said] = line
+
+
+def check_address(url: str) -> str:
+    """The base URL of a server, if it is one; raises ValueError, without its content, otherwise."""
+    if not url.startswith(("http://", "https://")) or "@" in url:
+        raise ValueError("must be a URL such as http://127.0.0.1:8001/v1, without a password")
+    return url
+
+
+Address = Annotated[str, AfterValidator(check_address)]
 
 
 def value_at(record: Any, key: str, missing: Any = None) -> Any:

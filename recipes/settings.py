@@ -473,7 +473,10 @@ class TrainingSettings(Settings):
 
     @property
     def is_judged_in_bits(self) -> bool:
-        """Whether an engine's log-probabilities of held-out text give the gate's metric as well."""
+        """Whether an engine's log-probabilities of held-out text give the gate's metric as well.
+
+        Encoders and encoder-decoders, which no such engine runs, need not say.
+        """
         return True
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from artifacts.errors import UserError
-from artifacts.settings import Settings
+from artifacts.settings import Address, Settings
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Weights = Literal["bf16", "int8", "int4", "f32"]
@@ -19,7 +19,7 @@ class OpenAIEngine(Settings):
     """Another server as the engine, called through OpenAI's `/v1/completions`: vLLM, SGLang,
     llama-server."""
 
-    address: str = "http://127.0.0.1:{port}/v1"
+    address: Address = "http://127.0.0.1:{port}/v1"
     """Its base URL; `{port}` is a free port, which is passed to `command`."""
     command: tuple[str, ...] = ()
     """The command that starts it for every version, one word per entry; `{model}` is the version's
@@ -36,10 +36,6 @@ class OpenAIEngine(Settings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if not self.address.startswith(("http://", "https://")) or "@" in self.address:
-            raise ValueError(
-                "address must be a URL such as http://127.0.0.1:8001/v1, without a password"
-            )
         in_command = any("{port}" in word for word in self.command)
         if in_command != bool(self.command) or in_command != ("{port}" in self.address):
             raise ValueError(
@@ -136,9 +132,9 @@ class EndpointSettings(Settings):
     and why. Alternatively, another server, such as vLLM on a GPU, by its command or its address."""
     weights: Weights = "bf16"
     """How weights are stored: `int8` and `int4` (OpenVINO only) are smaller and faster but lose a
-    little quality. If the deciding metric is bits per byte, the gate takes this loss into account.
-    `f32` keeps the exported weights unchanged. Another server as the engine stores them in
-    its own way."""
+    little quality, which the gate takes into account; they are refused if it decides by another
+    metric than bits per byte. `f32` keeps the exported weights unchanged. Another server as the
+    engine stores them in its own way."""
     threads: int | None = Field(default=None, ge=1)
     """Number of threads for an engine's computation; if unset, one for each CPU that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)

@@ -127,9 +127,9 @@ class Project:
         output = self.folder / "output.txt"
         return start_command(command, Surroundings(self.folder, self.environment(), output))
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run an installed command to its end."""
-        return run_command(command, self.folder, self.environment(), timeout=300)
+        return run_command(command, self.folder, self.environment(), timeout=timeout)
 
     def stop(self) -> None:
         """End the endpoint, if one runs."""

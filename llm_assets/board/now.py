@@ -1,6 +1,6 @@
 """The first page: what the model knows now that it did not know before, and what goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import NamedTuple
@@ -83,7 +83,7 @@ def routes(board: Board) -> list[Route]:
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
         # An exam says what was learned from which document.
-        read = find_new_text(board, state, champion) if champion and not won else NOTHING_NEW
+        read = find_new_text(board, state, champion) if champion and not won else NewText()
         now, making = board.status(), list(_making(board.store))
         is_local = board.settings.platform == "local"
         # Vertex AI is not asked.
@@ -99,8 +99,7 @@ def routes(board: Board) -> list[Route]:
             served=served,
             learned=learned,
             is_overruled=champion is not None and _is_rejected(state, champion),
-            read=read[:2],
-            is_partial=read[2],
+            read=read,
             is_local=is_local,
             is_serving=champion and (not is_local or str(champion.version) in answering),
             now=now,
@@ -148,10 +147,14 @@ def _learned(
     )
 
 
-NewText = tuple[list[tuple[Exposure, str]], int, bool]
-"""Documents with how they begin, the first MOST_SHOWN, how many there are, and whether there may be
-more."""
-NOTHING_NEW: NewText = ([], 0, False)
+class NewText(NamedTuple):
+    """Documents that only the newer of two versions has read."""
+
+    documents: Sequence[tuple[Exposure, str]] = ()
+    """The first MOST_SHOWN, with how they begin."""
+    total: int = 0
+    is_partial: bool = False
+    """Whether there may be more."""
 
 
 def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> NewText:
@@ -162,7 +165,7 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
     clean = find_behind(board.store, version, "clean_corpus")
     before = _version_before(state, version)
     if clean is None or before is None:
-        return NOTHING_NEW
+        return NewText()
     past = find_behind(board.store, before, "clean_corpus")
     runs, older = (runs_behind(board.store, state, one) for one in (version, before))
 
@@ -182,7 +185,7 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
             for row in texts.to_pylist()
         }
         shown = [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]]
-        return shown, len(new), len(rows) == MOST_LOOKED_AT
+        return NewText(shown, len(new), len(rows) == MOST_LOOKED_AT)
 
     return board.remember(find, [clean], version.version, before.version)
 

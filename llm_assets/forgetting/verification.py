@@ -2,15 +2,13 @@
 
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from artifacts.program.entry import read_spec
 from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
-from artifacts.storage import files
-from artifacts.storage.files import HASH_BLOCK_BYTES, sha256_of
-from artifacts.storage.transfer import crc32c_of
+from artifacts.storage.files import sha256_of
+from artifacts.storage.transfer import describe_folder
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
@@ -27,8 +25,6 @@ from llm_assets.tracing.training_text import all_runs
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec, command
 from spark_jobs.clean.forgotten import tell_similar
 
-CRC32C_CHARACTERS = 8
-"""Of CRC-32C in base64, which a certificate has of files that a job wrote to Cloud Storage."""
 Finding = tuple[bool | None, str]
 """Whether something holds, None where nobody can know; and what, in words."""
 
@@ -140,23 +136,18 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
         ended = run_to_end(command(stated, 1))
         if ended.returncode:
             return False, f"{name} could not be trained: {ended.stderr.strip()[-500:]}"
-        made = [f"{MODEL_FOLDER}/{path}" for path in files.list_sizes(ours.export_folder)]
-        wanted = one.weights_after
-        found = {path: _checksum_like(wanted.get(path, ""), Path(folder, path)) for path in made}
-    if found != wanted:
+        made = {
+            f"{MODEL_FOLDER}/{file.entry.path}": (file.entry.sha256, file.entry.crc32c)
+            for file in describe_folder(Path(ours.export_folder))
+        }
+    wanted = one.weights_after
+    # A certificate has the one or the other of each file.
+    if made.keys() != wanted.keys() or any(wanted[path] not in made[path] for path in made):
         return False, (
             f"{name} does not come out again bit for bit, which is certain only on one worker, a "
             "processor of the same kind, and with the same versions of the libraries"
         )
     return True, f"{name} comes out again, bit for bit"
-
-
-def _checksum_like(wanted: str, path: Path) -> str:
-    """A file's checksum, of the kind that another one is."""
-    if len(wanted) != CRC32C_CHARACTERS:
-        return sha256_of(str(path))
-    with path.open("rb") as file:
-        return crc32c_of(iter(partial(file.read, HASH_BLOCK_BYTES), b""))
 
 
 def is_here(record: Pipeline, stated: Forgetting) -> bool:

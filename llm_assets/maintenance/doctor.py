@@ -135,14 +135,14 @@ def examine(
     """
     store = record.store
     inventory = take_inventory(store)
-    stored = list(inventory.artifacts())
-    artifacts = [parse_name(name) for name in names] or stored
-    for kind, fingerprint in artifacts:
+    stored, named = list(inventory.artifacts()), [parse_name(name) for name in names]
+    for kind, fingerprint in named:
         if (kind, fingerprint) not in stored:
             raise UserError(
                 f"The store {store.root} has no artifact {kind}/{fingerprint}. `llm-assets doctor` "
                 "without a name checks all that it has."
             )
+    artifacts = named or stored
     findings = list(check_artifacts(store, artifacts))
     if not names:
         # Before the record, whose mending reads the registry's versions.

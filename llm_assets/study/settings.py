@@ -4,7 +4,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from artifacts.settings import Settings
+from artifacts.settings import Address, Settings
 from artifacts.storage.files import LocalPath, sha256_of
 
 SOURCE = "study"
@@ -55,7 +55,7 @@ class GeneratorSettings(Settings):
     """A model that writes about each training document, called through an OpenAI-compatible
     `/v1/chat/completions` endpoint."""
 
-    address: str
+    address: Address
     """Its base URL, such as http://127.0.0.1:8001/v1."""
     model: str
     """The name of the model on that server."""
@@ -92,11 +92,7 @@ class GeneratorSettings(Settings):
     in its passage; answers with more are left out."""
 
     @model_validator(mode="after")
-    def _address_is_one(self) -> Self:
-        if not self.address.startswith(("http://", "https://")) or "@" in self.address:
-            raise ValueError(
-                "address must be a URL such as http://127.0.0.1:8001/v1, without a password"
-            )
+    def _dollars_have_a_price(self) -> Self:
         if self.maximum_dollars and not self.dollars_per_million_tokens:
             raise ValueError("maximum_dollars needs dollars_per_million_tokens; give the price")
         return self

@@ -32,6 +32,8 @@ FormatName = Literal[
     "code",
 ]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
+"""Formats whose rows have columns."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 

@@ -306,7 +306,8 @@ def test_removed_text_is_reckoned_with_before_a_run(project: Project) -> None:
     """About 60 documents of 240 are held out, of which the gate needs 30."""
     assert ask(project, "*clean_corpus") == ""
     raw = project.record.recorded("raw_corpus")
-    held_out = project.record.find_current("clean_corpus").stats["splits"]["held_out"]  # type: ignore[union-attr]
+    clean = project.record.current("clean_corpus", needed_by="test")
+    held_out = clean.stats["splits"]["held_out"]
     assert f"{held_out} documents are held out." in project.run("llm-assets", "check").stdout
     texts = sorted((project.folder / "text").iterdir())
 

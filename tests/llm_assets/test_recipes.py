@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,7 @@ def go_to_an_answer(task: Task, name: str, folder: Path) -> str:
     project.configure(**settings)
     try:
         kill_training(project)
-        ended = subprocess.run(
-            MATERIALIZE,
-            cwd=project.folder,
-            env=project.environment(),
-            capture_output=True,
-            text=True,
-            timeout=GRAPH_SECONDS,
-        )
+        ended = project.run(*MATERIALIZE, timeout=GRAPH_SECONDS)
         assert ended.returncode == 0, ended.stderr[-4000:]
         assert "Going on from the checkpoint of step" in ended.stderr
         judged = project.record.current("model_version", needed_by="test")

@@ -35,10 +35,8 @@ from spark_jobs.read.files.streams import (
     lines_of,
 )
 from spark_jobs.read.opened import hash64
-from spark_jobs.read.settings import FORMATS, Files, FormatName, template_columns
+from spark_jobs.read.settings import FORMATS, TABLES, Files, FormatName, template_columns
 
-TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
-"""Formats with columns."""
 BODIES = ("text", "content", "body", "article", "document", "markdown", "description")
 TITLES = ("title", "subject", "summary", "name", "headline", "heading")
 QUESTIONS = ("question", "prompt", "instruction", "query", "q")

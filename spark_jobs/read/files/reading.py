@@ -22,7 +22,7 @@ from spark_jobs.read.files import office, rows, streams
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.rows import Row
 from spark_jobs.read.opened import Batch, Chunks, ListedFile, OpenedSource, Texts, group, hash64
-from spark_jobs.read.settings import Files, FormatName, format_of
+from spark_jobs.read.settings import TABLES, Files, FormatName, format_of
 
 SETTLED_NANOSECONDS = 2_000_000_000
 """A file that was written so shortly before it was hashed may change again within one step of its
@@ -85,8 +85,6 @@ READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "csv": rows.read_csv,
     "parquet": rows.read_parquet,
 }
-TABLES: tuple[FormatName, ...] = ("json", "csv", "parquet")
-"""Formats whose rows have columns."""
 TEXTS: dict[FormatName, Callable[[bytes], str]] = {
     "html": rows.html_text,
     "docx": rows.docx_text,

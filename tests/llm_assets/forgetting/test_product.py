@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
@@ -37,14 +36,7 @@ def main_job(tmp_path: Path) -> Project:
 
 def run(project: Project, *command: str) -> str:
     """What a command says, which has to succeed."""
-    ended = subprocess.run(
-        command,
-        cwd=project.folder,
-        env=project.environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    ended = project.run(*command, timeout=SECONDS)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     return ended.stdout
 

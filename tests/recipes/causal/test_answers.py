@@ -67,3 +67,10 @@ def test_how_answers_are_compared_decides_no_weight() -> None:
     assert plain.content() == compared.content()
     assert plain.scoring() == {}
     assert compared.scoring() == {"exact_match": {"after": "####", "new_tokens": 256}}
+
+
+@pytest.mark.parametrize("exact_match", [None, {}])
+def test_the_settings_say_whether_answers_are_judged_in_bits(exact_match: dict | None) -> None:
+    settings = training_settings({"recipe": "fine_tuning", "exact_match": exact_match})
+    scorer = settings.objective().scorer
+    assert settings.is_judged_in_bits == (scorer is None or scorer.metric.is_bits)

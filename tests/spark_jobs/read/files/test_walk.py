@@ -11,6 +11,7 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from spark_jobs.read.files.find import Walk, find_files
 from spark_jobs.read.opened import SkippedFiles
+from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import source_fingerprints
 from spark_jobs.read.survey import survey
 from tests.llm_assets.privilege import run_without_privilege
@@ -18,9 +19,14 @@ from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
+def source_of(path: Path | str, **settings: object) -> Files:
+    (source,) = files_source(path, **settings).sources
+    assert isinstance(source, Files)
+    return source
+
+
 def unread_in(folder: Path, **settings: object) -> dict[str, list[str]]:
-    (source,) = files_source(folder, **settings).sources
-    return find_files(source).unread.examples  # type: ignore[arg-type]
+    return find_files(source_of(folder, **settings)).unread.examples
 
 
 @pytest.fixture
@@ -86,9 +92,9 @@ def test_folders_and_files_that_are_removed_during_the_walk_are_passed_over(fold
     for number in range(100):
         (folder / f"{number}").mkdir()
         (folder / f"{number}" / "b.md").write_text("A pump.")
-    (source,) = files_source(folder, on_bad_file="stop").sources
+    source = source_of(folder, on_bad_file="stop")
     unread = SkippedFiles()
-    walked = Walk(source, unread, str(folder)).files()  # type: ignore[arg-type]
+    walked = Walk(source, unread, str(folder)).files()
 
     first, _ = next(walked)
     for number in range(100):
@@ -103,11 +109,11 @@ def test_a_file_that_is_removed_before_it_is_read_does_not_end_the_look(
     folder: Path, name: str
 ) -> None:
     (folder / name).write_text("A pump.")
-    (source,) = files_source(folder, on_bad_file="stop").sources
-    found = find_files(source).files  # type: ignore[arg-type]
+    source = source_of(folder, on_bad_file="stop")
+    found = find_files(source).files
     (folder / name).unlink()
 
-    seen = survey(source, found, 1)  # type: ignore[arg-type]
+    seen = survey(source, found, 1)
 
     assert seen.documents == 1 and seen.share == 1
     assert seen.unread.counts == {"removed while the folder was read": 1}
@@ -121,9 +127,9 @@ def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Pa
     (folder / "store" / "raw_corpus" / "part.jsonl").write_text('{"text": "made"}')
     for name in ("a.png", "B.PNG", "core", "tool.py"):
         (folder / name).write_bytes(b"x")
-    (source,) = files_source(folder).sources
+    source = source_of(folder)
 
-    found = find_files(source, str(folder / "store"))  # type: ignore[arg-type]
+    found = find_files(source, str(folder / "store"))
 
     assert [file.name for file in found.files] == ["a.md"]
     assert found.unread.counts == {
@@ -134,7 +140,7 @@ def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Pa
         "store of llm-assets": 1,
     }
     assert "2 .png (" in str(found.unread)
-    hidden = find_files(source.model_copy(update={"hidden": True}))  # type: ignore[arg-type]
+    hidden = find_files(source.model_copy(update={"hidden": True}))
     assert {".git/HEAD.txt", ".notes.md"} <= {file.name for file in hidden.files}
 
 
@@ -145,14 +151,14 @@ def test_a_path_into_the_store_is_refused(folder: Path, path: str) -> None:
     (store / "raw_corpus" / "part.jsonl").write_text('{"text": "made"}')
     (folder / "link").symlink_to(store)
     for place in (store, folder / "link"):
-        (source,) = files_source(place / path).sources
+        source = source_of(place / path)
         with pytest.raises(UserError, match=r"`path` \(.*\) is in the pipeline's `store` \("):
-            find_files(source, str(store))  # type: ignore[arg-type]
+            find_files(source, str(store))
     # A folder of a longer name is another one.
     (folder / "store of texts").mkdir()
     (folder / "store of texts" / "b.md").write_text("beta")
-    (source,) = files_source(folder / "store of texts").sources
-    found = find_files(source, str(store))  # type: ignore[arg-type]
+    source = source_of(folder / "store of texts")
+    found = find_files(source, str(store))
     assert [file.name for file in found.files] == ["b.md"]
 
 
@@ -160,15 +166,15 @@ def test_the_store_in_a_bucket_is_no_text(google: LocalGoogle) -> None:
     root = f"gs://{BUCKET}/walk"
     files.write(f"{root}/a.md", b"The valve opens.")
     files.write(f"{root}/store/part.jsonl", b'{"text": "made"}')
-    (source,) = files_source(root).sources
+    source = source_of(root)
 
-    found = find_files(source, f"{root}/store")  # type: ignore[arg-type]
+    found = find_files(source, f"{root}/store")
 
     assert [file.name for file in found.files] == ["a.md"]
     assert found.unread.counts == {"store of llm-assets": 1}
     for store in (root, f"gs://{BUCKET}"):
         with pytest.raises(UserError, match=r"`path` \(gs://.*\) is in the pipeline's `store`"):
-            find_files(source, store)  # type: ignore[arg-type]
+            find_files(source, store)
 
 
 def test_endings_count_in_any_case(folder: Path) -> None:
@@ -196,8 +202,8 @@ def test_a_glob_finds_what_it_did_and_enters_no_more_than_it_must(folder: Path) 
     (folder / "x" / "y" / "d.txt").write_text("d")
 
     def names(pattern: str) -> list[str]:
-        (source,) = files_source(folder / pattern).sources
-        return [file.name for file in find_files(source).files]  # type: ignore[arg-type]
+        source = source_of(folder / pattern)
+        return [file.name for file in find_files(source).files]
 
     assert names("*.md") == ["a.md"]
     assert names("x/*.md") == ["b.md"]
@@ -210,8 +216,8 @@ def test_a_folder_or_file_whose_name_could_be_a_pattern_is_found(tmp_path: Path,
     (tmp_path / name).mkdir()
     (tmp_path / name / f"{name}.md").write_text("A pump.")
     for path in (tmp_path / name, tmp_path / name / f"{name}.md"):
-        (source,) = files_source(path).sources
-        found = find_files(source).files  # type: ignore[arg-type]
+        source = source_of(path)
+        found = find_files(source).files
         assert [file.name for file in found] == [f"{name}.md"]
 
 
@@ -250,7 +256,7 @@ def test_what_may_not_be_read_is_named_or_set_aside(folder: Path, kind: str) -> 
 def test_a_drive_that_is_gone_ends_the_reading_and_sets_nothing_aside(folder: Path) -> None:
     # The kernel answers a read at its beginning with an I/O error, as of a drive that was pulled.
     (folder / "b.md").symlink_to("/proc/self/mem")
-    (source,) = files_source(folder, follow_links=True, on_bad_file="quarantine").sources
+    source = source_of(folder, follow_links=True, on_bad_file="quarantine")
 
     with pytest.raises(UserError, match=r"b.md cannot be read: its disk or network drive does not"):
-        survey(source, find_files(source).files, 1)  # type: ignore[arg-type]
+        survey(source, find_files(source).files, 1)
