@@ -26,7 +26,7 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from llm_assets.automation import left_behind
 from llm_assets.automation.launched import PIPELINE_TAG
-from llm_assets.cli.main import machines
+from llm_assets.cli.commands.cloud import machines
 from llm_assets.cloud.jobs import batch_job, lease_of, tpu_job
 from llm_assets.cloud.settings import (
     CLOUD_CONFIG_VARIABLE,

@@ -1,0 +1,1 @@
+"""The commands of `llm-assets`, in the order of their use."""

@@ -1,0 +1,243 @@
+"""Commands that check what a run needs, here or on Google Cloud, and what it costs there."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from artifacts.errors import UserError, shown
+from llm_assets.cli.commands.options import json_option
+from llm_assets.config import config_path, load_settings
+
+if TYPE_CHECKING:
+    from llm_assets.cloud.settings import GoogleCloudSettings
+    from llm_assets.cloud.setup.rights import Finding
+    from llm_assets.config import PipelineSettings, TrainingPlace
+
+COMPLETE = "Everything a run needs is in place."
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@click.option("--smoke", is_flag=True, help="On Google Cloud, also run minimal jobs.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1),
+    default=1,
+    help="Number of machines for the training job of --smoke.",
+)
+@click.option("--yes", is_flag=True, help="Run --smoke without asking you to confirm the price.")
+@click.option(
+    "--all",
+    "is_whole",
+    is_flag=True,
+    help="Locally, read all text, and list what is set aside or unread.",
+)
+@json_option
+def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
+    """Check everything that a run needs.
+
+    With `platform: local`: the text (read for up to a minute), the base model, the port and the
+    disk. With `platform: google_cloud`: permissions, APIs, billing, quotas, images, secrets and the
+    bucket.
+
+    \b
+    Examples:
+      llm-assets check
+      llm-assets check --all        lists every file or row that is set aside, and why
+      llm-assets check --json | jq .ok
+      llm-assets check --smoke      on Google Cloud, also runs minimal jobs
+      llm-assets check --smoke --nodes 2      also tests the network between two machines
+    """
+    settings = load_settings(config_path())
+    if settings.platform != "local":
+        _check_project(settings, nodes if smoke else 0, yes, as_json)
+        return
+    from llm_assets.preflight import LOOK_SECONDS, preflight
+
+    if is_whole:
+        found = preflight(settings, None, messages=sys.maxsize)
+    else:
+        found = preflight(settings, LOOK_SECONDS)
+    if as_json:
+        told = {"ok": True, "notes": found.notes, "text": found.text.lines()}
+        click.echo(json.dumps(told, indent=2))
+        return
+    unread = found.text.unread.examples.items() if is_whole else ()
+    named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+    left_out = [*found.text.messages, *named] if is_whole else found.text.lines()
+    for line in [*left_out, *found.notes]:
+        click.echo(shown(line))
+    click.echo(COMPLETE)
+
+
+def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool) -> None:
+    """Test the cloud project; with `as_json`, what people watch goes to standard error.
+
+    Args:
+        nodes: machines of the smallest training; 0 starts nothing.
+    """
+    from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
+    from llm_assets.cloud.setup.check import check as check_project
+
+    cloud = load_cloud_settings()
+    runner: TrainingPlace = settings.training.runner or settings.platform
+    findings = check_project(
+        cloud,
+        any(source.type == "bigquery" for source in settings.raw_corpus.sources),
+        runner,
+        settings.checkpoint.logging.weights_and_biases is not None,
+    )
+    for finding in findings:
+        click.echo(shown(finding.line()), err=as_json)
+    if nodes and all(finding.ok is not False for finding in findings):
+        findings += _smoke(cloud, nodes, yes, as_json, runner)
+    problems = sum(finding.ok is False for finding in findings)
+    if as_json:
+        told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
+        click.echo(json.dumps(told, indent=2))
+    if problems:
+        raise UserError(
+            f"{problems} of {len(findings)} checks failed. Fix each PROBLEM listed above; the keys "
+            f"are those of {cloud_config_path()}."
+        )
+    unknown = sum(finding.ok is None for finding in findings)
+    doubtful = f"No problems found. Read the lines marked unknown first: {unknown}."
+    click.echo(doubtful if unknown else COMPLETE, err=as_json)
+
+
+def _smoke(
+    cloud: "GoogleCloudSettings", nodes: int, yes: bool, as_json: bool, runner: "TrainingPlace"
+) -> "list[Finding]":
+    """Run the smallest batch and jobs, after their price was said; shows what each found."""
+    from llm_assets.cloud.settings import cloud_config_path
+    from llm_assets.cloud.spending import PRICES_AS_OF, estimate_smoke
+    from llm_assets.runners.google_cloud import smoke as run_smallest
+
+    for stage in estimate_smoke(cloud, nodes):
+        click.echo(stage.line(), err=as_json)
+    click.echo(f"Prices: {PRICES_AS_OF}", err=as_json)
+    if not yes:
+        click.confirm("Start them?", abort=True, err=as_json)
+    findings = []
+    for finding in run_smallest(cloud, cloud_config_path(), nodes, runner):
+        findings.append(finding)
+        click.echo(shown(finding.line()), err=as_json)
+    return findings
+
+
+@click.command()
+@click.option(
+    "--corpus-gb",
+    type=POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="Text to clean, in gigabytes.",
+)
+@click.option(
+    "--tokens",
+    type=POSITIVE,
+    default=1e9,
+    show_default="1e9",
+    help="Tokens to train on, repeats included.",
+)
+@click.option(
+    "--parameters",
+    type=POSITIVE,
+    default=1.24e9,
+    show_default="1.24e9",
+    help="Parameters of the model.",
+)
+@json_option
+def estimate(corpus_gb: float, tokens: float, parameters: float, as_json: bool) -> None:
+    """Estimate time and cost on Google Cloud.
+
+    Training and evaluation are estimated as Vertex AI jobs. Once a local pipeline has trained,
+    `llm-assets check` shows how long training takes here.
+
+    \b
+    Example:
+      llm-assets estimate --corpus-gb 20 --tokens 4e9 --parameters 1.24e9
+    """
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import PRICES_AS_OF
+    from llm_assets.cloud.spending import estimate as estimate_stages
+
+    settings = load_cloud_settings()
+    stages = estimate_stages(settings, int(corpus_gb * 1e9), int(tokens), int(parameters))
+    if as_json:
+        told = {"stages": [asdict(stage) for stage in stages], "prices": PRICES_AS_OF}
+        click.echo(json.dumps(told, indent=2))
+        return
+    for stage in stages:
+        click.echo(stage.line())
+    click.echo(f"Prices: {PRICES_AS_OF}")
+
+
+@click.command()
+@click.option(
+    "--outputs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the output of `terraform output -json`.",
+)
+def setup(outputs: Path | None) -> None:
+    """Write the cloud settings from Terraform outputs.
+
+    Reads the outputs of the Terraform configuration in infrastructure/.
+
+    \b
+    Example:
+      terraform -chdir=infrastructure apply
+      llm-assets setup
+    """
+    from llm_assets.cloud.settings import cloud_config_path
+    from llm_assets.cloud.setup.terraform import read_outputs, write_settings
+
+    path = cloud_config_path()
+    settings = write_settings(read_outputs(outputs), path)
+    click.echo(f"Wrote {path} for project {settings.project}.")
+    click.echo("Now build the images: images/build.sh spark, cuda and serve.")
+
+
+@click.command()
+@click.option("--end", "is_ending", is_flag=True, help="End all listed jobs, without asking.")
+@json_option
+def machines(is_ending: bool, as_json: bool) -> None:
+    """List jobs on Google Cloud that have not ended.
+
+    Lists the jobs that runs have submitted, on all services, with machines, submission times
+    and costs so far. Runs end their own jobs; --end is for jobs that were left behind, but ends
+    those of active runs too.
+
+    \b
+    Examples:
+      llm-assets machines
+      llm-assets machines --end
+    """
+    from llm_assets.cloud.settings import load_cloud_settings
+    from llm_assets.cloud.spending import active_jobs, end_jobs
+
+    def report(line: str) -> None:
+        click.echo(shown(line), err=True)
+
+    listed, faults = active_jobs(load_cloud_settings())
+    for job in listed:
+        click.echo(shown(job.line()), err=as_json)
+    ended, refused = end_jobs(listed if is_ending else [], report)
+    if as_json:
+        told = [job.as_json() | {"ended": job in ended} for job in listed]
+        click.echo(json.dumps(told, indent=2))
+    elif is_ending and listed:
+        click.echo(f"Ended: {len(ended)}.")
+    elif listed:
+        click.echo("End them with: llm-assets machines --end")
+    elif not faults:
+        click.echo("No job of this project's runs is active.")
+    if faults := [*faults, *refused]:
+        raise UserError("\n".join(faults))
+
+
+COMMANDS = (check, estimate, setup, machines)

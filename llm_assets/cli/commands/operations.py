@@ -1,0 +1,208 @@
+"""Commands that keep a project going: its store, its services, its documentation."""
+
+import importlib.metadata
+import json
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+
+from artifacts.errors import UserError, shown
+from llm_assets import services
+from llm_assets.cli.commands.options import json_option
+from llm_assets.cli.session import open_session, use_this_folders_history
+from llm_assets.config import config_path, load_settings
+
+ENDING = {signal.SIGTERM, signal.SIGINT}
+PORT = click.IntRange(1, 65535)
+port_option = click.option(
+    "--port",
+    type=PORT,
+    default=services.PORT,
+    show_default=True,
+    help=f"Port of the UI on {services.HOST}.",
+)
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Delete what is listed.")
+@json_option
+def clean(yes: bool, as_json: bool) -> None:
+    """List, and with --yes delete, what `retention` no longer keeps.
+
+    Also deletes the weights of withdrawn versions once `forgetting.grace_days` have passed. Without
+    --yes, only lists what would be deleted.
+
+    \b
+    Examples:
+      llm-assets clean          lists what would be deleted, and why
+      llm-assets clean --yes
+    """
+    from llm_assets.maintenance.cleaning import clean as clean_store
+
+    session = open_session()
+    settings = session.settings
+    cleaning = clean_store(
+        session.pipeline.record,
+        session.registry,
+        settings.retention,
+        settings.forgetting,
+        yes,
+        (lambda line: None) if as_json else click.echo,
+    )
+    if as_json:
+        click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
+    elif cleaning.removals and not yes:
+        click.echo("Nothing has been deleted. To delete all of this: llm-assets clean --yes")
+
+
+@click.command()
+@click.argument("artifacts", nargs=-1)
+@click.option("--repair", is_flag=True, help="Repair what can be repaired.")
+@json_option
+def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
+    """Verify the store byte by byte.
+
+    Checks the whole store, or only ARTIFACTS given as kind/fingerprint.
+
+    \b
+    Examples:
+      llm-assets doctor
+      llm-assets doctor --repair
+      llm-assets doctor checkpoint/0123456789abcdef0123
+    """
+    from llm_assets.endpoint.folder import endpoint_folder
+    from llm_assets.maintenance.doctor import examine
+
+    session = open_session()
+    endpoint = endpoint_folder(session.settings)
+    examination = examine(session.record, session.registry, endpoint, artifacts)
+    if not as_json:
+        for line in examination.lines(repair):
+            click.echo(shown(line))
+    faults = examination.faults
+    left = examination.repair(partial(click.echo, err=True)) if repair else faults
+    if as_json:
+        click.echo(json.dumps(examination.as_json(left), indent=2))
+    elif repair:
+        click.echo(f"{len(faults) - len(left)} of {len(faults)} faults repaired.")
+    if left:
+        sys.exit(1)
+
+
+@click.command()
+@port_option
+@click.option(
+    "--board-port",
+    type=PORT,
+    default=services.BOARD_PORT,
+    show_default=True,
+    help="Port of the board.",
+)
+@click.option("--wait", is_flag=True, help="Stay in the foreground; SIGTERM or Ctrl-C stops them.")
+def up(port: int, board_port: int, wait: bool) -> None:
+    """Start the board, the UI and the daemon.
+
+    Each of them is restarted if it exits.
+
+    \b
+    Examples:
+      llm-assets --config config/manuals.yaml up --port 3100
+      llm-assets up --wait      as the main program of a container
+    """
+    load_settings(config_path())
+    services.bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
+    click.echo(f"board: http://{services.HOST}:{board_port}   UI: http://{services.HOST}:{port}")
+    click.echo(
+        shown(f"logs: {Path.cwd() / services.STATE_FOLDER}   stop them with: llm-assets down")
+    )
+    if wait:
+        # Not before: those that were started would never hear a signal.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        signal.sigwait(ENDING)
+        services.stop(Path.cwd() / services.STATE_FOLDER)
+
+
+@click.command()
+def down() -> None:
+    """Stop the board, the UI, the daemon and their runs.
+
+    The endpoint keeps serving. Runs that are stopped count as failed. After the next `up` they are
+    launched again, at most twice, and training resumes from its newest checkpoint.
+
+    \b
+    Example:
+      llm-assets down
+    """
+    click.echo(
+        "Stopped." if services.stop(Path.cwd() / services.STATE_FOLDER) else "Nothing was running."
+    )
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=services.BOARD_PORT,
+    show_default=True,
+    help=f"Port on {services.HOST}; 0 for any free port.",
+)
+def board(port: int) -> None:
+    """Start the board, the web interface for the models.
+
+    Shows what the model has learned, its versions and the text behind an answer, and lets you
+    approve, reject, roll back and forget. Prometheus can scrape the graph's metrics at /metrics.
+    `up` starts the board, too.
+
+    \b
+    Example:
+      llm-assets board --port 8013
+    """
+    from llm_assets.board.server import open_board, serve_board
+    from llm_assets.cli.versions import status_of
+
+    session = open_session()
+    # A registry and a store are shown without a history of runs, too.
+    if Path("dagster.yaml").exists():
+        use_this_folders_history()
+    command = [sys.argv[0], "--config", str(session.path.absolute())]
+    opened = open_board(
+        session.settings,
+        session.record,
+        session.registry,
+        lambda: status_of(session),
+        command,
+    )
+    serve_board(opened, port, click.echo)
+
+
+@click.command()
+@click.argument("page", required=False)
+def docs(page: str | None) -> None:
+    """Read this version's documentation offline.
+
+    Without PAGE, lists the pages.
+
+    \b
+    Examples:
+      llm-assets docs
+      llm-assets docs settings
+    """
+    # A checkout has them where they are written; an installation, among its own files.
+    written = list((Path(__file__).parents[3] / "docs").glob("*.md"))
+    installed = importlib.metadata.files("llm-assets") or []
+    found = written or [Path(str(f.locate())) for f in installed if f.match("llm-assets/docs/*.md")]
+    pages = {path.stem: path for path in sorted(found)}
+    if page is None:
+        for name, path in pages.items():
+            title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            click.echo(f"{name:25}{title}")
+    elif page.removesuffix(".md") in pages:
+        click.echo_via_pager(pages[page.removesuffix(".md")].read_text(encoding="utf-8"))
+    else:
+        raise UserError(f"There is no page {page!r}. The pages are: {', '.join(pages)}.")
+
+
+COMMANDS = (clean, doctor, up, down, board, docs)

@@ -1,0 +1,36 @@
+"""Options and arguments that several commands have."""
+
+import getpass
+
+import click
+
+from artifacts.errors import has_control_characters, shown_in_line
+
+version_argument = click.argument("version", type=int)
+
+
+def _check_line(_: click.Context, __: click.Parameter, given: str) -> str:
+    """What is recorded with a decision; raises BadParameter unless it is a line of plain text."""
+    if not given.strip():
+        raise click.BadParameter("A decision needs a name and a reason: both are recorded with it.")
+    if has_control_characters(given):
+        raise click.BadParameter(
+            f"'{shown_in_line(given)}' contains a line break or another control character. Write "
+            "it on one line of plain text."
+        )
+    return given
+
+
+name_option = click.option(
+    "--name",
+    default=getpass.getuser,
+    callback=_check_line,
+    help="Name recorded with the decision (default: your login).",
+)
+reason_option = click.option(
+    "--reason", required=True, callback=_check_line, help="Reason, recorded with the decision."
+)
+generation_option = click.option(
+    "--generation", type=int, hidden=True, help="Registry generation that the decision refers to."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
