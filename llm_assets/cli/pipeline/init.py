@@ -70,7 +70,9 @@ def plan_columns(
     for name in TABLES:
         of_format = [file for file in files if file.format.name == name]
         sampled = sorted(of_format, key=lambda one: hash64(one.name))[:SAMPLED_FILES]
-        records = [list(_records(source, file, unnamed)) for file in sampled]
+        looks = [_look(source, file) for file in sampled]
+        records = [rows for rows, _ in looks]
+        unnamed += [fault for _, fault in looks if fault]
         columns = [text_columns(one) for one in records]
         found.update(filter(None, columns))
         if of_format and not any(columns):
@@ -149,19 +151,18 @@ def _is_list_of_text(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _records(source: Files, file: StoredFile, unnamed: list[str]) -> Iterator[dict[str, Any]]:
-    """The first rows of a file; none of one that cannot be read.
-
-    Args:
-        unnamed: is told of a table without a line of column names.
-    """
+def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | None]:
+    """The first rows of a file, none of one that cannot be read, and why a table has no names."""
     content = Content(file, source, lambda number: None)
+    rows = []
     try:
-        yield from (one for one in islice(_rows(content), ROWS) if isinstance(one, dict))
+        for one in islice(_rows(content), ROWS):
+            rows += [one] if isinstance(one, dict) else []
     except _UnnamedError as error:
-        unnamed.append(f"{file.name}: {error}")
+        return [], f"{file.name}: {error}"
     except (BadFile, SourceChanged, ValueError, csv.Error, RecursionError):
-        return
+        pass  # Those before the fault say what the columns are.
+    return rows, None
 
 
 def _rows(content: Content) -> Iterator[Any]:
