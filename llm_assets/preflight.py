@@ -16,7 +16,7 @@ from artifacts.errors import DamagedArtifact, UserError, reason_of
 from artifacts.progress import format_duration
 from artifacts.storage.files import is_local
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
+from artifacts.store.store import Artifact, Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.gate.verdict import GateSettings
@@ -515,37 +515,48 @@ def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -
             is_trained = _record(settings).recorded("checkpoint") is not None
     share = settings.clean_corpus.split.held_out
     before = divided.manifest.settings["split"]["held_out"] if divided else share
+    is_certain = True
     if divided is None or (before != share and not is_trained):
         told, obstacle = describe_held_out(settings, text)
     else:
-        counts = divided.stats["splits"]
-        new, left = _new_and_left(settings, text)
-        then = counts.get("held_out", 0)
-        now = left * then + share * new
-        all_now = left * (sum(counts.values()) - counts.get("replay", 0)) + new
-        documents = 0 if is_trained else int(all_now)
-        told = f"{then:,} documents are held out."
-        obstacle = held_out_obstacle(int(now), documents, settings)
-        if left < 1:
-            told = f"Since text was removed, about {now:,.0f} of {then:,} held-out documents remain"
-            obstacle = obstacle and _obstacle(told, documents, settings)
-            told = "" if obstacle else f"{told}."
-        if before != share:
-            told += (
-                f" Existing splits do not change: `held_out: {share:g}` instead of {before:g} "
-                "applies to new text only. To split all text again, stop the endpoint "
-                "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
-                "of this one stay."
-            )
-        # Text that was not looked at may have grown, and which documents are gone is not known yet;
-        # before training both will be.
-        is_whole = text.documents is not None and text.share == 1
-        most = now + 2 * math.sqrt(then * left * (1 - left)) if is_whole else math.inf
-        if obstacle and most >= settings.model_version.gate.minimum_documents:
-            return list(filter(None, [told.strip(), obstacle]))
-    if obstacle and is_judged:
+        told, obstacle, is_certain = _still_held_out(settings, text, divided, is_trained)
+    if before != share and is_trained:
+        told += (
+            f" Existing splits do not change: `held_out: {share:g}` instead of {before:g} "
+            "applies to new text only. To split all text again, stop the endpoint "
+            "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
+            "of this one stay."
+        )
+    if obstacle and is_certain and is_judged:
         raise UserError(obstacle)
-    return list(filter(None, [told, obstacle]))
+    return list(filter(None, [told.strip(), obstacle]))
+
+
+def _still_held_out(
+    settings: PipelineSettings, text: TextEstimate, divided: Artifact, is_trained: bool
+) -> tuple[str, str | None, bool]:
+    """What is held out of text that was divided before, and has changed since.
+
+    Returns:
+        It in words; why it is too little, if it is; and whether that is certain.
+    """
+    counts = divided.stats["splits"]
+    new, left = _new_and_left(settings, text)
+    then = counts.get("held_out", 0)
+    now = left * then + settings.clean_corpus.split.held_out * new
+    all_now = left * (sum(counts.values()) - counts.get("replay", 0)) + new
+    documents = 0 if is_trained else int(all_now)
+    told = f"{then:,} documents are held out."
+    obstacle = held_out_obstacle(int(now), documents, settings)
+    if left < 1:
+        told = f"Since text was removed, about {now:,.0f} of {then:,} held-out documents remain"
+        obstacle = obstacle and _obstacle(told, documents, settings)
+        told = "" if obstacle else f"{told}."
+    # Text that was not looked at may have grown, and which documents are gone is not known yet;
+    # before training both will be.
+    is_whole = text.documents is not None and text.share == 1
+    most = now + 2 * math.sqrt(then * left * (1 - left)) if is_whole else math.inf
+    return told, obstacle, most < settings.model_version.gate.minimum_documents
 
 
 def _new_and_left(settings: PipelineSettings, text: TextEstimate) -> tuple[int, float]:
