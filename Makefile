@@ -88,7 +88,7 @@ site: $(SITE_READY) ## Build the docs as a site in build/site; a broken link is 
 	@NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet
 
 bench: $(ALL_READY) ## Run one benchmark: make bench NAME=train_cpu (KEEP=1 puts its result into the docs)
-	@. $(BIN)/activate && python -m benchmarks $(NAME) $(if $(filter-out 0,$(KEEP)),--keep)
+	@. $(BIN)/activate && python -m benchmarks $(NAME) $(if $(filter-out 0,$(KEEP)),--keep) $(ARGS)
 
 gpu-kit: $(ALL_READY) ## Fill gpu-kit/ with what `make gpu` needs on a machine without a network
 	@scripts/gpu_kit.sh

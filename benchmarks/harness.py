@@ -104,7 +104,7 @@ def record(
 
     A table goes beside it as `<name>.csv`; its first row is the header.
     """
-    program = Path(sys.argv[0]).stem
+    program, options = Path(sys.argv[0]).stem, " ".join(sys.argv[1:])
     our_median, peer_median = statistics.median(ours), statistics.median(peer)
     ratio = our_median / peer_median if better == "higher" else peer_median / our_median
     result = {
@@ -118,7 +118,7 @@ def record(
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
         "machine": machine or machine_name(),
-        "command": f"make bench NAME={program}",
+        "command": f"make bench NAME={program}" + (f" ARGS={options}" if options else ""),
         "rounds": {"ours": ours, "peer": peer},
     }
     folder = MEASURED / program

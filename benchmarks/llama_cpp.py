@@ -24,7 +24,6 @@ SOURCE = FOLDER / f"{PACKAGE.replace('-', '_')}-{VERSION}" / "vendor" / "llama.c
 SERVER, QUANTIZE = TOOLS = ("llama-server", "llama-quantize")
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
     "-DGGML_AMX_TILE=OFF",
     "-DGGML_AMX_INT8=OFF",
     "-DGGML_AMX_BF16=OFF",
@@ -37,9 +36,13 @@ OPTIONS = (
 )
 
 
-def build() -> Path | None:
-    """The folder of the built programs; None where nothing here can build them."""
-    programs = FOLDER / VERSION / "bin"
+def build(instructions: str) -> Path | None:
+    """The folder of the built programs; None where nothing here can build them.
+
+    Args:
+        instructions: "native", all that this processor has, or "avx2", what common ones have.
+    """
+    programs = FOLDER / f"{VERSION}-{instructions}" / "bin"
     if all((programs / tool).exists() for tool in TOOLS):
         return programs
     if not (shutil.which("cmake") and shutil.which("c++")):
@@ -49,7 +52,9 @@ def build() -> Path | None:
     _run([*download, f"--dest={FOLDER}", f"--no-binary={PACKAGE}", f"{PACKAGE}=={VERSION}"])
     with tarfile.open(SOURCE.parents[1].with_name(f"{SOURCE.parents[1].name}.tar.gz")) as archive:
         archive.extractall(FOLDER, filter="data")
-    _run(["cmake", "-S", str(SOURCE), "-B", str(programs.parent), *OPTIONS])
+    # Without it, llama.cpp's own choice is AVX2, FMA, F16C and BMI2.
+    native = f"-DGGML_NATIVE={'ON' if instructions == 'native' else 'OFF'}"
+    _run(["cmake", "-S", str(SOURCE), "-B", str(programs.parent), native, *OPTIONS])
     _run(["cmake", "--build", str(programs.parent), "--parallel", "2", "--target", *TOOLS])
     return programs
 

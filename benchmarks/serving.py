@@ -1,11 +1,15 @@
 """The endpoint against its own engine alone, transformers' `generate` and llama.cpp's server.
 
-All are measured in turn, round by round: the endpoint in bfloat16 and in int8, the first one's
-engine asked directly, `generate` in bfloat16 with one request after another, and llama.cpp with 16
-bits and with Q8_0, which is left out where nothing here can build it.
+All are measured in turn, round by round: the endpoint in bfloat16, in int8 and in float32, the
+first one's engine asked directly, `generate` in bfloat16 with one request after another, and
+llama.cpp with 16 bits and with Q8_0, which is left out where nothing here can build it.
+
+With `--avx2` all of them are held to AVX2, as on processors that have nothing newer.
 """
 
+import argparse
 import asyncio
+import math
 import os
 import statistics
 import subprocess
@@ -20,9 +24,11 @@ from pathlib import Path
 
 import httpx
 import psutil
+from safetensors import safe_open
 
+from artifacts.model import bytes_per_token, read_config
 from benchmarks import llama_cpp
-from benchmarks.harness import Check, at_least, at_most, record
+from benchmarks.harness import Check, at_least, at_most, machine_name, record
 from benchmarks.models import small_model
 from serving import endpoint as process
 from serving.engine.process import EngineProcess
@@ -37,6 +43,8 @@ ALONE_REQUESTS = 2
 """Of one client, in each round."""
 ROUNDS = 3
 SINGLE_REQUESTS = 60
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+"""What holds OpenVINO and torch to it."""
 PROMPT = "The function numpy.linalg.norm number {} returns"
 
 _ONE_AT_A_TIME = """
@@ -53,6 +61,9 @@ for number in range(4):
     write(number)
 print(4 * int(sys.argv[3]) / (time.perf_counter() - started))
 """
+
+WEIGHTS: dict[str, Weights] = {"ours": "bf16", "int8": "int8", "float32": "f32"}
+"""Of the endpoints that are measured, by their names."""
 
 Ask = Callable[[int, int], Awaitable[int]]
 """Asks with the number of a prompt for so many tokens; gives how many were written."""
@@ -212,14 +223,17 @@ def seconds_to_answer(model: Path, state: Path) -> float:
         return time.perf_counter() - started
 
 
-async def measure_all(model: Path, scratch: Path) -> dict[str, list[float]]:
+async def measure_all(model: Path, scratch: Path, instructions: str) -> dict[str, list[float]]:
     """Start everything, measure, stop everything."""
     start_seconds = seconds_to_answer(model, scratch / "ours")
     with ExitStack() as running:
-        ours = running.enter_context(endpoint(model, scratch / "ours", "bf16"))
-        int8 = running.enter_context(endpoint(model, scratch / "int8", "int8"))
-        addresses = {"ours": (ours.url, _pids(ours)), "int8": (int8.url, _pids(int8))}
-        programs = llama_cpp.build()
+        endpoints = {
+            name: running.enter_context(endpoint(model, scratch / name, weights))
+            for name, weights in WEIGHTS.items()
+        }
+        ours = endpoints["ours"]
+        addresses = {name: (status.url, _pids(status)) for name, status in endpoints.items()}
+        programs = llama_cpp.build(instructions)
         if programs is None:
             print("llama.cpp is left out: cmake and a C++ compiler are not both here.")
         else:
@@ -255,8 +269,12 @@ def _pids(status: Status) -> list[int]:
     return [status.pid, status.api_server_pid, route.engine_pid]
 
 
-def judged(found: dict[str, list[float]]) -> dict[str, Check]:
-    """The stated limits, and every figure that they are made of."""
+def judged(found: dict[str, list[float]], stored: float, is_avx2: bool) -> dict[str, Check]:
+    """The stated limits, and every figure that they are made of.
+
+    Args:
+        stored: megabytes of the weights in bfloat16 and of the keys and values of all tokens.
+    """
     middle = {name: statistics.median(values) for name, values in found.items()}
 
     def times(name: str, other: str, bound: float) -> dict[str, Check]:
@@ -268,36 +286,60 @@ def judged(found: dict[str, list[float]]) -> dict[str, Check]:
     cpu = statistics.mean(found["front_cpu"]) * 1_000
     checks = {
         "latency added by the API server": at_most(middle["added"] * 1_000, 5, "ms"),
-        "API server's processor time for a request": at_most(cpu, 5, "ms"),
+        "API server's processor time for a request": at_most(cpu, 3, "ms"),
         "throughput lost to the API server": at_most(1 - middle["ours"] / middle["engine"], 0.05),
         "first token, median": at_most(middle["first"] * 1_000, 200, "ms"),
         "first token, 95th percentile": at_most(slowest_first * 1_000, 500, "ms"),
-        "from start to the first answer": at_most(middle["start"], 3, "s"),
-        "memory of all processes": at_most(middle["ours, MB"], 1_444, "MB"),
+        "from start to the first answer": at_most(middle["start"], 2, "s"),
+        "memory / weights and cache as stored": at_most(middle["ours, MB"] / stored, 1.2),
     }
-    checks |= times("ours", "generate", 10) | times("ours", "llama.cpp 16 bits", 1.6)
+    # Where bfloat16 has units of its own, which llama.cpp does not use, more is asked for.
+    checks |= times("ours", "generate", 10) | times(
+        "ours", "llama.cpp 16 bits", 1 if is_avx2 else 1.6
+    )
     checks |= times("ours, one client", "generate", 2.4)
     checks |= times("ours, one client", "llama.cpp 16 bits, one client", 1)
-    checks |= times("int8", "llama.cpp Q8_0", 0.9)
+    checks |= times("int8", "llama.cpp Q8_0", 1)
+    checks |= times("int8, one client", "llama.cpp Q8_0, one client", 1)
     internal = {"added", "front_cpu", "first", "start"}
     shown = {name: value for name, value in middle.items() if name not in internal}
     return checks | {name: Check(value, "reported", True) for name, value in shown.items()}
 
 
+def megabytes_stored(model: Path) -> float:
+    """Weights in bfloat16, and keys and values of as many tokens as the endpoint keeps."""
+    cached = bytes_per_token(read_config(model), 2) * EndpointSettings().cache_tokens
+    weights = sum(
+        2 * math.prod(tensor.get_shape())
+        for file in model.glob("*.safetensors")
+        for content in [safe_open(file, "np")]
+        for tensor in map(content.get_slice, content.keys())
+    )
+    return (cached + weights) / 1e6
+
+
 def main() -> None:
     """Measure with a model in a folder of its own, and record the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--avx2", action="store_true")
+    is_avx2 = parser.parse_args().avx2
     with tempfile.TemporaryDirectory() as scratch:
         model = small_model(Path(scratch) / "model")
-        found = asyncio.run(measure_all(model, Path(scratch)))
+        # The processes that are measured inherit it.
+        os.environ |= AVX2 if is_avx2 else {}
+        instructions = "avx2" if is_avx2 else "native"
+        found = asyncio.run(measure_all(model, Path(scratch), instructions))
+        stored = megabytes_stored(model)
     record(
-        "serving",
+        "serving_avx2" if is_avx2 else "serving",
         found["ours"],
         found["generate"],
         "tokens/s",
         "transformers generate, one request at a time",
         "higher",
         ["openvino-genai", "torch", "transformers", "starlette", "uvicorn"],
-        judged(found),
+        judged(found, stored, is_avx2),
+        machine=f"{machine_name()}, held to AVX2" if is_avx2 else None,
     )
 
 

@@ -133,8 +133,9 @@ class EndpointSettings(Settings):
     weights: Weights = "bf16"
     """How weights are stored: `int8` and `int4` (OpenVINO only) are smaller and faster but lose a
     little quality, which the gate takes into account; they are refused if it decides by another
-    metric than bits per byte. `f32` keeps the exported weights unchanged. Another server as the
-    engine stores them in its own way."""
+    metric than bits per byte. `f32` keeps the exported weights unchanged; on a processor without
+    bfloat16 it takes more memory, and is slower for one client and faster for many. Another server
+    as the engine stores them in its own way."""
     threads: int | None = Field(default=None, ge=1)
     """Number of threads for an engine's computation; if unset, one for each CPU that it may use."""
     cache_tokens: int = Field(default=16_384, ge=512)

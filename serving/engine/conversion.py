@@ -9,6 +9,7 @@ log-probabilities and compared with the model itself.
 import warnings
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import openvino as ov
@@ -54,6 +55,8 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
         converted = _convert(model)
         _compress(converted)
         _write(converted, target)
+        if weights == "bf16":
+            _keep_compressed(target / MODEL_NAME)
         _compare(model, target)
         if weights in QUANTIZED:
             _quantize(converted, weights)
@@ -203,6 +206,30 @@ def _write(model: ov.Model, target: Path) -> None:
         if node.get_type_name() != "Parameter":
             node.set_friendly_name(f"{node.get_type_name()}_{number}")
     ov.serialize(model, str(target / MODEL_NAME))
+
+
+def _keep_compressed(file: Path) -> None:
+    """Have weights in bfloat16 stay so in memory, whatever the processor computes in.
+
+    OpenVINO turns them into float32 once and for all, unless what converts them is marked as
+    decompression; its Python interface has no such mark, its file format has.
+    """
+    tree = ElementTree.parse(file)  # noqa: S314 (written just now)
+    layers = tree.findall("layers/layer")
+    stored = {
+        layer.get("id") for layer in layers if layer.find("data[@element_type='bf16']") is not None
+    }
+    converting = {
+        edge.get("to-layer")
+        for edge in tree.iterfind("edges/edge")
+        if edge.get("from-layer") in stored
+    }
+    for layer in layers:
+        if layer.get("id") in converting and layer.get("type") == "Convert":
+            mark = ElementTree.Element("rt_info")
+            ElementTree.SubElement(mark, "attribute", name="decompression", version="0")
+            layer.insert(1, mark)
+    tree.write(file)
 
 
 def _quantize(model: ov.Model, weights: Weights) -> None:

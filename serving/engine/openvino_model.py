@@ -243,7 +243,11 @@ def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
     properties = {"INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0))}
     if weights == "f32":
         return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    if os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_BFLOAT16:
+    instructions = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if instructions in WITHOUT_BFLOAT16:
+        if "VNNI" not in instructions:
+            # For the same reason: inputs of quantized layers would be quantized, too.
+            properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
         return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
     capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return properties | {"KV_CACHE_PRECISION": "bf16" if "BF16" in capabilities else "f16"}
