@@ -9,7 +9,6 @@ With `--avx2` all of them are held to AVX2, as on processors that have nothing n
 
 import argparse
 import asyncio
-import math
 import os
 import statistics
 import subprocess
@@ -24,17 +23,19 @@ from pathlib import Path
 
 import httpx
 import psutil
-from safetensors import safe_open
 
 from artifacts.model import bytes_per_token, read_config
 from benchmarks import llama_cpp
 from benchmarks.harness import Check, at_least, at_most, machine_name, record
 from benchmarks.models import small_model
+from llm_assets.preflight import describe_base
+from recipes.model.base_model import BaseModelSettings
 from serving import endpoint as process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings, Weights
 from serving.state import Desired, Status
+from tests.needs import AVX2
 
 CLIENTS = 8
 REQUESTS = 24
@@ -43,8 +44,6 @@ ALONE_REQUESTS = 2
 """Of one client, in each round."""
 ROUNDS = 3
 SINGLE_REQUESTS = 60
-AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""What holds OpenVINO and torch to it."""
 PROMPT = "The function numpy.linalg.norm number {} returns"
 
 _ONE_AT_A_TIME = """
@@ -309,12 +308,7 @@ def judged(found: dict[str, list[float]], stored: float, is_avx2: bool) -> dict[
 def megabytes_stored(model: Path) -> float:
     """Weights in bfloat16, and keys and values of as many tokens as the endpoint keeps."""
     cached = bytes_per_token(read_config(model), 2) * EndpointSettings().cache_tokens
-    weights = sum(
-        2 * math.prod(tensor.get_shape())
-        for file in model.glob("*.safetensors")
-        for content in [safe_open(file, "np")]
-        for tensor in map(content.get_slice, content.keys())
-    )
+    weights = 2 * describe_base(BaseModelSettings(folder=str(model))).parameters
     return (cached + weights) / 1e6
 
 

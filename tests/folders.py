@@ -35,12 +35,11 @@ import pypdf
 from llm_assets.config import PipelineSettings
 from spark_jobs.read.docstrings import docstrings_of, find_package
 from spark_jobs.read.settings import RawCorpusSettings
+from tests.needs import AVX2
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + bytes(40)
 ENOUGH = 260
 """Texts."""
-AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""What the commonest processors have."""
 
 
 @cache

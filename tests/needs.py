@@ -15,6 +15,8 @@ import pytest
 
 EVERYTHING = "LLM_ASSETS_TEST_EVERYTHING"
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+AVX2 = {ISA_LIMIT: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+"""Holds OpenVINO and torch to what the commonest processors have."""
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.bare_machine import bare_machine
-from tests.needs import needs
+from tests.needs import AVX2, needs
 
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.usefixtures("package_registries"),
     needs("debootstrap", "the right to mount a disk in memory"),
 ]
-AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""What the commonest processors have."""
 MEGABYTES = 2_500
 """Most that the environment of `make run` may take."""
 

@@ -13,6 +13,7 @@ from serving.engine.conversion import convert_model
 from serving.engine.openvino_model import arithmetic, open_pipeline, score_tokens
 from serving.engine.program import choose_engine
 from serving.settings import EndpointSettings, Weights
+from tests.needs import AVX2
 
 PROGRAM = """
 import faulthandler, os, signal, sys, threading
@@ -84,7 +85,7 @@ def test_weights_are_not_held_in_32_bits_where_the_processor_computes_in_32(
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+        env=os.environ | AVX2,
     )
     assert int(used.stdout) < most * stored.stat().st_size
 
