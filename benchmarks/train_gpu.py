@@ -6,13 +6,14 @@ Needs torch, transformers, accelerate and this repository alone; weights and tok
 sides train in bfloat16 over float32 master weights with fused AdamW, compiled, each in a process of
 its own, alternately; on a processor that has no bfloat16, in float32. Where torchtune is installed,
 the step of its own recipe is measured too, in bfloat16 throughout as that recipe is. Ours is
-measured twice: on rows packed with documents of 512 tokens, between which it does not let attention
-pass, and on whole rows. The others attend to whole rows, which their kernels do fastest.
+measured twice: on rows packed with documents of about 512 tokens, between which it does not let
+attention pass, and on whole rows. The others attend to whole rows, which their kernels do fastest.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.harness import Check, alternate, at_least, record
 from benchmarks.sizes import SIZES, Size
 from benchmarks.torchtune_loop import train_with_torchtune
+from benchmarks.training_runs import document_lengths
 from recipes.data.batch import IGNORED, Batch
 from recipes.device import device_of, local_device, mixed_precision
 from recipes.model.decoder.network import Decoder, summed_cross_entropy
@@ -53,20 +56,26 @@ def device() -> torch.device:
     return local_device()
 
 
-def random_batch(size: Size, document_tokens: int) -> Batch:
+def random_batch(size: Size, document_tokens: int | None, generator: np.random.Generator) -> Batch:
     """Random tokens in packed documents."""
     tokens = torch.randint(0, size.vocabulary, (size.rows, size.length))
-    place = torch.arange(size.length).expand_as(tokens)
-    segments = place // document_tokens
+    lengths = [document_lengths(size.length, document_tokens, generator) for _ in tokens]
+    segments = torch.stack([_numbered(of_row) for of_row in lengths])
+    positions = torch.stack([torch.cat([torch.arange(n) for n in of_row]) for of_row in lengths])
     targets = tokens.roll(-1, dims=1)
-    targets[:, document_tokens - 1 :: document_tokens] = IGNORED
+    targets[segments != segments.roll(-1, dims=1)] = IGNORED
     targets[:, -1] = IGNORED
-    return Batch(tokens, targets, place % document_tokens, segments).to(device())
+    return Batch(tokens, targets, positions, segments).to(device())
 
 
-def measure_ours(size: Size, document_tokens: int = DOCUMENT_TOKENS) -> Measured:
+def _numbered(lengths: list[int]) -> torch.Tensor:
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+
+
+def measure_ours(size: Size, document_tokens: int | None = DOCUMENT_TOKENS) -> Measured:
     """Train with this project's decoder, attention and loss."""
     torch.manual_seed(0)
+    generator = np.random.default_rng(0)
     torch.set_float32_matmul_precision("high")
     decoder = Decoder(size.shape)
     decoder.initialize()
@@ -77,7 +86,7 @@ def measure_ours(size: Size, document_tokens: int = DOCUMENT_TOKENS) -> Measured
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=LEARNING_RATE, fused=True)
     seconds, loss = [], torch.zeros(())
     for _ in range(WARM_UP_STEPS + STEPS):
-        batch = random_batch(size, document_tokens)
+        batch = random_batch(size, document_tokens, generator)
         _synchronize()
         began = time.perf_counter()
         with mixed_precision(device_of(device()).precision(), device()):
@@ -167,6 +176,8 @@ def measure_torchtune(size: Size) -> Measured:
 def _measured(
     size: Size, model: torch.nn.Module, seconds: list[float], last_loss: float
 ) -> Measured:
+    if not math.isfinite(last_loss):
+        raise RuntimeError(f"the loss is {last_loss}: what was timed trains nothing")
     rate = size.rows * size.length / median(seconds[WARM_UP_STEPS:])
     memory, peak = 0.0, device_of(device()).peak_flops()
     if device().type == "cuda":
@@ -179,7 +190,7 @@ def _measured(
 
 SIDES = {
     "ours": measure_ours,
-    "ours_whole_rows": lambda size: measure_ours(size, size.length),
+    "ours_whole_rows": lambda size: measure_ours(size, None),
     "peer": measure_peer,
     "torchtune": measure_torchtune,
 }

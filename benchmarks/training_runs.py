@@ -44,6 +44,27 @@ class ProgramRun:
         return tokens_per_step / median(line["seconds"] for line in self.history[warm_up:])
 
 
+def document_lengths(
+    sequence_length: int, document_tokens: int | None, generator: np.random.Generator
+) -> list[int]:
+    """Tokens of the documents that fill a row, the last one cut.
+
+    They start anywhere, as real ones do: where all start at the edges of attention's tiles, no
+    kernel meets a tile of which some positions may see nothing.
+
+    Args:
+        document_tokens: in the mean, from half to one and a half times as many; absent: the row is
+            one document.
+    """
+    if document_tokens is None:
+        return [sequence_length]
+    shortest, lengths = document_tokens // 2, list[int]()
+    while (left := sequence_length - sum(lengths)) > 0:
+        drawn = int(generator.integers(shortest, document_tokens + shortest + 1))
+        lengths.append(min(drawn, left))
+    return lengths
+
+
 def random_shards(
     folder: Path,
     vocab_size: int,
@@ -55,13 +76,14 @@ def random_shards(
     """Rows of random tokens: work like any other for a benchmark.
 
     Args:
-        document_tokens: of which a row is a multiple; absent: each row is one document.
+        document_tokens: of a document in the mean; absent: each row is one document.
     """
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
-    length = document_tokens or sequence_length
-    per_row = sequence_length // length
-    count = rows * per_row
+    of_rows = [document_lengths(sequence_length, document_tokens, generator) for _ in range(rows)]
+    lengths = [length for of_row in of_rows for length in of_row]
+    starts = [start for of_row in of_rows for start in np.cumsum([0, *of_row[:-1]])]
+    count = len(lengths)
     dtype = token_dtype(vocab_size)
     entries = []
     for split in ("train", "validation"):
@@ -69,17 +91,17 @@ def random_shards(
         packed = PackedRows(
             tokens=generator.integers(0, vocab_size, (rows, sequence_length)).astype(dtype),
             segments=np.array(
-                [(number % per_row * length, length, number, 0) for number in range(count)], SEGMENT
+                [(starts[number], lengths[number], number, 0) for number in range(count)], SEGMENT
             ),
-            row_offsets=np.arange(rows + 1) * per_row,
+            row_offsets=np.cumsum([0, *map(len, of_rows)]),
         )
         documents = pa.table(
             {
                 "id": [f"{split}/{number}" for number in range(count)],
                 "cluster": [f"{split}/{number}" for number in range(count)],
                 "source": ["random"] * count,
-                "bytes": [length * 4] * count,
-                "tokens": [length] * count,
+                "bytes": [length * 4 for length in lengths],
+                "tokens": lengths,
                 "text_hash": [f"{split}/{number}" for number in range(count)],
                 "slice": [1] * count,
             },

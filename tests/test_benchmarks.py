@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from benchmarks import harness
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import turns
+from benchmarks.gpu.recipes import RECIPES
 from benchmarks.models import MODEL_VARIABLE
 from scripts.write_reference import benchmarks_page
 from tests.conftest import ROOT
@@ -283,7 +284,7 @@ def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_alone_and_without_a_net
     assert without.returncode != 0 and "make gpu-kit PYTHONS=3." in without.stderr
     shutil.copytree(ROOT / "gpu-kit", checkout / "gpu-kit")
     # PEFT, where the machine has it, makes transformers import what no part of the kit needs.
-    (archive,) = (ROOT / "gpu-kit").iterdir()
+    (archive,) = (ROOT / "gpu-kit").glob("3.*")
     unpacked = tmp_path / "unpacked"
     subprocess.run([python, "-m", "tarfile", "--extract", archive, unpacked], check=True)
     peft = [python, "-c", "from transformers import AutoTokenizer, PreTrainedModel"]
@@ -292,7 +293,7 @@ def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_alone_and_without_a_net
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {
         part: json.loads((results / f"{part}.json").read_text())["found"]
-        for part in ("probe", "resume", "trainer", "peer", "changes")
+        for part in ("probe", "resume", "trainer", "peer", "changes", "recipes")
     }
     assert found["resume"]["largest_relative_difference_of_a_loss"] == 0
     took = re.findall(r"^== (\w+): (\d+) s$", ended.stdout, re.MULTILINE)
@@ -300,6 +301,10 @@ def test_the_first_hour_on_a_gpu_is_rehearsed_with_torch_alone_and_without_a_net
     assert all(int(seconds) <= turns.SECONDS for _, seconds in took)
     # A machine that is busy with other work may have no time for the last of some runs.
     assert "left_out" not in found["peer"] and len(found["changes"]) == 6
+    assert found["recipes"].keys() == set(RECIPES)
+    assert all(
+        one["float32, largest relative difference"] == 0 for one in found["recipes"].values()
+    )
     alone_again = [*make, "PARTS=changes --only float8"]
     again = subprocess.run([*alone, *alone_again], cwd=checkout, capture_output=True, text=True)
     assert again.returncode == 0, again.stdout + again.stderr

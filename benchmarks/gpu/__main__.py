@@ -13,6 +13,7 @@ parts, in the order of how much each says in a minute:
     trainer     the training program itself: reading, logging and saving, 135M and 1B
     peer        the step alone, beside the Hugging Face Trainer's
     changes     the trainer again with one setting changed at a time
+    recipes     each recipe on a tiny model: its losses beside those on the processor
 
 Without a GPU the same parts run on the processor with a tiny model: a rehearsal.
 """
@@ -36,7 +37,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import probe, trainer
+from benchmarks.gpu import probe, recipes, trainer
 from benchmarks.gpu.turns import SECONDS, Keep, in_turn
 from benchmarks.harness import ROOT, machine_name
 from recipes.device import device_of, local_device
@@ -172,10 +173,11 @@ PARTS: dict[str, Callable[[float, Keep, Collection[str]], dict[str, Any]]] = {
     "trainer": partial(trainer.measure, (*SIZES, "135m-4096") if IS_GPU else SIZES),
     "peer": measure_peer,
     "changes": partial(trainer.change_one_at_a_time, SIZES[0]),
+    "recipes": recipes.measure,
 }
 """What each measures, given the seconds it may take, what keeps the results so far, and the names
 of the runs to do."""
-WITH_RUNS = ("trainer", "peer", "changes")
+WITH_RUNS = ("trainer", "peer", "changes", "recipes")
 """Those of several runs, each with a name."""
 
 

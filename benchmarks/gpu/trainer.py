@@ -160,6 +160,8 @@ def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
     A step's seconds run from the end of the one before, so they hold a save for which it stood
     still. The last step, which is profiled, does not count.
     """
+    if skipped := [line["step"] for line in history if line["skipped"]]:
+        raise RuntimeError(f"steps {skipped} were skipped, as without a usable gradient")
     half = len(history) // 2
     steady, saving = history[WARM_UP_STEPS:half], history[half:-1]
     usual = median(line["seconds"] for line in steady)

@@ -12,6 +12,12 @@ BEGAN = time.monotonic()
 """Of this part, which is a process."""
 
 
+def check_names(only: Collection[str], runs: Collection[str]) -> None:
+    """End the program where a name is that of no run."""
+    if unknown := set(only) - set(runs):
+        raise SystemExit(f"there is no run {', '.join(unknown)}; there are {', '.join(runs)}")
+
+
 def in_turn(
     runs: Mapping[str, Callable[[float], Any]],
     seconds: float,
@@ -29,8 +35,7 @@ def in_turn(
         keep: is given all that was found so far.
         only: the names of the runs to do; all where it is empty.
     """
-    if unknown := set(only) - runs.keys():
-        raise SystemExit(f"there is no run {', '.join(unknown)}; there are {', '.join(runs)}")
+    check_names(only, runs)
     found: dict[str, Any] = {}
     longest = 0.0
     for name, run in runs.items():

@@ -1,9 +1,10 @@
 """Compile kernels of the mask, attention and loss for a GPU that is not there; say what came of it.
 
-    python kernels_of_a_gpu.py guard.so 9 0
+    python kernels_of_a_gpu.py guard.so 9 0 [FOLDER float32]
 
-Needs Triton beside torch. Tensors have no content, and no kernel is started. Attention's backward
-pass is left out: autograd asks a device for its streams.
+With a folder it is a small attention's kernel alone, of the type that is named, and its source goes
+there: `interpreted_attention.py` runs it. Needs Triton beside torch. Tensors have no content, and no
+kernel is started. Attention's backward pass is left out: autograd asks a device for its streams.
 """
 
 # torch asks for the device while its modules are imported.
@@ -12,6 +13,8 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -40,6 +43,9 @@ PROPERTIES = SimpleNamespace(
     shared_memory_per_block=49_152,
     shared_memory_per_block_optin={8: 166_912, 9: 232_448}[MAJOR],
 )
+FOLDER = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+SMALL = 1, 512, (4, 2, 2)
+"""Rows, their length, heads of queries, keys and values."""
 compiled: dict[str, int] = {}
 
 
@@ -104,6 +110,8 @@ def compile_only(self: Any, name: str, source: str, device_str: str = "cuda") ->
     """Take the place of what compiles a kernel and loads it on the device."""
     kernel = async_compile._load_triton_kernel_from_source(name, source)
     kernel.precompile(warm_cache_only=True)
+    if FOLDER:
+        (FOLDER / f"{name}.py").write_text(source)
     compiled[name] = min(len(result.kernel.asm["cubin"]) for result in kernel.compile_results)
     return kernel
 
@@ -118,24 +126,32 @@ inductor_config.joint_graph_constant_folding = False
 joint_graph.lazy_init = post_grad.lazy_init = lambda device=None: None
 
 
+def attention(
+    rows: int, length: int, heads: tuple[int, int, int], dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
+    """Attention over tensors of (rows, length, heads, 64), without content."""
+    place = torch.device("cuda", 0)
+    segments = torch.zeros(rows, length, dtype=torch.int32, device=place)
+    given = [torch.empty(rows, length, n, 64, device=place, dtype=dtype) for n in heads]
+    blocks = SegmentMask(None, blocks=block_mask(segments))
+    return lambda: attend(*given, blocks)
+
+
 def main() -> None:
     place, found = torch.device("cuda", 0), {}
     with FakeTensorMode():
         segments = torch.zeros(2, 4096, dtype=torch.int32, device=place)
         targets = torch.zeros(8192, dtype=torch.long, device=place)
         logits = torch.empty(8192, 128_256, device=place, dtype=torch.bfloat16)
-        query, key, value = (
-            torch.empty(2, 4096, heads, 64, device=place, dtype=torch.bfloat16)
-            for heads in (32, 8, 8)
-        )
-        blocks = SegmentMask(None, blocks=block_mask(segments))
         works = {
             "mask": lambda: segment_mask(segments, torch.bfloat16),
-            "attention": lambda: attend(query, key, value, blocks),
+            "attention": attention(2, 4096, (32, 8, 8), torch.bfloat16),
             "loss": lambda: torch.compile(to_gradient_by_mask, dynamic=False)(
                 logits, targets, True
             ),
         }
+        if FOLDER:
+            works = {"attention": attention(*SMALL, getattr(torch, sys.argv[5]))}
         for what, work in works.items():
             compiled.clear()
             try:
