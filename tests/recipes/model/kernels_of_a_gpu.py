@@ -3,8 +3,8 @@
     python kernels_of_a_gpu.py guard.so 9 0 [FOLDER float32]
 
 With a folder it is a small attention's kernel alone, of the type that is named, and its source goes
-there: `interpreted_attention.py` runs it. Needs Triton beside torch. Tensors have no content, and no
-kernel is started. Attention's backward pass is left out: autograd asks a device for its streams.
+there: `interpreted_attention.py` runs it. Needs Triton beside torch. Tensors have no content, and
+no kernel is started. Attention's backward pass is left out: autograd asks a device for its streams.
 """
 
 # torch asks for the device while its modules are imported.

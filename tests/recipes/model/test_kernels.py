@@ -80,8 +80,8 @@ def test_kernels_of_the_forward_pass_and_the_loss_are_compiled_for_an_a100_and_a
 def test_the_kernel_of_attention_computes_what_it_should_where_documents_start_inside_its_tiles(
     dtype: str, tolerance: float, guard: Path, triton: Path, tmp_path: Path
 ) -> None:
-    """The kernel for an H100, run by Triton's interpreter, which does not multiply bfloat16; float16
-    has the same tiles."""
+    """The kernel for an H100, run by Triton's interpreter, which does not multiply bfloat16;
+    float16 has the same tiles."""
     kernels = tmp_path / "kernels"
     kernels.mkdir()
     last_line("kernels_of_a_gpu", tmp_path, triton, guard, 9, 0, kernels, dtype)
