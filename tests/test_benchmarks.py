@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import psutil
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -26,7 +27,7 @@ from benchmarks.gpu.recipes import RECIPES
 from benchmarks.models import MODEL_VARIABLE
 from scripts.write_reference import benchmarks_page
 from tests.conftest import ROOT
-from tests.waiting import WAIT_SECONDS
+from tests.waiting import WAIT_SECONDS, wait_until
 
 EXAMPLE = """
 import sys
@@ -217,6 +218,20 @@ def test_one_run_of_a_part_is_added_to_what_the_part_found_before_on_that_machin
     assert "--only picks a run of one part: trainer, peer, changes" in capsys.readouterr().err
     path.write_text(json.dumps({"machine": {"device": "another"}, "found": {}}))
     assert "is of another machine" in measure("changes", "--only", "second")
+
+
+def test_a_part_of_the_gpu_kit_ends_with_the_program_that_was_told_to_end(tmp_path: Path) -> None:
+    """`timeout make gpu` left one on the GPU that nobody saw."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "resume", "--results", str(tmp_path)]
+    kit = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert kit.stdout is not None
+    assert any(line.startswith("== resume") for line in kit.stdout)
+    children: list[psutil.Process] = []
+    wait_until(lambda: children.extend(psutil.Process(kit.pid).children()) or bool(children))
+    kit.terminate()
+    assert kit.wait(WAIT_SECONDS) != 0
+    _, alive = psutil.wait_procs(children, WAIT_SECONDS)
+    assert not alive and not list(tmp_path.iterdir()), "it came to its own end"
 
 
 def test_results_of_a_gpu_are_kept_and_a_rehearsals_are_not(

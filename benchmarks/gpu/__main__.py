@@ -85,6 +85,8 @@ def main() -> None:
         found = PARTS[part](arguments.seconds, write, arguments.only)
         write(found)
         sys.exit(any("failed" in run for run in found.values() if isinstance(run, dict)))
+    # What `timeout` sends: a part in a session of its own would go on, on the GPU.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     print(json.dumps(machine(), indent=2), flush=True)
     parts = arguments.parts or list(PARTS)
     failed = [part for part in parts if not _run(part, arguments)]
