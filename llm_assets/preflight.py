@@ -336,9 +336,15 @@ def _parameters(weights: Path) -> int:
 
 
 def bytes_written(settings: PipelineSettings, base: Base, text_bytes: float, steps: int) -> float:
-    """The most that a first run has on disk at a time."""
+    """The most that a first run has on disk at a time.
+
+    Args:
+        steps: 0 where the text decides them and is not known: as many as fill what is kept.
+    """
     saving = settings.checkpoint.checkpointing
-    states = min(saving.keep + 1, -(-steps // (saving.every_steps or 8)))
+    states = saving.keep + 1
+    if steps:
+        states = min(states, -(-steps // (saving.every_steps or 8)))
     export = MASTER_BYTES if settings.checkpoint.export.dtype == "float32" else 2
     model = base.parameters * max(states * STATE_BYTES, STATE_BYTES + 2 * export + SERVED_BYTES)
     return base.bytes + model + TEXT_COPIES * text_bytes
@@ -387,7 +393,7 @@ def preflight(
     if refusal := all_too_short(settings, text):
         raise UserError(refusal)
     if settings.platform == "local":
-        steps = settings.checkpoint.budget.steps or 32
+        steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
         _need_space(settings.store, bytes_written(settings, base, text.characters, steps))
     held_out = _held_out(settings, text, is_judged)
     return Preflight(text, [*_coverage(settings, text), *held_out])
@@ -470,12 +476,8 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     budget = settings.checkpoint.budget
     if text.documents is None or not text.tokens:
         return []
-    row_tokens = settings.tokenized_shards.sequence_length * budget.global_batch_size
-    # Rows that replay other text are a share of all, and no text of these sources.
-    own = 1 - settings.checkpoint.replay_share
-    planned = budget.tokens or (budget.steps or 32) * row_tokens
-    if budget.epochs:
-        planned = round(budget.epochs * text.tokens / own)
+    own, row_tokens = _own_share(settings), _step_tokens(settings)
+    planned = _planned_tokens(settings, text)
     steps = -(-planned // row_tokens)
     share = own * planned / text.tokens
     speed = _tokens_per_second(settings)
@@ -493,6 +495,23 @@ def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
         told += f"; one pass takes about {whole:,} steps (`checkpoint.budget.{name}: "
         told += f"{amounts[name]}`){time(tokens)}"
     return [f"{told}, at the speed of the last training run." if speed else f"{told}."]
+
+
+def _step_tokens(settings: PipelineSettings) -> int:
+    return settings.tokenized_shards.sequence_length * settings.checkpoint.budget.global_batch_size
+
+
+def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
+    """What the budget comes to; of epochs over text that nobody looked at, 0."""
+    budget = settings.checkpoint.budget
+    if budget.epochs:
+        return round(budget.epochs * text.tokens / _own_share(settings))
+    return budget.tokens or (budget.steps or 0) * _step_tokens(settings)
+
+
+def _own_share(settings: PipelineSettings) -> float:
+    """Rows that replay other text are a share of all, and no text of the pipeline's own."""
+    return 1 - settings.checkpoint.replay_share
 
 
 def _tokens_per_second(settings: PipelineSettings) -> float | None:

@@ -16,6 +16,7 @@ from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.pipeline import JUDGED_TAG
 from llm_assets.preflight import preflight
+from recipes.settings import BudgetSettings
 from tests.conftest import Project
 from tests.faults import small_disk
 from tests.llm_assets.in_process import ask
@@ -176,6 +177,22 @@ def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -
 
     with pytest.raises(UserError, match=r"GB free, and a run .* needs up to .* GB there"):
         preflight(wanted)
+
+
+def test_space_for_checkpoints_is_reckoned_from_a_budget_of_tokens_too(tmp_path: Path) -> None:
+    wanted = settings(
+        tmp_path,
+        tokenized_shards={"sequence_length": 64},
+        checkpoint={"budget": {"tokens": 10**6}, "checkpointing": {"every_steps": 100}},
+    )
+    # Of its three states at a time one fits, beside the export.
+    size = shutil.disk_usage(tmp_path).free * 4 // 30
+    write_sparse_weights(tmp_path / "model" / "model.safetensors", size)
+
+    with pytest.raises(UserError, match=r"needs up to .* GB there"):
+        preflight(wanted)
+    few = wanted.checkpoint.model_copy(update={"budget": BudgetSettings(steps=8)})
+    preflight(wanted.model_copy(update={"checkpoint": few}))
 
 
 @pytest.mark.fault(
