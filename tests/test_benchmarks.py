@@ -226,8 +226,8 @@ def test_a_part_of_the_gpu_kit_ends_with_the_program_that_was_told_to_end(tmp_pa
     kit = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert kit.stdout is not None
     assert any(line.startswith("== resume") for line in kit.stdout)
-    children: list[psutil.Process] = []
-    wait_until(lambda: children.extend(psutil.Process(kit.pid).children()) or bool(children))
+    wait_until(psutil.Process(kit.pid).children)
+    children = psutil.Process(kit.pid).children()
     kit.terminate()
     assert kit.wait(WAIT_SECONDS) != 0
     _, alive = psutil.wait_procs(children, WAIT_SECONDS)

@@ -132,9 +132,11 @@ def attention(
     """Attention over tensors of (rows, length, heads, 64), without content."""
     place = torch.device("cuda", 0)
     segments = torch.zeros(rows, length, dtype=torch.int32, device=place)
-    given = [torch.empty(rows, length, n, 64, device=place, dtype=dtype) for n in heads]
+    query, key, value = (
+        torch.empty(rows, length, count, 64, device=place, dtype=dtype) for count in heads
+    )
     blocks = SegmentMask(None, blocks=block_mask(segments))
-    return lambda: attend(*given, blocks)
+    return lambda: attend(query, key, value, blocks)
 
 
 def main() -> None:
