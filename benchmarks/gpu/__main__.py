@@ -19,14 +19,11 @@ Without a GPU the same parts run on the processor with a tiny model: a rehearsal
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -37,6 +34,7 @@ from typing import Any
 
 import torch
 
+from artifacts.program.lifetime import POLL_SECONDS, Child, Interruption, end_with_parent
 from benchmarks.gpu import probe, recipes, trainer
 from benchmarks.gpu.turns import SECONDS, Keep, in_turn
 from benchmarks.harness import ROOT, machine_name
@@ -74,6 +72,7 @@ def main() -> None:
         return
     arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.here:
+        end_with_parent(signal.SIGKILL)
         (part,) = arguments.parts
         path = arguments.results / f"{part}.json"
         before = found_before(path) if arguments.only else {}
@@ -85,30 +84,32 @@ def main() -> None:
         found = PARTS[part](arguments.seconds, write, arguments.only)
         write(found)
         sys.exit(any("failed" in run for run in found.values() if isinstance(run, dict)))
-    # What `timeout` sends: a part in a session of its own would go on, on the GPU.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    interruption = Interruption()
     print(json.dumps(machine(), indent=2), flush=True)
     parts = arguments.parts or list(PARTS)
-    failed = [part for part in parts if not _run(part, arguments)]
+    failed = [part for part in parts if not _run(part, arguments, interruption)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
-def _run(part: str, arguments: argparse.Namespace) -> bool:
-    """Whether a part came to its end; one that fails takes no time from the next."""
+def _run(part: str, arguments: argparse.Namespace, interruption: Interruption) -> bool:
+    """Whether a part came to its end; one that fails takes no time from the next.
+
+    Raises:
+        SystemExit: this program was told to end, as by `timeout`.
+    """
     print(f"\n== {part}", flush=True)
     began = time.monotonic()
     results, seconds = str(arguments.results), arguments.seconds
     command = [sys.executable, "-m", "benchmarks.gpu", part, "--here", "--results", results]
     command += ["--seconds", str(seconds), *(f"--only={name}" for name in arguments.only)]
-    # A session of its own, so that what it started ends with it.
-    process = subprocess.Popen(command, start_new_session=True)
-    try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    child = Child(command)
+    while (code := child.poll()) is None and not interruption.requested:
+        if time.monotonic() - began > seconds:
+            break
+        time.sleep(POLL_SECONDS)
+    child.kill()
+    if interruption.requested:
+        sys.exit(f"ended by {interruption.signal_name}")
     took = f"{time.monotonic() - began:.0f} s"
     print(f"== {part}: {took}" if code == 0 else f"== {part} FAILED after {took}", flush=True)
     return code == 0
