@@ -29,8 +29,8 @@ import torch
 from benchmarks.harness import Check, alternate, at_least, record
 from benchmarks.sizes import SIZES, Size
 from benchmarks.torchtune_loop import train_with_torchtune
-from benchmarks.training_runs import document_lengths
-from recipes.data.batch import IGNORED, Batch
+from benchmarks.training_runs import random_rows
+from recipes.data.batch import Batch, batch_of
 from recipes.device import device_of, local_device, mixed_precision
 from recipes.model.decoder.network import Decoder, summed_cross_entropy
 from recipes.training.trainer import training_flops
@@ -58,18 +58,8 @@ def device() -> torch.device:
 
 def random_batch(size: Size, document_tokens: int | None, generator: np.random.Generator) -> Batch:
     """Random tokens in packed documents."""
-    tokens = torch.randint(0, size.vocabulary, (size.rows, size.length))
-    lengths = [document_lengths(size.length, document_tokens, generator) for _ in tokens]
-    segments = torch.stack([_numbered(of_row) for of_row in lengths])
-    positions = torch.stack([torch.cat([torch.arange(n) for n in of_row]) for of_row in lengths])
-    targets = tokens.roll(-1, dims=1)
-    targets[segments != segments.roll(-1, dims=1)] = IGNORED
-    targets[:, -1] = IGNORED
-    return Batch(tokens, targets, positions, segments).to(device())
-
-
-def _numbered(lengths: list[int]) -> torch.Tensor:
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    rows = random_rows(size.vocabulary, size.rows, size.length, document_tokens, generator)
+    return batch_of(rows).to(device())
 
 
 def measure_ours(size: Size, document_tokens: int | None = DOCUMENT_TOKENS) -> Measured:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -65,6 +66,28 @@ def document_lengths(
     return lengths
 
 
+def random_rows(
+    vocab_size: int,
+    rows: int,
+    sequence_length: int,
+    document_tokens: int | None,
+    generator: np.random.Generator,
+) -> PackedRows:
+    """Rows of random tokens in documents as `document_lengths` has them."""
+    of_rows = [document_lengths(sequence_length, document_tokens, generator) for _ in range(rows)]
+    places = [
+        (start, length)
+        for of_row in of_rows
+        for start, length in zip(np.cumsum([0, *of_row[:-1]]), of_row, strict=True)
+    ]
+    tokens = generator.integers(0, vocab_size, (rows, sequence_length))
+    return PackedRows(
+        tokens=tokens.astype(token_dtype(vocab_size)),
+        segments=np.array([(*place, number, 0) for number, place in enumerate(places)], SEGMENT),
+        row_offsets=np.cumsum([0, *map(len, of_rows)]),
+    )
+
+
 def random_shards(
     folder: Path,
     vocab_size: int,
@@ -80,28 +103,19 @@ def random_shards(
     """
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
-    of_rows = [document_lengths(sequence_length, document_tokens, generator) for _ in range(rows)]
-    lengths = [length for of_row in of_rows for length in of_row]
-    starts = [start for of_row in of_rows for start in np.cumsum([0, *of_row[:-1]])]
-    count = len(lengths)
     dtype = token_dtype(vocab_size)
     entries = []
     for split in ("train", "validation"):
         name = f"{split}-00000"
-        packed = PackedRows(
-            tokens=generator.integers(0, vocab_size, (rows, sequence_length)).astype(dtype),
-            segments=np.array(
-                [(starts[number], lengths[number], number, 0) for number in range(count)], SEGMENT
-            ),
-            row_offsets=np.cumsum([0, *map(len, of_rows)]),
-        )
+        packed = random_rows(vocab_size, rows, sequence_length, document_tokens, generator)
+        count = len(packed.segments)
         documents = pa.table(
             {
                 "id": [f"{split}/{number}" for number in range(count)],
                 "cluster": [f"{split}/{number}" for number in range(count)],
                 "source": ["random"] * count,
-                "bytes": [length * 4 for length in lengths],
-                "tokens": lengths,
+                "bytes": 4 * packed.segments["length"].astype(np.int64),
+                "tokens": packed.segments["length"].astype(np.int64),
                 "text_hash": [f"{split}/{number}" for number in range(count)],
                 "slice": [1] * count,
             },
@@ -122,6 +136,23 @@ def random_shards(
         end_token_id=0,
         shards=entries,
     )
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """What a run is started with: it finds what this process finds, also in a kit's folder."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+
+
+def refuse_skipped(history: list[dict[str, Any]]) -> None:
+    """Raise RuntimeError where a run skipped steps, as without a usable gradient."""
+    if skipped := [line["step"] for line in history if line["skipped"]]:
+        raise RuntimeError(f"steps {skipped} were skipped, as without a usable gradient")
+
+
+def largest_difference(losses: Iterable[float], expected: Iterable[float]) -> float:
+    """Of two courses of the same steps, relative to the second."""
+    pairs = zip(losses, expected, strict=True)
+    return max(abs(one - other) / abs(other) for one, other in pairs)
 
 
 def make_spec(

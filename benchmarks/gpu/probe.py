@@ -4,6 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,18 @@ def ceilings(place: torch.device) -> dict[str, float]:
     return found
 
 
+def plain_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: torch.Tensor
+) -> torch.Tensor:
+    """What `attend` is to compute, by its definition; shapes are its own."""
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    shared = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5
+    weights = scores.masked_fill(~allowed_positions(segments), float("-inf")).softmax(-1)
+    return (weights @ value).transpose(1, 2)
+
+
 def kernel_errors(place: torch.device, dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """By kernel: the error of its output and of each gradient beside float64 on the processor."""
     torch.manual_seed(0)
@@ -82,13 +95,6 @@ def kernel_errors(place: torch.device, dtype: torch.dtype) -> dict[str, dict[str
     def ours_attends(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return attend(query, key, value, segment_mask(segments.to(place), dtype))
 
-    def plain_attends(*given: torch.Tensor) -> torch.Tensor:
-        query, key, value = (tensor.transpose(1, 2) for tensor in given)
-        key, value = (x.repeat_interleave(heads // groups, dim=1) for x in (key, value))
-        scores = query @ key.transpose(2, 3) * size**-0.5
-        weights = scores.masked_fill(~allowed_positions(segments), float("-inf")).softmax(-1)
-        return (weights @ value).transpose(1, 2)
-
     def ours_loses(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         return summed_cross_entropy(hidden, head, targets.to(place)) / targets.numel()
 
@@ -100,7 +106,9 @@ def kernel_errors(place: torch.device, dtype: torch.dtype) -> dict[str, dict[str
         return told / targets.numel()
 
     return {
-        "attention": _errors(ours_attends, plain_attends, queries, place, dtype),
+        "attention": _errors(
+            ours_attends, partial(plain_attention, segments=segments), queries, place, dtype
+        ),
         "loss": _errors(ours_loses, plain_loses, [states, matrix], place, dtype),
     }
 
@@ -131,14 +139,15 @@ def _errors(
     direction = torch.randn(reference.shape)
     (output.float() * direction.to(place)).sum().backward()
     (reference * direction.double()).sum().backward()
-    errors = {"output": _error(output, reference)}
+    errors = {"output": largest_error(output, reference)}
     for number, (one, other) in enumerate(zip(mine, exact, strict=True)):
         assert one.grad is not None and other.grad is not None
-        errors[f"gradient {number}"] = _error(one.grad, other.grad)
+        errors[f"gradient {number}"] = largest_error(one.grad, other.grad)
     return errors
 
 
-def _error(one: torch.Tensor, exact: torch.Tensor) -> float:
+def largest_error(one: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest exact value; nan where any value is."""
     difference = (one.detach().double().cpu() - exact.detach()).abs().max()
     return float(difference / exact.detach().abs().max())
 

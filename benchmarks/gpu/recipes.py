@@ -21,7 +21,13 @@ from typing import Any
 from artifacts.shards.format import ShardStats
 from benchmarks.gpu.turns import BEGAN, Keep, check_names
 from benchmarks.harness import ROOT
-from benchmarks.training_runs import REPOSITORY, make_spec
+from benchmarks.training_runs import (
+    REPOSITORY,
+    environment,
+    largest_difference,
+    make_spec,
+    refuse_skipped,
+)
 from recipes.settings import training_settings
 from recipes.spec import command, read_metrics
 
@@ -102,12 +108,11 @@ def _projects() -> Iterator[Path]:
 
 def _compare(project: Path, seconds: float) -> dict[str, Any]:
     """The processor's course, then those of this machine's device in both precisions."""
-    processor = _losses(project, "processor", "float32", seconds, {"CUDA_VISIBLE_DEVICES": ""})
+    processor = _losses(project, "processor", "float32", seconds, CUDA_VISIBLE_DEVICES="")
     found: dict[str, Any] = {"processor": processor}
     for precision, tolerance in TOLERANCES.items():
-        losses = _losses(project, precision, precision, seconds, {})
-        pairs = zip(losses, processor, strict=True)
-        apart = max(abs(one - other) / abs(other) for one, other in pairs)
+        losses = _losses(project, precision, precision, seconds)
+        apart = largest_difference(losses, processor)
         found |= {precision: losses, f"{precision}, largest relative difference": apart}
         if not apart <= tolerance:
             raise RuntimeError(f"in {precision} losses are {apart:.1e} apart: {found}")
@@ -115,7 +120,7 @@ def _compare(project: Path, seconds: float) -> dict[str, Any]:
 
 
 def _losses(
-    project: Path, name: str, precision: str, seconds: float, environment: dict[str, str]
+    project: Path, name: str, precision: str, seconds: float, **variables: str
 ) -> list[float]:
     told = json.loads((project / "project.json").read_text())
     checkpoint: dict[str, Any] = told["checkpoint"]
@@ -141,7 +146,7 @@ def _losses(
         ended = subprocess.run(
             command(path, 1),
             cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+            env=environment(**variables),
             capture_output=True,
             text=True,
             # Before the part itself is ended, so that this is told of.
@@ -152,8 +157,7 @@ def _losses(
     if ended.returncode:
         raise RuntimeError(f"{name}: {ended.stdout[-500:]}{ended.stderr[-2000:]}")
     history = read_metrics(Path(spec.run_folder))
-    if skipped := [line["step"] for line in history if line["skipped"]]:
-        raise RuntimeError(f"{name}: steps {skipped} were skipped")
+    refuse_skipped(history)
     return [line["loss"] for line in history]
 
 

@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +20,14 @@ from artifacts.program.entry import INTERRUPTED
 from artifacts.shards.format import ShardStats
 from benchmarks.gpu.turns import Keep, in_turn
 from benchmarks.sizes import SIZES, Size
-from benchmarks.training_runs import REPOSITORY, make_spec, random_shards
+from benchmarks.training_runs import (
+    REPOSITORY,
+    environment,
+    largest_difference,
+    make_spec,
+    random_shards,
+    refuse_skipped,
+)
 from recipes.settings import training_settings
 from recipes.spec import PROFILE_NAME, command, read_metrics
 
@@ -71,14 +76,15 @@ class Bench:
         spec = make_spec(name, self._folder, self._shards, self._folder / "model", settings)
         path = self._folder / f"{name}.json"
         spec.write(path)
-        # Each recompilation is a line of the log.
-        environment = os.environ | {
-            "TORCH_LOGS": "recompiles",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
         with self.log(name).open("a") as log:
             return subprocess.Popen(
-                command(path, 1), cwd=REPOSITORY, env=environment, stdout=log, stderr=log, text=True
+                command(path, 1),
+                cwd=REPOSITORY,
+                # Each recompilation is a line of the log.
+                env=environment(TORCH_LOGS="recompiles"),
+                stdout=log,
+                stderr=log,
+                text=True,
             )
 
     def log(self, name: str) -> Path:
@@ -160,8 +166,7 @@ def describe(history: list[dict[str, Any]]) -> dict[str, Any]:
     A step's seconds run from the end of the one before, so they hold a save for which it stood
     still. The last step, which is profiled, does not count.
     """
-    if skipped := [line["step"] for line in history if line["skipped"]]:
-        raise RuntimeError(f"steps {skipped} were skipped, as without a usable gradient")
+    refuse_skipped(history)
     half = len(history) // 2
     steady, saving = history[WARM_UP_STEPS:half], history[half:-1]
     usual = median(line["seconds"] for line in steady)
@@ -197,8 +202,7 @@ def resume() -> dict[str, Any]:
         at = len(bench.history("ended"))
         assert 0 < at < RESUMED_STEPS, "it was to end in its midst"
         again = bench.run("ended", RESUMED_STEPS, save_at=RESUMED_STEPS)
-    pairs = zip(unbroken, again, strict=True)
-    apart = max(abs(one["loss"] - other["loss"]) / one["loss"] for one, other in pairs)
+    apart = largest_difference(*([line["loss"] for line in run] for run in (again, unbroken)))
     found = {"ended_after_step": at, "largest_relative_difference_of_a_loss": apart}
     print(found, flush=True)
     assert apart <= SAME, f"losses are {apart:.1e} apart"

@@ -91,14 +91,19 @@ class ExampleBatch(TensorBatch):
 
 
 def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
-    """Read rows and derive targets, positions and segment numbers; the same for any samples.
+    """Read rows as a batch; the same for any samples.
 
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.
     """
     stored = shards.read(rows)
-    shape = stored.tokens.shape
     check_token_ids(shards, rows, stored.tokens)
+    return batch_of(stored)
+
+
+def batch_of(stored: PackedRows) -> Batch:
+    """Derive targets, positions and segment numbers of rows."""
+    shape = stored.tokens.shape
     starts, ends, numbers = _segment_bounds(stored)
     tokens = stored.tokens.astype(np.int64)
     targets = np.empty(shape, np.int64)
