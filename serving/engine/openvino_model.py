@@ -1,7 +1,9 @@
 """A causal language model behind openvino-genai's continuous batching on a CPU, in C++."""
 
 import asyncio
+import ctypes
 import itertools
+import mmap
 import os
 import secrets
 import threading
@@ -81,6 +83,7 @@ class OpenVinoModel(ServedModel):
             converted, settings.weights, settings.cache_tokens, settings.threads
         )
         self._scorer = PromptScorer(converted, settings.weights, settings.threads)
+        self._file = (converted / MODEL_NAME).with_suffix(".bin").resolve()
         self._reader = ThreadPoolExecutor(1, "scores")
         self._numbers = itertools.count()
         self._jobs: set[_RunningRequest] = set()
@@ -138,6 +141,7 @@ class OpenVinoModel(ServedModel):
                 self._hand_out()
                 self._give_way()
             self._hand_out()
+            drop_pages(self._file)
 
     def _give_way(self) -> None:
         """Let the event loop take requests and send what was written.
@@ -251,6 +255,20 @@ def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
         return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
     capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return properties | {"KV_CACHE_PRECISION": "bf16" if "BF16" in capabilities else "f16"}
+
+
+def drop_pages(file: Path) -> None:
+    """Take a mapped file out of this process's memory; a page that is read again comes back.
+
+    OpenVINO keeps the file of the weights mapped. It reads it when it loads a model and when it
+    computes a number of tokens for the first time, to arrange the weights anew, and hardly after
+    that: the file's pages are as many as the weights, and no use.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(f" {file}"):
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def token_tensor(tokens: list[int]) -> ov.Tensor:

@@ -36,6 +36,19 @@ def test_openvino_serves_without_torch_in_memory(client: Client) -> None:
     assert not any(name.startswith("libtorch") for name in loaded)
 
 
+def test_idle_engine_keeps_no_page_of_the_file_of_its_weights(client: Client) -> None:
+    client.complete().raise_for_status()
+    (pid,) = client.engine_pids()
+
+    def kept_bytes() -> list[int]:
+        mapped = psutil.Process(pid).memory_maps()
+        return [one.rss for one in mapped if one.path.endswith("openvino_model.bin")]
+
+    # Given back when the answer is out; that the file is mapped shows that it is looked for.
+    assert len(kept_bytes()) == 1
+    wait_until(lambda: kept_bytes() == [0], told=lambda: f"bytes kept: {kept_bytes()}")
+
+
 def test_health_names_the_version_that_serves(client: Client) -> None:
     answer = client.http.get("/health")
     assert answer.status_code == 200
