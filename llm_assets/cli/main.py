@@ -6,6 +6,8 @@ What a command needs is imported when it runs: Dagster alone takes longer than m
 import importlib.metadata
 import logging
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -46,6 +48,7 @@ def main() -> None:
     """Entry point: whatever has a known reason is one message, without a traceback."""
     # It logs each error with a traceback before raising it.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    named = os.environ.get(CONFIG_VARIABLE)
     try:
         commands()
     except Exception as error:
@@ -54,4 +57,9 @@ def main() -> None:
         if reason is None:
             raise
         click.echo(f"Error: {shown(reason)}", err=True)
+        given = os.environ.get(CONFIG_VARIABLE)
+        if given and given != named and re.search(r"\b(llm-assets|dagster) [a-z]", reason):
+            # What advises a command does not know by which way the pipeline file was named.
+            line = f"export {CONFIG_VARIABLE}={shlex.quote(given)}"
+            click.echo(f"For such a command to use this pipeline file, first: {line}", err=True)
         sys.exit(1)

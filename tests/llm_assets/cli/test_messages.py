@@ -160,6 +160,21 @@ def test_status_and_versions_speak_json(project: Project) -> None:
     assert json.loads(versions.stdout) == []
 
 
+def test_advice_says_how_its_commands_find_the_pipeline_file_that_was_given(
+    project: Project,
+) -> None:
+    trace = ("trace", "--text", "The valve opens.")
+    moved = project.config.rename(project.folder / "another one.yaml")
+
+    told = project.run("llm-assets", "--config", str(moved), *trace).stderr
+
+    assert "llm-assets run" in told
+    assert f"first: export LLM_ASSETS_CONFIG='{moved}'\n" in told
+    # Where the variable names the file already, such a command finds it.
+    moved.rename(project.config)
+    assert "export" not in project.run("llm-assets", *trace).stderr
+
+
 def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path: Path) -> None:
     project.configure(base_model={"folder": str(tmp_path / "nothing")})
 
