@@ -55,24 +55,38 @@ def families(count: int, seed: int) -> list[str]:
     return texts
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 10**6))
-def test_every_edge_is_true_and_hardly_any_is_missed(seed: int) -> None:
+def cluster_families(seed: int) -> tuple[NearDuplicates, list[set[int]], set[tuple[int, int]]]:
+    """What `cluster` finds in families, and the pairs of texts that are near-copies."""
     texts = list(dict.fromkeys(families(12, seed)))
     found, sets = cluster(texts)
-
     pairs = {
         (one, other)
         for one in range(len(texts))
         for other in range(one + 1, len(texts))
         if similarity(sets[one], sets[other]) >= THRESHOLD
     }
+    return found, sets, pairs
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6))
+def test_every_edge_is_true(seed: int) -> None:
+    found, sets, _ = cluster_families(seed)
     for left, right, stated in zip(
         found.edges.left, found.edges.right, found.edges.similarity, strict=True
     ):
         assert stated == similarity(sets[left], sets[right]) >= THRESHOLD
-    connected = sum(found.component[one] == found.component[other] for one, other in pairs)
-    assert connected >= 0.98 * len(pairs)
+
+
+def test_hardly_any_pair_is_missed() -> None:
+    # Each may be missed by chance, and one of nine is many: so a few hundred, the same each time.
+    connected = count = 0
+    for seed in range(30):
+        found, _, pairs = cluster_families(seed)
+        connected += sum(found.component[one] == found.component[other] for one, other in pairs)
+        count += len(pairs)
+    print(f"{connected} of {count}")
+    assert count > 200 and connected >= 0.99 * count
 
 
 def test_a_large_bucket_stays_affordable_and_complete() -> None:
