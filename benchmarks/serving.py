@@ -2,7 +2,9 @@
 
 All are measured in turn, round by round: the endpoint in bfloat16, in int8 and in float32, the
 first one's engine asked directly, `generate` in bfloat16 with one request after another, and
-llama.cpp with 16 bits and with Q8_0, which is left out where nothing here can build it.
+llama.cpp with 16 bits and with Q8_0, which is left out where nothing here can build it. The
+endpoint in bfloat16 and llama.cpp with 16 bits are measured once more beside a process that keeps
+one core busy.
 
 With `--avx2` all of them are held to AVX2, as on processors that have nothing newer.
 """
@@ -63,6 +65,8 @@ print(4 * int(sys.argv[3]) / (time.perf_counter() - started))
 
 WEIGHTS: dict[str, Weights] = {"ours": "bf16", "int8": "int8", "float32": "f32"}
 """Of the endpoints that are measured, by their names."""
+BESIDE = ("ours", "llama.cpp 16 bits")
+"""Those that are measured beside a busy process, too."""
 
 Ask = Callable[[int, int], Awaitable[int]]
 """Asks with the number of a prompt for so many tokens; gives how many were written."""
@@ -169,6 +173,18 @@ async def added_seconds(server: Server, engine: Engine) -> float:
     return statistics.median(differences)
 
 
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """A process that computes without a pause while the block runs."""
+    # It ends with this program, however that ends.
+    work = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+    with subprocess.Popen([sys.executable, "-c", work]) as busy:
+        try:
+            yield
+        finally:
+            busy.kill()
+
+
 async def measure(
     servers: dict[str, Server], engine: Engine, front_pid: int, model: Path
 ) -> dict[str, list[float]]:
@@ -190,6 +206,9 @@ async def measure(
         # Each comes first and last in turn: what follows another may find another machine.
         turns.reverse()
         found["first"] += await shared(lambda number: ours.first_piece(number, TOKENS))
+        with busy_process():
+            for name in filter(servers.__contains__, BESIDE):
+                found[f"{name}, beside a busy process"].append(await throughput(servers[name].ask))
         # The servers are idle meanwhile, and have no request to neglect.
         found["generate"].append(one_at_a_time(model))
     found["added"] = [await added_seconds(ours, engine)]
@@ -298,6 +317,7 @@ def judged(found: dict[str, list[float]], stored: float, is_avx2: bool) -> dict[
     )
     checks |= times("ours, one client", "generate", 2.4)
     checks |= times("ours, one client", "llama.cpp 16 bits, one client", 1)
+    checks |= times("ours, beside a busy process", "ours", 0.5)
     checks |= times("int8", "llama.cpp Q8_0", 1)
     checks |= times("int8, one client", "llama.cpp Q8_0, one client", 1)
     internal = {"added", "front_cpu", "first", "start"}

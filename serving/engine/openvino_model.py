@@ -261,14 +261,14 @@ def drop_pages(file: Path) -> None:
     """Take a mapped file out of this process's memory; a page that is read again comes back.
 
     OpenVINO keeps the file of the weights mapped. It reads it when it loads a model and when it
-    computes a number of tokens for the first time, to arrange the weights anew, and hardly after
+    computes a number of tokens for the first time, to arrange the weights for it, and hardly after
     that: the file's pages are as many as the weights, and no use.
     """
-    library = ctypes.CDLL(None, use_errno=True)
+    advise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(f" {file}"):
             start, end = (int(address, 16) for address in line.split()[0].split("-"))
-            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def token_tensor(tokens: list[int]) -> ov.Tensor:

@@ -1,4 +1,7 @@
-"""Ten minutes of everything at once; `SOAK_SECONDS=120` makes it two."""
+"""Ten minutes of everything at once, and a hundred model changes with each engine under load.
+
+`SOAK_SECONDS=120` makes the minutes two, `SOAK_CHANGES=10` the changes ten.
+"""
 
 import json
 import os
@@ -9,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -20,9 +24,12 @@ from serving.logs import MAX_BYTES, before
 from serving.settings import RolloutSettings
 from tests.serving.conftest import Client, start
 from tests.serving.test_admission import connect
+from tests.serving.test_openai_engine import BY_COMMAND
+from tests.serving.test_rollout import load
 from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
+CHANGES = int(os.environ.get("SOAK_CHANGES", "100"))
 QUIET_SHARE = 0.15
 GOOD_CLIENTS = 8
 SETTINGS = {
@@ -212,5 +219,31 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
         assert (told["engine_ended"], told["engine_restarted"]) == (2, 2)
         assert told["api_server_ended"] == 0
         assert "serving_requests_in_flight 0" in client.http.get("/metrics").text
+    finally:
+        process.stop(folder)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["openvino", "transformers", BY_COMMAND], ids=str)
+def test_model_changes_lose_no_request(
+    tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path, engine: Any
+) -> None:
+    folder, models = tmp_path / "endpoint", (tiny_model_folder, other_model_folder)
+    rollout = RolloutSettings(steps=(0.5,), step_seconds=0.5, min_requests=20)
+    settings = {"engine": engine, "rollout": rollout, "request_timeout": 60.0}
+    client = start(folder, models[0], "0", **settings)
+    try:
+        server = client.api_server()
+        with load(client) as answers:
+            for number in range(1, CHANGES + 1):
+                start(folder, models[number % 2], str(number), **settings)
+                if number == 1:
+                    memory = server.memory_info().rss
+        print(f"{len(answers)} requests during {CHANGES} changes")
+
+        assert Counter(status for status, _ in answers) == {200: len(answers)}
+        assert client.api_server().pid == server.pid
+        assert server.memory_info().rss - memory < 50_000_000
+        assert answers[-1] == (200, str(CHANGES)) and len(client.engine_pids()) == 1
     finally:
         process.stop(folder)
