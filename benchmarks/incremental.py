@@ -45,6 +45,8 @@ class Measured:
     grown: list[float]
     full: list[float]
     same: bool
+    of_stages: dict[str, float]
+    """Of the last growth and of the run from nothing, seconds of each stage by their names."""
 
     @property
     def share(self) -> float:
@@ -65,6 +67,9 @@ def main() -> None:
         "share of the full time, docstrings (54 MB)": at_most(docstrings.share, 0.25),
         "shards equal those from nothing": Check(float(same), "== 1", same),
     }
+    for text, found in ((f"{MEGABYTES:,} MB", large), ("docstrings (54 MB)", docstrings)):
+        for stage, taken in found.of_stages.items():
+            checks[f"{stage}, {text}"] = Check(taken, "reported", True)
     peer_name = f"a run from nothing, {MEGABYTES:,} MB"
     record("incremental", large.grown, large.full, "s", peer_name, "lower", ["pyspark"], checks)
 
@@ -73,13 +78,17 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
     """Grow the text in `NNNN<ending>` from so many files on, a file at a time."""
     folder, cache = HOME / "made", HOME / "cache"
     _remove(folder, cache, HOME / "nothing")
+    of_stages: dict[str, float] = {}
 
     def make(name: str, count: int, cache: Path, earlier: Path | None = None) -> None:
         output = folder / name
         path = f"{text}/{{0000..{count - 1:04d}}}{ending}"
         source = {"type": "files", "name": "docs", "path": path, "id_column": "id"}
         settings = RawCorpusSettings.model_validate({"sources": [source]})
-        write_snapshot(settings, output / "raw", _silent, str(cache))
+        run = "from nothing" if name == "full" else "growth"
+        of_stages[f"{run}, raw_corpus"] = seconds(
+            lambda: write_snapshot(settings, output / "raw", _silent, str(cache))
+        )
         cleaning = clean.CleanSpec(
             raw_corpus=str(output / "raw"),
             output=str(output / "clean"),
@@ -87,7 +96,7 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
             earlier=str(earlier / "clean") if earlier else None,
             cache=str(cache),
         )
-        clean.run(spark, cleaning, _silent)
+        of_stages[f"{run}, clean_corpus"] = seconds(lambda: clean.run(spark, cleaning, _silent))
         tokenizing = tokenize.TokenizeSpec(
             clean_corpus=str(output / "clean"),
             base_model=str(tokenizer_folder()),
@@ -95,7 +104,9 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
             settings=TokenizedShardsSettings(),
             cache=str(cache),
         )
-        tokenize.run(spark, tokenizing, _silent)
+        of_stages[f"{run}, tokenized_shards"] = seconds(
+            lambda: tokenize.run(spark, tokenizing, _silent)
+        )
 
     earlier = folder / "first"
     make("first", files, cache)
@@ -111,7 +122,7 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
     full = [_timed(f"{text}, from nothing", nothing)]
     same = _digest(folder / str(files + GROWTHS) / "shards") == _digest(folder / "full" / "shards")
     _remove(folder, cache, HOME / "nothing")
-    return Measured(grown, full, same)
+    return Measured(grown, full, same, of_stages)
 
 
 def write_docstrings(folder: Path, files: int) -> None:

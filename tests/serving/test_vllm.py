@@ -1,7 +1,11 @@
-"""vLLM itself, on a processor, behind the container of Vertex AI and behind a local endpoint."""
+"""vLLM itself, on a processor, behind the container of Vertex AI and behind a local endpoint.
+
+`python -m tests.serving.test_vllm` writes the table of its architectures into the docs.
+"""
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,11 @@ import httpx
 import psutil
 import pytest
 
+from artifacts.errors import UserError
 from serving import endpoint as process
 from serving.settings import OpenAIEngine
 from tests.needs import needs, vllm
+from tests.serving import test_architectures as architectures
 from tests.serving.conftest import Client
 from tests.serving.test_comparison import desired, judge
 from tests.serving.test_container import container, is_healthy
@@ -28,12 +34,19 @@ CONTEXT = 256
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
+ON_A_PROCESSOR = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+HEAD = "| architecture | vLLM 0.32.0 on a CPU | difference from transformers, nats per token |"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def on_a_processor() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        patch.setenv("VLLM_NO_USAGE_STATS", "1")
-        patch.setenv("HF_HUB_OFFLINE", "1")
+        for name, value in ON_A_PROCESSOR.items():
+            patch.setenv(name, value)
         yield
 
 
@@ -144,3 +157,36 @@ def test_it_serves_what_was_judged(tmp_path: Path, model: Path, conversions: Pat
         assert answer.status_code == 200
     finally:
         process.stop(tmp_path)
+
+
+def row(name: str, scratch: Path, tokenizer: Path) -> str:
+    """A line of the table: whether an endpoint with vLLM as its engine serves a tiny random model,
+    and how likely it says a text's tokens are."""
+    folder, state = scratch / name, scratch / f"{name}.state"
+    architectures.write_model(name, folder, tokenizer)
+    engine = OpenAIEngine(command=(*COMMAND, str(CONTEXT // 2), "--dtype", "float32"))
+    limits = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
+    try:
+        endpoint = process.start(
+            state, desired(folder, [], scratch / "conversions", engine=engine, **limits)
+        )
+        asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+        answer = Client(endpoint, state).complete(architectures.PROMPT, **asked)
+    except UserError:
+        return f"| {name} | does not start | |"
+    finally:
+        process.stop(state)
+    assert answer.status_code == 200, answer.text
+    _, *found = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+    plain = architectures.SETTINGS.model_copy(update={"engine": "transformers"})
+    expected = architectures.log_probabilities(folder, plain, scratch / "conversions")
+    return f"| {name} | runs | {architectures.told(found, expected)} |"
+
+
+def test_page_says_which_architectures_vllm_runs(tmp_path: Path) -> None:
+    assert architectures.table(HEAD, row, tmp_path) in architectures.PAGE.read_text()
+
+
+if __name__ == "__main__":
+    os.environ |= ON_A_PROCESSOR
+    sys.exit(architectures.write_table(HEAD, row))
