@@ -27,6 +27,7 @@ import httpx
 import psutil
 
 from artifacts.model import bytes_per_token, read_config
+from artifacts.program.lifetime import Child
 from benchmarks import llama_cpp
 from benchmarks.harness import Check, at_least, at_most, machine_name, record
 from benchmarks.models import small_model
@@ -176,13 +177,11 @@ async def added_seconds(server: Server, engine: Engine) -> float:
 @contextmanager
 def busy_process() -> Iterator[None]:
     """A process that computes without a pause while the block runs."""
-    # It ends with this program, however that ends.
-    work = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
-    with subprocess.Popen([sys.executable, "-c", work]) as busy:
-        try:
-            yield
-        finally:
-            busy.kill()
+    busy = Child([sys.executable, "-c", "while True: pass"], heeds_parent=False)
+    try:
+        yield
+    finally:
+        busy.end(1.0)
 
 
 async def measure(

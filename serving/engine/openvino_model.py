@@ -24,6 +24,7 @@ from openvino_genai import (
 )
 
 from artifacts.model import context_tokens, end_tokens_of, read_config
+from artifacts.program.lifetime import LIBC
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
     Job,
@@ -264,11 +265,11 @@ def drop_pages(file: Path) -> None:
     computes a number of tokens for the first time, to arrange the weights for it, and hardly after
     that: the file's pages are as many as the weights, and no use.
     """
-    advise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(f" {file}"):
             start, end = (int(address, 16) for address in line.split()[0].split("-"))
-            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+            size = ctypes.c_size_t(end - start)
+            LIBC.madvise(ctypes.c_void_p(start), size, mmap.MADV_DONTNEED)
 
 
 def token_tensor(tokens: list[int]) -> ov.Tensor:

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.soak, needs("vLLM's program, in VLLM_PROGRAM or the pa
 COMMAND = (vllm() or "vllm", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
 COMMAND += ("--generation-config", "vllm", "--enforce-eager", "--max-model-len")
 LOAD_SECONDS = 400
+LIMITS = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
 CONTEXT = 256
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -145,11 +146,10 @@ def kill_vllm(of: int) -> None:
 
 def test_it_serves_what_was_judged(tmp_path: Path, model: Path, conversions: Path) -> None:
     engine = OpenAIEngine(command=(*COMMAND, str(CONTEXT)))
-    limits = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
     judged = judge(model)
     try:
         endpoint = process.start(
-            tmp_path, desired(model, judged, conversions, engine=engine, **limits)
+            tmp_path, desired(model, judged, conversions, engine=engine, **LIMITS)
         )
         found = endpoint.route.comparison
         assert found is not None and found.fits and found.documents == len(judged)
@@ -165,10 +165,9 @@ def row(name: str, scratch: Path, tokenizer: Path) -> str:
     folder, state = scratch / name, scratch / f"{name}.state"
     architectures.write_model(name, folder, tokenizer)
     engine = OpenAIEngine(command=(*COMMAND, str(CONTEXT // 2), "--dtype", "float32"))
-    limits = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
     try:
         endpoint = process.start(
-            state, desired(folder, [], scratch / "conversions", engine=engine, **limits)
+            state, desired(folder, [], scratch / "conversions", engine=engine, **LIMITS)
         )
         asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
         answer = Client(endpoint, state).complete(architectures.PROMPT, **asked)
