@@ -68,6 +68,8 @@ class StorageServer:
         """How long buckets keep deleted objects."""
         self.policies: dict[str, Any] = {}
         """More of what a bucket says of itself, such as its retention policy."""
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds, by which an object is written too often."""
         self._faults: list[StorageFault] = []
         self._written: dict[str, tuple[float, float]] = {}
         """Object to how many writes it is ahead of its rate, and when that was."""
@@ -225,7 +227,7 @@ class StorageServer:
         if not named or "upload_id=" in path:
             return False
         with self._lock:
-            now = time.monotonic()
+            now = self.clock()
             ahead, since = self._written.get(named[1], (0.0, now))
             ahead = max(0.0, ahead - (now - since)) + 1
             if ahead > WRITES_AT_ONCE:
