@@ -107,11 +107,10 @@ def find_unusable(
                 f"better: {fault} Restore the incumbent's files, or approve by hand.",
             )
         ]
-    reasons = []
     models = evaluation.get("models", {})
     roles = [role for role in ("base", "candidate", "incumbent") if role in models]
-    for role in {"base", "candidate"} - set(roles):
-        reasons.append(_missing(f"The {role} model was not measured."))
+    absent = [role for role in ("base", "candidate") if role not in models]
+    reasons = [_missing(f"The {role} model was not measured.") for role in absent]
     metric = Metric.model_validate(evaluation["metric"])
     scored = [(task, role) for task in measured_tasks(metric) for role in roles]
     if evaluation.get("served_weights"):
@@ -147,10 +146,8 @@ def _faulty_metrics(
     metrics: Metrics, metric: Metric, roles: list[str], settings: GateSettings
 ) -> list[Reason]:
     named = {f"{task}_{metric.of(task).name}" for task in measured_tasks(metric)}
-    needed = named | set(settings.floors)
-    reasons = []
-    for name in sorted(needed - set(metrics)):
-        reasons.append(_missing(f"The metric {name} is missing."))
+    absent = sorted((named | set(settings.floors)) - set(metrics))
+    reasons = [_missing(f"The metric {name} is missing.") for name in absent]
     for name, by_role in metrics.items():
         for role in roles:
             if role not in by_role:
@@ -169,19 +166,15 @@ def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
     column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
     if column is None or not len(rows) or column.null_count:
         return [_missing(f"Scores of the {role} model for {task} are missing.")]
-    if not np.isfinite(read_column(rows, f"score_{role}")).all():
-        return [_not_finite(rows, task, role)]
-    return []
-
-
-def _not_finite(rows: pa.Table, task: str, role: str) -> Reason:
     bad = ~np.isfinite(read_column(rows, f"score_{role}"))
+    if not bad.any():
+        return []
     first = rows["document"][int(np.argmax(bad))].as_py()
-    return Reason(
-        outcome=Outcome.NOT_FINITE,
-        text=f"{int(bad.sum())} {task} scores of the {role} model are not finite numbers, the "
-        f"first for {first}: the model is damaged or its training diverged.",
+    text = (
+        f"{int(bad.sum())} {task} scores of the {role} model are not finite numbers, the first for "
+        f"{first}: the model is damaged or its training diverged."
     )
+    return [Reason(outcome=Outcome.NOT_FINITE, text=text)]
 
 
 def _missing(text: str) -> Reason:
@@ -235,7 +228,12 @@ def judge(
     if not against:
         quantization = _quantization(scores, evaluation)
         comparisons = _compare_all(scores, evaluation, settings, incumbent, look, readable)
-        against = _judge_figures(scores, evaluation, comparisons, settings)
+        against = [
+            *_judge_chance(scores, evaluation, comparisons, settings),
+            *_judge_decisive(comparisons, settings),
+            *_judge_general(comparisons, settings),
+            *_judge_floors(evaluation["metrics"], settings),
+        ]
     return Verdict(
         weights=candidate,
         against=incumbent,
@@ -324,25 +322,16 @@ def compare(
     )
 
 
-def _judge_figures(
+def _judge_chance(
     scores: pa.Table,
     evaluation: Mapping[str, Any],
     comparisons: list[Comparison],
     settings: GateSettings,
 ) -> list[Reason]:
-    """Every reason that speaks against the candidate."""
-    in_bits = Metric.model_validate(evaluation["metric"]).is_bits
-    predicted = DOMAIN_TASK if settings.metric == "exam" else comparisons[0].task
-    return [
-        *(_judge_chance(scores, evaluation, predicted) if in_bits else []),
-        *_judge_decisive(comparisons, settings),
-        *_judge_general(comparisons, settings),
-        *_judge_floors(evaluation["metrics"], settings),
-    ]
-
-
-def _judge_chance(scores: pa.Table, evaluation: Mapping[str, Any], task: str) -> list[Reason]:
     """A model that predicts hardly better than a draw from the vocabulary has learnt nothing."""
+    if not Metric.model_validate(evaluation["metric"]).is_bits:
+        return []
+    task = DOMAIN_TASK if settings.metric == "exam" else comparisons[0].task
     rows = scores.filter(pc.equal(scores["task"], task))
     predicted = float((read_column(rows, "tokens") - 1).sum())
     chance = math.log2(evaluation["vocab_size"])

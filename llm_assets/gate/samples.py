@@ -8,7 +8,6 @@ out (EleutherAI/lm-evaluation-harness#3831), and judged by the gate's bounds.
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def judge_samples(
     Raises:
         UserError: a file is none of samples, was cut, or asks other questions than the other one.
     """
-    rows = {path: list(_read(path, chosen_filter)) for path in (candidate, incumbent)}
+    rows = {path: _read(path, chosen_filter) for path in (candidate, incumbent)}
     metric = metric or next(iter(_metrics_of(rows[candidate][0][1])), "acc")
     asked, reference = (_answers(rows[path], metric) for path in (candidate, incumbent))
     _same_questions(candidate, asked, incumbent, reference)
@@ -120,13 +119,14 @@ def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
     return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
 
 
-def _read(path: Path, chosen: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read(path: Path, chosen: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Place and content of each line, by one filter."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error
-    rows = [(f"{path}, line {at}", _row(f"{path}, line {at}", line)) for at, line in _filled(lines)]
+    places = {f"{path}, line {at}": line for at, line in enumerate(lines, 1) if line.strip()}
+    rows = [(place, _row(place, line)) for place, line in places.items()]
     if not rows:
         raise UserError(f"{path} is empty. {_WANTED}")
     filters = list(dict.fromkeys(str(row.get("filter", "none")) for _, row in rows))
@@ -139,16 +139,11 @@ def _read(path: Path, chosen: str | None) -> Iterator[tuple[str, dict[str, Any]]
         raise UserError(
             f"{path} has no answers from the filter {chosen}, only {', '.join(filters)}."
         )
-    for place, row in rows:
-        if str(row.get("filter", "none")) == (chosen or filters[0]):
-            yield place, row
+    by = chosen or filters[0]
+    return [(place, row) for place, row in rows if str(row.get("filter", "none")) == by]
 
 
 _WANTED = "Give a file samples_TASK_TIME.jsonl, as `lm_eval --log_samples --output_path` writes it."
-
-
-def _filled(lines: list[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def _row(place: str, line: str) -> dict[str, Any]:
