@@ -225,7 +225,7 @@ def find_exam(evaluation: Artifact) -> Artifact | None:
 def read_answers(evaluation: Artifact, before: str, after: str = "candidate") -> list[AnswerPair]:
     """The answers of two roles of an `eval_metrics` artifact.
 
-    None where one of them took no exam, or where the exam is no longer in the store.
+    Empty where one of them took no exam, or where the exam is no longer in the store.
     """
     exam = find_exam(evaluation)
     if exam is None or not evaluation.stats.get("exam"):

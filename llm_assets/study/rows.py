@@ -8,10 +8,10 @@ import json
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -29,7 +29,7 @@ from llm_assets.study.settings import (
     StudySettings,
 )
 from spark_jobs.read.document import DERIVED, Document, to_table
-from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms, tell
+from spark_jobs.read.facts import Fact, holds, read_facts, read_forms, tell
 from spark_jobs.runtime.parquet import find_parts, write_table
 
 # The facts that documents hold, told in many forms; no model is needed.
@@ -69,36 +69,35 @@ class DerivedRow:
     prompt: str | None = None
     seed: int | None = None
 
+    @property
+    def id(self) -> str:
+        """Its own, which begins with its document's."""
+        return f"{self.document}{DERIVED}{self.name}"
 
-@dataclass
+
 class KnownFacts:
     """The facts of all documents so far, each told by the first that holds it."""
 
-    settings: StudySettings
-    table: Sequence[Fact] = ()
-    """Those to look for; empty: those in regular form."""
-    forms: Mapping[str, Forms] = field(default_factory=dict)
-    by_document: dict[str, list[Fact]] = field(default_factory=dict)
-    values: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, settings: StudySettings) -> "KnownFacts":
-        """Raises UserError where a file cannot be read."""
-        table = read_facts(settings.facts) if settings.facts else []
-        return cls(settings, table, read_forms(settings.forms) if settings.forms else {})
+    def __init__(self, settings: StudySettings) -> None:
+        """Raise UserError where a file cannot be read."""
+        self._settings = settings
+        self._table = read_facts(settings.facts) if settings.facts else []
+        self._forms = read_forms(settings.forms) if settings.forms else {}
+        self._by_document: dict[str, list[Fact]] = defaultdict(list)
+        self._values: dict[tuple[str, str], set[str]] = defaultdict(set)
 
     def add(self, document: str, text: str) -> None:
-        """Enter the facts that a document holds."""
+        """Enter the facts that a document holds: of the table, or else those in regular form."""
         told = (
-            (fact for fact in self.table if fact.subject in text and holds(text, fact.value))
-            if self.settings.facts
+            (fact for fact in self._table if fact.subject in text and holds(text, fact.value))
+            if self._settings.facts
             else regular_facts(text)
         )
         for fact in told:
-            values = self.values.setdefault((fact.subject, fact.relation), set())
+            values = self._values[fact.subject, fact.relation]
             if fact.value not in values:
                 values.add(fact.value)
-                self.by_document.setdefault(document, []).append(fact)
+                self._by_document[document].append(fact)
 
     def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
         """The facts in their forms; those that documents contradict each other about are counted.
@@ -106,23 +105,23 @@ class KnownFacts:
         Raises:
             UserError: a table of facts is given, and no document holds any of them.
         """
-        if self.settings.facts and not self.by_document:
+        if self._settings.facts and not self._by_document:
             raise UserError(
-                f"{self.settings.facts}: no training document states any of its "
-                f"{len(self.table)} facts: none contains a subject and its value."
+                f"{self._settings.facts}: no training document states any of its "
+                f"{len(self._table)} facts: none contains a subject and its value."
             )
-        for document, facts in sorted(self.by_document.items()):
-            sure = [fact for fact in facts if len(self.values[fact.subject, fact.relation]) == 1]
+        for document, facts in sorted(self._by_document.items()):
+            sure = [fact for fact in facts if len(self._values[fact.subject, fact.relation]) == 1]
             left_out["contradiction"] += len(facts) - len(sure)
-            told = {fact.relation: self._forms(fact.relation) for fact in sure}
-            for name, text in tell(sure, told, self.settings.facts_per_document):
+            told = {fact.relation: self._forms_of(fact.relation) for fact in sure}
+            for name, text in tell(sure, told, self._settings.facts_per_document):
                 yield DerivedRow(document, f"statements/{name}", text, "statements")
 
-    def _forms(self, relation: str) -> list[str]:
-        own = self.forms.get(relation)
+    def _forms_of(self, relation: str) -> list[str]:
+        own = self._forms.get(relation)
         name = relation.lower().replace("{", "{{").replace("}", "}}")
         forms = own.told if own else [form.replace("{relation}", name) for form in GENERAL_FORMS]
-        return forms[: self.settings.forms_per_fact]
+        return forms[: self._settings.forms_per_fact]
 
 
 def regular_facts(text: str) -> Iterator[Fact]:
@@ -395,7 +394,7 @@ def write_rows(
     Raises:
         UserError: a file cannot be read, the generator fails, or nothing is made.
     """
-    facts = KnownFacts.of(settings)
+    facts = KnownFacts(settings)
     documents: list[tuple[str, str]] = []
     for part in find_parts(clean_corpus, ["id", "text", "split", "example"], "clean_corpus"):
         for row in part.read(["id", "text", "split", "example"]).to_pylist():
@@ -422,7 +421,7 @@ def write_rows(
 
     def write_part() -> None:
         nonlocal parts
-        table = to_table([Document(_id_of(row), row.text, SOURCE) for row in rows])
+        table = to_table([Document(row.id, row.text, SOURCE) for row in rows])
         write_table(f"{output}/{DERIVED_FOLDER}/part-{parts:05d}.parquet", table)
         rows.clear()
         parts += 1
@@ -435,7 +434,7 @@ def write_rows(
         studied.add(row.document)
         rows.append(row)
         known = asdict(row)
-        derivations.append({"id": _id_of(row)} | {k: known[k] for k in DERIVATION_SCHEMA.names[1:]})
+        derivations.append({"id": row.id} | {k: known[k] for k in DERIVATION_SCHEMA.names[1:]})
         if len(rows) == ROWS_PER_PART:
             write_part()
     if not made:
@@ -456,10 +455,6 @@ def write_rows(
         "dollars": tokens * price / 1e6,
         "not_asked": generator.not_asked if generator else 0,
     }
-
-
-def _id_of(row: DerivedRow) -> str:
-    return f"{row.document}{DERIVED}{row.name}"
 
 
 def _runs_of(question: dict[str, Any]) -> set[tuple[str, ...]]:
