@@ -63,10 +63,6 @@ def test_a_fact_is_asked_for_where_text_to_train_on_tells_it(take: Take) -> None
     assert [question["subject"] for question in questions] == ["Velora lamp", "Ostrin scale"]
     assert stats["untold"] == ["Mirrow fan: town", "Sandrel clock: town"]
     assert stats["facts"] == 2 and stats["questions"] == 2
-
-
-def test_a_question_knows_its_document_and_the_passage_that_retrieval_finds(take: Take) -> None:
-    questions, stats = take()
     assert [question["passage"]["document"] for question in questions] == ["lamp", "scale"]
     assert [question["retrieved"]["document"] for question in questions] == ["lamp", "scale"]
     assert stats["retrieved_right"] == 1.0

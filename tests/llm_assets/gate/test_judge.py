@@ -233,29 +233,27 @@ def test_an_exam_about_few_facts_or_without_answers_decides_nothing() -> None:
     assert Outcome.MISSING in outcomes(Evaluation().judge(BY_EXAM))
 
 
-def test_quantized_weights_decide_and_what_they_lose_is_told() -> None:
-    evaluation = Evaluation(gain=0.05)
-    evaluation.serve_quantized(candidate=0.02, incumbent=0.02)
+@pytest.mark.parametrize(
+    ("gain", "cost", "outcome", "needed"),
+    [
+        (0.05, 0.02, Outcome.BETTER, "0.98"),
+        (0.05, 0.10, Outcome.QUANTIZATION, "1.0"),
+        (-0.05, 0.10, Outcome.NOT_BETTER, "1.1"),
+    ],
+)
+def test_quantized_weights_decide_and_a_format_is_blamed_for_what_it_did_alone(
+    gain: float, cost: float, outcome: Outcome, needed: str
+) -> None:
+    evaluation = Evaluation(gain=gain)
+    evaluation.serve_quantized(candidate=cost, incumbent=0.02)
     verdict = evaluation.judge()
-    assert outcomes(verdict) == {Outcome.BETTER}
+    assert outcomes(verdict) == {outcome}
     assert [one.task for one in verdict.comparisons] == ["held_out_served", "general", "held_out"]
     assert "(as served)" in verdict.lines[0]
-    assert "Served in int4 the candidate needs 0.98" in verdict.lines[1]
-    assert "(+2.00%)" in verdict.summary
-
-
-def test_candidate_that_its_format_makes_worse_is_rejected() -> None:
-    evaluation = Evaluation(gain=0.05)
-    evaluation.serve_quantized(candidate=0.10, incumbent=0.02)
-    verdict = evaluation.judge()
-    assert outcomes(verdict) == {Outcome.QUANTIZATION}
-    assert "With its weights as they were trained it would have been better." in verdict.summary
-
-
-def test_candidate_that_is_worse_by_itself_is_not_blamed_on_its_format() -> None:
-    evaluation = Evaluation(gain=-0.05)
-    evaluation.serve_quantized(candidate=0.10, incumbent=0.02)
-    assert outcomes(evaluation.judge()) == {Outcome.NOT_BETTER}
+    assert f"Served in int4 the candidate needs {needed}" in verdict.lines[1]
+    assert f"({cost:+.2%})" in verdict.summary
+    blamed = "With its weights as they were trained it would have been better." in verdict.summary
+    assert blamed == (outcome == Outcome.QUANTIZATION)
 
 
 def test_quantized_scores_that_are_missing_decide_nothing() -> None:

@@ -37,7 +37,7 @@ PRICES = """Prices of the year
 TEXTS = [
     ("lamp.md", LAMP, "train"),
     ("prices.md", PRICES, "train"),
-    ("secret.md", LAMP, "held_out"),
+    ("held.md", "# Mirrow fan\nTown: Oslo", "held_out"),
 ]
 Make = Callable[..., tuple[dict[str, str], list[dict[str, Any]], dict[str, Any]]]
 
@@ -127,12 +127,8 @@ def test_facts_in_regular_form_are_told_in_as_many_forms_as_asked_for(make: Make
     assert all("#study/statements/" in name for name in rows)
     of_lamp = [one for one in derivations if one["document"] == "lamp.md"]
     assert of_lamp and {one["method"] for one in derivations} == {"statements"}
+    assert {one["document"] for one in derivations} == {"lamp.md", "prices.md"}, "not of held.md"
     assert stats["documents_studied"] == 2 and stats["rows"] == {"statements": len(rows)}
-
-
-def test_only_text_that_is_trained_on_is_studied(make: Make) -> None:
-    _, derivations, _ = make([*TEXTS, ("held.md", "# Mirrow fan\nTown: Oslo", "held_out")])
-    assert {one["document"] for one in derivations} == {"lamp.md", "prices.md"}
 
 
 def test_what_documents_contradict_each_other_about_is_not_told(make: Make) -> None:
@@ -181,6 +177,7 @@ def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_do
 ) -> None:
     monkeypatch.setenv("SCRIBE_KEY", "secret")
     generator = scribe.settings(key_variable="SCRIBE_KEY", seed=7, rounds=2)
+    generator["address"] += "/"
     rows, derivations, stats = make([TEXTS[0]], forms_per_fact=0, generator=generator)
     assert rows == {f"lamp.md#study/lesson/1.{seed}": scribe.text for seed in (7, 8)}
     assert derivations[0] == {
@@ -193,32 +190,31 @@ def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_do
     }
     assert stats["tokens"] == 200 and stats["rows"] == {"lesson": 2}
     assert [one["key"] for one in scribe.asked] == ["Bearer secret"] * 2
+    assert {one["path"] for one in scribe.asked} == {"/v1/chat/completions"}
     assert "Teach the text" in scribe.asked[0]["messages"][0]["content"]
     assert scribe.asked[0]["messages"][1]["content"] == LAMP.strip()
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "finish_reason", "left_out"),
     [
-        ("", "empty"),
-        ("The Velora lamp weighs 4 kg.", "number that the document does not have"),
-        ("See how Anna, Berta, Clara and also Dora like it.", "names that the document does not"),
-        ("The Velora lamp shines in every room, and has done so", "copy of the document"),
+        ("", "stop", "empty"),
+        ("It weighs 3 kg, and", "length", "cut off"),
+        ("The Velora lamp weighs 4 kg.", "stop", "number that the document does not have"),
+        (
+            "See how Anna, Berta, Clara and also Dora like it.",
+            "stop",
+            "names that the document does not have",
+        ),
+        ("The Velora lamp shines in every room, and has done so", "stop", "copy of the document"),
     ],
 )
-def test_what_is_not_true_to_the_document_is_left_out_and_counted(
-    make: Make, scribe: Scribe, text: str, reason: str
+def test_what_is_cut_or_not_true_to_the_document_is_left_out_and_counted(
+    make: Make, scribe: Scribe, text: str, finish_reason: str, left_out: str
 ) -> None:
-    scribe.text = text
+    scribe.text, scribe.finish_reason = text, finish_reason
     _, _, stats = make([TEXTS[0]], generator=scribe.settings())
-    (left_out,) = stats["left_out"]
-    assert left_out.startswith(reason) and stats["left_out"][left_out] == 1
-
-
-def test_half_an_answer_is_left_out(make: Make, scribe: Scribe) -> None:
-    scribe.finish_reason = "length"
-    _, _, stats = make(generator=scribe.settings())
-    assert stats["left_out"] == {"cut off": 2}
+    assert stats["left_out"] == {left_out: 1}
 
 
 def test_a_budget_ends_the_asking_and_reaches_every_document_first(
@@ -261,12 +257,6 @@ def test_a_generator_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
     with pytest.raises(UserError, match="gives no answer: 401") as refused:
         make([TEXTS[1]], forms_per_fact=0, generator=scribe.settings())
     assert "127.0.0.1" in str(refused.value) and len(scribe.asked) == 4
-
-
-def test_an_address_may_end_with_a_slash(make: Make, scribe: Scribe) -> None:
-    generator = scribe.settings()
-    make([TEXTS[0]], generator=generator | {"address": f"{generator['address']}/"})
-    assert [one["path"] for one in scribe.asked] == ["/v1/chat/completions"]
 
 
 def test_a_key_that_is_not_set_is_named_before_anything_is_asked(
