@@ -18,36 +18,42 @@ from llm_assets.config import load_settings
 from recipes.deepspeed.settings import DeepSpeedSettings
 
 REVISION = "0" * 40
-PRESETS = {
-    "one machine, T5 small": ("t5-small", 128, 1, 1, "a2-highgpu-1g", 1),
-    "two machines, T5 small": ("t5-small", 128, 1, 2, "a2-highgpu-8g", 8),
-    "two machines, T5 XXL": ("google/t5-v1_1-xxl", 5, 6, 2, "a2-megagpu-16g", 16),
-    "eight machines, T5 XXL": ("google/t5-v1_1-xxl", 5, 6, 8, "a2-megagpu-16g", 16),
-    "one machine, FLAN-T5 XXL": ("google/flan-t5-xxl", 8, 3, 1, "a2-ultragpu-8g", 8),
-}
-
-
-GPU_TYPES = {"a2-ultragpu-8g": "nvidia-a100-80gb"}
-SHIPPED = dict(
-    zip(
-        PRESETS,
-        (
-            "t5_small_one_machine",
-            "t5_small_two_machines",
-            "t5_xxl_two_machines",
-            "t5_xxl_eight_machines",
-            "flan_t5_xxl_one_machine",
-        ),
-        strict=True,
-    )
-)
-"""The pipeline file of each."""
 A100, A100_80 = "nvidia-tesla-a100", "nvidia-a100-80gb"
 XXL = "google/t5-v1_1-xxl"
 FOUR_V100 = ("n1-standard-32", "NVIDIA_TESLA_V100", 4)
 TWO_A100 = ("a2-highgpu-2g", "NVIDIA_TESLA_A100", 2)
 CLUSTER = ("zone", "node_count", "machine_type", "gpu_type", "gpu_count")
-ORIGINALS = {
+TRAINING = ("model_checkpoint", "batch_size", "epochs")
+ENDPOINT = ("machine_type", "gpu_type", "gpu_count")
+SHIPPED = {
+    "t5_small_one_machine": (
+        ("us-central1-c", 1, "a2-highgpu-1g", A100, 1),
+        ("t5-small", 128, 1),
+        FOUR_V100,
+    ),
+    "t5_small_two_machines": (
+        ("us-central1-c", 2, "a2-highgpu-8g", A100, 8),
+        ("t5-small", 128, 1),
+        FOUR_V100,
+    ),
+    "t5_xxl_two_machines": (
+        ("us-central1-c", 2, "a2-megagpu-16g", A100, 16),
+        (XXL, 5, 6),
+        FOUR_V100,
+    ),
+    "t5_xxl_eight_machines": (
+        ("us-central1-c", 8, "a2-megagpu-16g", A100, 16),
+        (XXL, 5, 6),
+        FOUR_V100,
+    ),
+    "flan_t5_xxl_one_machine": (
+        ("us-central1-c", 1, "a2-ultragpu-8g", A100_80, 8),
+        ("google/flan-t5-xxl", 8, 3),
+        FOUR_V100,
+    ),
+}
+"""What the presets say, by the pipeline file of each: cluster, training and endpoint."""
+PRESETS = SHIPPED | {
     "bart2vm16gpu": (
         ("us-central1-f", 2, "a2-megagpu-16g", A100, 16),
         ("facebook/bart-base", 128, 6),
@@ -66,32 +72,24 @@ ORIGINALS = {
     ),
     "xxlnightly": (("us-east4-c", 8, "a2-ultragpu-8g", A100_80, 8), (XXL, 19, 2), TWO_A100),
 }
-"""What the presets say that are not shipped: cluster, training and endpoint."""
+"""Those, and the ones that are not shipped."""
 
 
-def nested(preset: str = "one machine, T5 small", **changes: Any) -> dict[str, Any]:
-    model, batch, epochs, nodes, machine, gpus = PRESETS[preset]
-    training = {"model_checkpoint": model, "batch_size": batch, "epochs": epochs}
-    if machine == "a2-ultragpu-8g":
-        training["deepspeed"] = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
+def nested(preset: str = "t5_small_one_machine", **changes: Any) -> dict[str, Any]:
+    cluster, training, endpoint = PRESETS[preset]
+    trained = dict(zip(TRAINING, training, strict=True))
+    if preset == "flan_t5_xxl_one_machine":
+        trained["deepspeed"] = {"train_batch_size": "auto", "zero_optimization": {"stage": 3}}
+    deployed = {f"deploy_{name}": value for name, value in zip(ENDPOINT, endpoint, strict=True)}
     return {
         "dataset": "cnn_dailymail",
         "dataset_subset": "3.0.0",
         "document_column": "article",
         "summary_column": "highlights",
-        "cluster_config": {
-            "name_prefix": "t5node",
-            "zone": "us-central1-c",
-            "node_count": nodes,
-            "machine_type": machine,
-            "gpu_type": GPU_TYPES.get(machine, "nvidia-tesla-a100"),
-            "gpu_count": gpus,
-        },
-        "train_config": training,
+        "cluster_config": {"name_prefix": "t5node"} | dict(zip(CLUSTER, cluster, strict=True)),
+        "train_config": trained,
         "model_display_name": "t5",
-        "deploy_machine_type": "n1-standard-32",
-        "deploy_gpu_type": "NVIDIA_TESLA_V100",
-        "deploy_gpu_count": 4,
+        **deployed,
     } | changes
 
 
@@ -108,59 +106,10 @@ def write(folder: Path, content: Any) -> Path:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_becomes_a_pipeline_file_that_loads(preset: str, tmp_path: Path) -> None:
-    model, batch, epochs, nodes, machine, gpus = PRESETS[preset]
-    path, output = write(tmp_path, nested(preset)), tmp_path / "t5.yaml"
-    arguments = ["import", str(path), "--revision", REVISION, "--output", str(output)]
-    ended = CliRunner().invoke(commands, arguments)
-    assert ended.exit_code == 0, ended.output
-    settings = load_settings(output)
-    assert settings.checkpoint.recipe == "sequence_to_sequence"
-    assert settings.checkpoint.budget.global_batch_size == batch * nodes * gpus
-    assert settings.checkpoint.budget.epochs == epochs
-    assert settings.base_model.hub == model
-    examples = settings.tokenized_shards.examples
-    assert (examples.input_tokens, examples.target_tokens) == (256, 30)
-    cloud = yaml.safe_load(ended.output.partition("google_cloud.yaml:\n")[2])
-    assert cloud["region"] == "us-central1"
-    training = MachineSettings.model_validate(cloud["training"])
-    assert (training.machine_type, training.accelerator_count) == (machine, gpus)
-    kind = GPU_TYPES.get(machine, "nvidia-tesla-a100").upper().replace("-", "_")
-    assert (training.accelerator_type, training.replicas) == (kind, nodes)
-    assert (settings.training.runner, training.zones) == ("google_batch", ("us-central1-c",))
-    endpoint = EndpointMachineSettings.model_validate(cloud["endpoint"])
-    asked = (endpoint.accelerator_type, endpoint.accelerator_count, endpoint.vllm)
-    assert asked == ("NVIDIA_TESLA_V100", 4, None)
-    assert "serves no encoder-decoders; for its GPUs write `ARG CUDA=cu126`" in ended.output
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_shipped_as_what_it_is_imported_as(preset: str, tmp_path: Path) -> None:
-    shipped = Path("config") / f"{SHIPPED[preset]}.yaml"
-    content = yaml.safe_load(shipped.read_text())
-    revision = content["base_model"]["revision"]
-    imported = import_file(write(tmp_path, nested(preset)), revision)
-    own = ("name", "description", "store")
-    assert {k: v for k, v in content.items() if k not in own} == {
-        k: v for k, v in imported.pipeline.items() if k not in own
-    }
-    said = [line[1:] for line in shipped.read_text().splitlines() if line.startswith("#   ")]
-    assert yaml.safe_load("\n".join(said)) == imported.cloud
-
-
-@pytest.mark.parametrize("name", ORIGINALS)
-def test_every_other_preset_is_taken_as_it_is(name: str, tmp_path: Path) -> None:
-    cluster, training, deploy = ORIGINALS[name]
-    content = {key: value for key, value in nested().items() if not key.startswith("deploy_")}
-    content["cluster_config"] = {"name_prefix": "t5node"} | dict(zip(CLUSTER, cluster, strict=True))
-    content["train_config"] = dict(
-        zip(("model_checkpoint", "batch_size", "epochs"), training, strict=True)
-    )
-    content["deploy_config"] = dict(
-        zip(("machine_type", "gpu_type", "gpu_count"), deploy, strict=True)
-    )
-    imported = import_file(write(tmp_path, content), REVISION)
-    zone, nodes, machine, kind, gpus = cluster
+def test_a_preset_is_taken_as_it_is(preset: str, tmp_path: Path) -> None:
+    (zone, nodes, machine, kind, gpus), (model, batch, epochs), endpoint = PRESETS[preset]
+    imported = import_file(write(tmp_path, nested(preset)), REVISION)
+    assert imported.cloud["region"] == zone[:-2]
     assert imported.cloud["training"] == {
         "machine_type": machine,
         "accelerator_type": kind.upper().replace("-", "_"),
@@ -169,11 +118,35 @@ def test_every_other_preset_is_taken_as_it_is(name: str, tmp_path: Path) -> None
         "zones": [zone],
     }
     asked = EndpointMachineSettings.model_validate(imported.cloud["endpoint"])
-    assert (asked.machine_type, asked.accelerator_type, asked.accelerator_count) == deploy
-    model, batch, epochs = training
+    assert (asked.machine_type, asked.accelerator_type, asked.accelerator_count) == endpoint
+    assert asked.vllm is None
     budget = imported.pipeline["checkpoint"]["budget"]
     assert budget == {"epochs": epochs, "global_batch_size": batch * nodes * gpus}
     assert imported.pipeline["base_model"]["hub"] == model
+
+
+@pytest.mark.parametrize("preset", SHIPPED)
+def test_a_preset_is_shipped_as_what_it_is_imported_as(preset: str, tmp_path: Path) -> None:
+    shipped, output = Path("config") / f"{preset}.yaml", tmp_path / "t5.yaml"
+    content = yaml.safe_load(shipped.read_text())
+    path, revision = write(tmp_path, nested(preset)), content["base_model"]["revision"]
+    arguments = ["import", str(path), "--revision", revision, "--output", str(output)]
+    ended = CliRunner().invoke(commands, arguments)
+    assert ended.exit_code == 0, ended.output
+    own = ("name", "description", "store")
+    assert {k: v for k, v in content.items() if k not in own} == {
+        k: v for k, v in yaml.safe_load(output.read_text()).items() if k not in own
+    }
+    said = [line[1:] for line in shipped.read_text().splitlines() if line.startswith("#   ")]
+    cloud = yaml.safe_load(ended.output.partition("google_cloud.yaml:\n")[2])
+    assert yaml.safe_load("\n".join(said)) == cloud
+    assert MachineSettings.model_validate(cloud["training"]).zones == ("us-central1-c",)
+    settings = load_settings(output)
+    assert settings.checkpoint.recipe == "sequence_to_sequence"
+    assert settings.training.runner == "google_batch"
+    examples = settings.tokenized_shards.examples
+    assert (examples.input_tokens, examples.target_tokens) == (256, 30)
+    assert "serves no encoder-decoders; for its GPUs write `ARG CUDA=cu126`" in ended.output
 
 
 def test_a_configuration_of_megatrons_pretraining_is_told_what_to_use(tmp_path: Path) -> None:
@@ -189,9 +162,8 @@ def test_flat_and_nested_say_the_same(tmp_path: Path) -> None:
 
 
 def test_endpoint_machines_in_a_section_of_their_own(tmp_path: Path) -> None:
-    content = nested()
-    section = {"machine_type": "a2-highgpu-2g", "gpu_type": "NVIDIA_TESLA_A100", "gpu_count": 2}
-    content = {key: value for key, value in content.items() if not key.startswith("deploy_")}
+    content = {key: value for key, value in nested().items() if not key.startswith("deploy_")}
+    section = dict(zip(ENDPOINT, TWO_A100, strict=True))
     content["deploy_config"] = section | {"region": "europe-west4"}
     imported = import_file(write(tmp_path, content), REVISION)
     assert imported.cloud["endpoint"]["accelerator_count"] == 2
