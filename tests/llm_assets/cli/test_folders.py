@@ -72,42 +72,38 @@ def test_a_folder_is_read_or_told_apart_before_any_work(tmp_path: Path, name: st
         assert accounted == files_in(folder)
 
 
-def test_pictures_alone_are_named_before_anything_is_written(tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
-    for number in range(3):
-        (tmp_path / "pictures" / f"{number}.jpg").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"Found instead: 3 .jpg .*Convert them to text"):
-        write_pipeline(tmp_path / "pictures", None, tmp_path / "made.yaml")
+NO_TEXT = "contains no text to learn from, so no pipeline file was written: .*"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told", "named"),
+    [
+        ({}, "folder has no files. Put text into it", 0),
+        (dict.fromkeys(("1.jpg", "2.jpg"), 1), "Found instead: 2 .jpg .*Convert them to text", 0),
+        ({f"{number}.txt": 0 for number in range(9)}, f"{NO_TEXT}9 empty", 5),
+        (
+            {"dump.txt": 300_000_000},
+            rf"{NO_TEXT}1 too large(?s:.*)folder/dump.txt: the file has 300.0 MB, more than 64 MB"
+            "(?s:.*)`maximum_document_megabytes`",
+            1,
+        ),
+    ],
+)
+def test_a_folder_without_text_is_told_what_it_has_and_nothing_is_written(
+    tmp_path: Path, sizes: dict[str, int], told: str, named: int
+) -> None:
+    folder = tmp_path / "folder"
+    (folder / "within").mkdir(parents=True)
+    for name, size in sizes.items():
+        (folder / name).touch()
+        os.truncate(folder / name, size)
+
+    with pytest.raises(UserError, match=told) as caught:
+        write_pipeline(folder, None, tmp_path / "made.yaml")
+
+    assert sum(".txt: " in line for line in str(caught.value).splitlines()) == named
+    assert "llm-assets check" not in str(caught.value) and "raw_corpus" not in str(caught.value)
     assert not (tmp_path / "made.yaml").exists()
-
-
-def test_a_file_of_300_mb_is_named_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "large").mkdir()
-    (tmp_path / "large" / "dump.txt").write_text("The pump opens.")
-    os.truncate(tmp_path / "large" / "dump.txt", 300_000_000)
-    with pytest.raises(UserError, match=r"contains no text to learn from.*1 too large") as caught:
-        write_pipeline(tmp_path / "large", None, tmp_path / "made.yaml")
-    assert "large/dump.txt: the file has 300.0 MB, more than 64 MB" in str(caught.value)
-    assert "`maximum_document_megabytes`" in str(caught.value)
-    assert "no pipeline file was written" in str(caught.value)
-    assert "llm-assets check" not in str(caught.value)
-
-
-def test_a_folder_without_files_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "new" / "within").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"new has no files. Put text into it") as caught:
-        write_pipeline(tmp_path / "new", None, tmp_path / "made.yaml")
-    assert "raw_corpus" not in str(caught.value)
-
-
-def test_empty_files_alone_are_named(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for number in range(9):
-        (tmp_path / "empty" / f"{number}.txt").touch()
-    with pytest.raises(UserError, match=r"contains no text to learn from.*9 empty") as caught:
-        write_pipeline(tmp_path / "empty", None, tmp_path / "made.yaml")
-    named = [line for line in str(caught.value).splitlines() if ".txt: " in line]
-    assert len(named) == 5 and "llm-assets check" not in str(caught.value)
 
 
 def test_of_two_people_who_begin_at_once_one_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import zipfile
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from llm_assets.cli.pipeline.init import (
     LEAST_STEPS,
     REPLAY_SHARE,
     TRAINING_SECONDS,
+    InitResult,
     plan_columns,
     write_pipeline,
 )
@@ -29,18 +31,31 @@ from tests.folders import own_text
 from tests.tiny import tiny_texts
 
 
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """The folder with these files in it."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def pages(texts: Iterable[str]) -> dict[str, str]:
+    """A Markdown file for each text."""
+    return {f"{number:03d}.md": text for number, text in enumerate(texts)}
+
+
+def start(folder: Path) -> InitResult:
+    return write_pipeline(folder, None, folder.parent / "made.yaml")
+
+
 def settings_for(folder: Path) -> PipelineSettings:
-    return load_settings(write_pipeline(folder, None, folder.parent / "made.yaml").path)
+    return load_settings(start(folder).path)
 
 
 @pytest.fixture
 def manuals(tmp_path: Path) -> Path:
     """300 Markdown files."""
-    folder = tmp_path / "Our Manuals"
-    folder.mkdir()
-    for number, text in enumerate(tiny_texts(300)):
-        (folder / f"{number:03d}.md").write_text(text)
-    return folder
+    return write_files(tmp_path / "Our Manuals", pages(tiny_texts(300)))
 
 
 def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> None:
@@ -55,9 +70,8 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> No
 def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: Path) -> None:
     steps: dict[str, int] = {}
     for name, size in (("little", 50_000), ("much", 20_000_000)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "text.md").write_bytes(b"The valve opens. " * (size // 17))
-        started = write_pipeline(tmp_path / name, name, tmp_path / f"{name}.yaml")
+        folder = write_files(tmp_path / name, {"text.md": "The valve opens. " * (size // 17)})
+        started = write_pipeline(folder, name, tmp_path / f"{name}.yaml")
         steps[name] = load_settings(started.path).checkpoint.budget.steps or 0
         assert f"{steps[name]} steps of training" in started.notes[-2]
         assert "GB on disk" in started.notes[-1]
@@ -83,29 +97,22 @@ def test_too_few_held_out_documents_are_told_before_any_work(manuals: Path) -> N
 
 
 def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None:
-    folder = tmp_path / "five"
-    folder.mkdir()
-    for number, text in enumerate(tiny_texts(5)):
-        (folder / f"{number}.md").write_text(text * 3)
+    texts = [text * 3 for text in tiny_texts(83, seed=1)]
 
-    started = write_pipeline(folder, None, tmp_path / "five.yaml")
+    started = start(write_files(tmp_path / "five", pages(texts[:5])))
 
     assert started.obstacle and "at least 78 different documents" in started.obstacle
     assert "run --unjudged" in started.obstacle
-    for number, text in enumerate(tiny_texts(78, seed=1)):
-        (folder / f"more {number}.md").write_text(text * 3)
-    assert write_pipeline(folder, None, tmp_path / "more.yaml").obstacle is None
+    started.path.unlink()
+    assert start(write_files(tmp_path / "five", pages(texts))).obstacle is None
 
 
 def test_documents_that_are_all_too_short_end_in_a_no_with_the_setting_that_fits(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "notes").mkdir()
-    for number in range(200):
-        text = f"Pump {number:03d} leaks" + " again" * (number % 10)
-        (tmp_path / "notes" / f"{number}.txt").write_text(text)
+    notes = (f"Pump {number:03d} leaks" + " again" * (number % 10) for number in range(200))
 
-    started = write_pipeline(tmp_path / "notes", None, tmp_path / "made.yaml")
+    started = start(write_files(tmp_path / "notes", pages(notes)))
 
     told = "All 200 documents that were read are shorter than `clean_corpus.minimum_characters`"
     assert started.obstacle and started.obstacle.startswith(f"{told} (100)")
@@ -121,7 +128,7 @@ def test_documents_that_are_all_too_short_end_in_a_no_with_the_setting_that_fits
 
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
     """Learning a narrow text alone costs general English, by which a model is rejected."""
-    started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
+    started = start(manuals)
     assert any(note.startswith("30% of the rows replay general text") for note in started.notes)
     settings = load_settings(started.path)
     replayed = settings.clean_corpus.split.replayed
@@ -136,10 +143,10 @@ def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
         for number, text in enumerate(tiny_texts(60, seed=2)):
             archive.writestr(f"{number}.md", text)
     rows = "".join(f'"Why {n}?","{text}"\n' for n, text in enumerate(tiny_texts(60, seed=3)))
-    (manuals / "faq.csv").write_text(f"question,answer\n{rows}")
-    (manuals / "copy.md").write_text((manuals / "000.md").read_text())
+    copy = (manuals / "000.md").read_text()
+    write_files(manuals, {"faq.csv": f"question,answer\n{rows}", "copy.md": copy})
 
-    started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
+    started = start(manuals)
 
     settings = load_settings(started.path)
     assert 0.14 <= settings.clean_corpus.split.held_out <= 0.16
@@ -160,11 +167,8 @@ JAPANESE = "ポンプ{n}は弁に接続されており、横にしてはいけ�
 def test_text_that_is_not_english_is_told_of_the_english_base_model(
     tmp_path: Path, text: str, language: str | None
 ) -> None:
-    folder = tmp_path / "manuals"
-    folder.mkdir()
-    for number in range(80):
-        (folder / f"{number}.md").write_text((text.format(n=number) + "\n") * 8)
-    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    texts = ((text.format(n=number) + "\n") * 8 for number in range(80))
+    started = start(write_files(tmp_path / "manuals", pages(texts)))
     told = [note for note in started.notes if "of the documents seem to be" in note]
     assert len(told) == bool(language)
     for note in told:
@@ -175,7 +179,7 @@ def test_a_second_project_gets_another_port_while_the_first_one_serves(manuals: 
     with ExitStack() as stack:
         with suppress(OSError):  # An endpoint of this machine's user may have it already.
             stack.enter_context(socket.create_server(("127.0.0.1", 8010)))
-        started = write_pipeline(manuals, None, manuals.parent / "made.yaml")
+        started = start(manuals)
 
     port = load_settings(started.path).endpoint.port
     assert 8010 < port < 8030
@@ -194,12 +198,7 @@ TABLES = {
 
 
 def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    for name, content in TABLES.items():
-        (folder / name).write_text(content)
-
-    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    started = start(write_files(tmp_path / "tables", TABLES))
     settings = load_settings(started.path)
     write_snapshot(own_text(settings), tmp_path / "raw", lambda line: None)
 
@@ -229,16 +228,13 @@ PROSE = "The pump opens slowly when it is cold. "
 def test_a_table_without_names_for_its_columns_is_named_and_not_read_wrongly(
     tmp_path: Path, table: str, told: str
 ) -> None:
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    (folder / "odd.csv").write_text(table)
+    folder = write_files(tmp_path / "tables", {"odd.csv": table})
 
     with pytest.raises(UserError, match=rf"left out: 1 csv: odd.csv: .*{told}") as caught:
-        write_pipeline(folder, None, tmp_path / "made.yaml")
+        start(folder)
     assert len(str(caught.value)) < 500
 
-    (folder / "sound.csv").write_text(f"tag,tag,body\nx,y,{PROSE}\n")
-    started = write_pipeline(folder, None, tmp_path / "made.yaml")
+    started = start(write_files(folder, {"sound.csv": f"tag,tag,body\nx,y,{PROSE}\n"}))
     (source,) = own_text(load_settings(started.path)).sources
     assert isinstance(source, Files) and source.text_column == "body"
     assert any(re.match(rf"mend this table: odd.csv: .*{told}", note) for note in started.notes)
@@ -266,18 +262,17 @@ def test_rows_beyond_the_models_positions_are_refused_before_any_work(manuals: P
 
 
 def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    for number in range(40):
-        (folder / f"{number}.html").write_text("<p>The valve opens.</p>")
-    (folder / "package.json").write_text('{"version": 1}')
-    (folder / "half.csv").write_bytes(b'"question","ans')
-    (folder / "half.parquet").write_bytes(b"PAR1")
-    (folder / "tickets.jsonl").write_text(json.dumps({"id": 1, "body": "It fails."}))
-    (folder / "site.js").write_text("alert(1)")
-    (folder / "logo.png").write_bytes(b"x")
+    others = {
+        "package.json": '{"version": 1}',
+        "half.csv": '"question","ans',
+        "half.parquet": "PAR1",
+        "tickets.jsonl": json.dumps({"id": 1, "body": "It fails."}),
+        "site.js": "alert(1)",
+        "logo.png": "x",
+    }
+    html = {f"{number}.html": "<p>The valve opens.</p>" for number in range(40)}
 
-    started = write_pipeline(folder, "mixed", folder.parent / "made.yaml")
+    started = start(write_files(tmp_path / "mixed", html | others))
     (source,) = own_text(load_settings(started.path)).sources
 
     assert source.formats == ("html", "json") and source.text_column == "body"  # type: ignore[union-attr]
@@ -290,8 +285,9 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_path: Path) -> None:
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("body\nThe valve opens slowly, twice.\n")
+    write_files(
+        tmp_path, dict.fromkeys(("a.csv", "b.csv"), "body\nThe valve opens slowly, twice.\n")
+    )
     source = Files(type="files", path=str(tmp_path))
     found = find_files(source).files
     (tmp_path / "b.csv").unlink()
