@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from artifacts.errors import UserError
-from llm_assets.cli.main import commands
 from llm_assets.experiments.job import parse_changes, plan_trials, read_trial
 from llm_assets.pipeline import PipelineResource
 from tests.conftest import Project, make_project
+from tests.llm_assets.in_process import type_in
 
 RATE = "checkpoint.optimizer.learning_rate"
 
@@ -86,11 +85,7 @@ def test_a_partition_that_is_not_there_is_named(project: Project) -> None:
     assert "containing the passed partition key `gone`" in refused.stdout + refused.stderr
 
 
-def test_the_command_refuses_before_any_work(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
-    monkeypatch.chdir(project.folder)
-    told = CliRunner().invoke(commands, ["experiment", "--set", "checkpoint.sede=1,2"])
+def test_the_command_refuses_before_any_work(project: Project) -> None:
+    told = type_in(project, "experiment", "--set", "checkpoint.sede=1,2")
     assert isinstance(told.exception, UserError) and "did you mean `seed`" in str(told.exception)
     assert not (project.folder / "store").exists()
