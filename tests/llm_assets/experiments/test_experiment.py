@@ -172,18 +172,20 @@ def test_a_model_that_learnt_too_little_comes_with_a_command_that_finds_a_better
     assert before.gain and best.gain and best.gain > before.gain
 
 
+SMALLER = f"llm-assets experiment --set {RATE}=0.033,0.01,0.0033"
+
+
 @pytest.mark.parametrize(
-    ("outcome", "rates"),
-    [(Outcome.CHANCE, "0.033,0.01,0.0033"), (Outcome.GENERAL_REGRESSION, "0.033,0.01,0.0033")],
+    ("outcome", "advised"),
+    [
+        (Outcome.CHANCE, SMALLER),
+        (Outcome.GENERAL_REGRESSION, SMALLER),
+        (Outcome.TOO_FEW_DOCUMENTS, None),
+    ],
 )
-def test_a_model_that_lost_what_it_knew_is_advised_smaller_steps(
-    outcome: Outcome, rates: str
+def test_a_model_that_lost_what_it_knew_is_advised_smaller_steps_and_few_documents_none(
+    outcome: Outcome, advised: str | None
 ) -> None:
     verdict = Verdict.model_construct(reasons=[Reason(outcome=outcome, text="")])
     training = TrainingSettings.model_validate({"optimizer": {"learning_rate": 0.1}})
-    assert trials_after(verdict, training) == f"llm-assets experiment --set {RATE}={rates}"
-
-
-def test_too_few_documents_are_not_helped_by_other_settings() -> None:
-    few = Verdict.model_construct(reasons=[Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text="")])
-    assert trials_after(few, TrainingSettings()) is None
+    assert trials_after(verdict, training) == advised
