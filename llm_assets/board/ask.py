@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import httpx
 from starlette.requests import Request
@@ -206,10 +205,8 @@ async def _passed_on(client: httpx.AsyncClient, answer: httpx.Response) -> Async
         async for piece in answer.aiter_raw():
             yield piece
     except httpx.HTTPError:
-        lost: dict[str, Any] = {
-            "error": {"message": "The endpoint stopped in the middle of its answer."}
-        }
-        yield f"data: {json.dumps(lost)}\n\n".encode()
+        lost = {"message": "The endpoint stopped in the middle of its answer."}
+        yield f"data: {json.dumps({'error': lost})}\n\n".encode()
     finally:
         await answer.aclose()
         await client.aclose()

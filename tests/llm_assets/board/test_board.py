@@ -36,8 +36,10 @@ from serving.state import StateFolder
 from tests.browser import browser
 from tests.conftest import ROOT
 from tests.llm_assets.board.conftest import (
+    BEARER,
     HOSTILE,
     NOTHING,
+    SmallStore,
     audit,
     board_of,
     client_of,
@@ -159,7 +161,7 @@ def test_the_first_page_names_documents_that_the_version_before_had_not_read(sho
 
 
 def test_what_a_page_has_read_is_read_again_once_it_was_rewritten(
-    shop: Shop, tmp_path: Path
+    shop: Shop, small: SmallStore
 ) -> None:
     (part,) = Path(shop.record.find_current("clean_corpus").path).glob("part-*")
     with client_of(board_of(shop)) as client:
@@ -169,13 +171,9 @@ def test_what_a_page_has_read_is_read_again_once_it_was_rewritten(
             assert client.get("/").text == shown
         finally:
             part.with_name("away").rename(part)
-    store = Store(str(tmp_path / "store"))
-    record, registry = Pipeline(store, "manual"), LocalRegistry(tmp_path / "store", "manual")
-    identity = Identity(kind="clean_corpus", code_version="1")
-    clean, _ = store.make(identity, lambda draft: write_clean(draft, ["Seven jars of jelly."]))
-    record.advance(clean)
-    board = board_of(SimpleNamespace(store=store, record=record, registry=registry))
-    with client_of(board) as client:
+    texts = ["Seven jars of jelly."]
+    clean = small.make("clean_corpus", "1", lambda draft: write_clean(draft, texts))
+    with client_of(board_of(small)) as client:
         assert client.get("/text").text.count("Seven jars of jelly.") == 1
         rewrite(clean, [], clean.stats | {"dropped_examples": {}}, "texts were forgotten")
         assert "Seven jars" not in client.get("/text").text
@@ -312,8 +310,7 @@ def test_a_version_that_cannot_be_asked_says_why(
         assert "was withdrawn on" in client.get("/ask").text
         assert "was withdrawn on" in client.post("/ask/versions/1/v1/completions", json=body).text
         fields = {"action": "approve", "version": "1", "name": "Ada", "reason": "better"}
-        bearer = {"authorization": "Bearer the key"}
-        preview = client.post("/decide/confirm", data=fields, headers=bearer)
+        preview = client.post("/decide/confirm", data=fields, headers=BEARER)
         assert preview.status_code == 400 and "was withdrawn on" in preview.text
         shutil.rmtree(Path(apart.store.root, "base_model"))
         assert "no longer in the store" in client.get("/ask").text
@@ -366,10 +363,9 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
     with client_of(board_of(shop, is_open=False)) as client:
         assert client.get("/text").headers["location"].startswith("/sign-in")
         assert client.get("/board.css").status_code == 200
-        bearer = {"authorization": "Bearer the key"}
-        assert client.get("/text", headers=bearer).status_code == 200
+        assert client.get("/text", headers=BEARER).status_code == 200
         assert client.get("/metrics").headers["location"].startswith("/sign-in")
-        metrics = client.get("/metrics", headers=bearer).text
+        metrics = client.get("/metrics", headers=BEARER).text
         assert 'llm_assets_readable{part="registry"} 1.0' in metrics
 
 
@@ -392,9 +388,7 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
 )
 def test_a_decision_that_cannot_be_is_refused_in_words(shop: Shop, fields: dict, told: str) -> None:
     with client_of(board_of(shop)) as client:
-        answer = client.post(
-            "/decide/confirm", data=fields, headers={"authorization": "Bearer the key"}
-        )
+        answer = client.post("/decide/confirm", data=fields, headers=BEARER)
         assert answer.status_code == 400 and told in answer.text
 
 
@@ -412,15 +406,10 @@ def test_every_page_is_two_clicks_away_from_the_first(shop: Shop) -> None:
     }
 
 
-def test_a_document_of_fifty_megabytes_is_shown_in_part(shop: Shop, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    record, registry = Pipeline(store, "manual"), LocalRegistry(tmp_path / "store", "manual")
-    identity = Identity(kind="clean_corpus", code_version="1")
+def test_a_document_of_fifty_megabytes_is_shown_in_part(small: SmallStore) -> None:
     text = f"{HOSTILE} {'lorem ipsum ' * 4_200_000} needle"
-    clean, _ = store.make(identity, lambda draft: write_clean(draft, ["short", text]))
-    record.advance(clean)
-    parts = SimpleNamespace(store=store, record=record, registry=registry)
-    with client_of(board_of(parts)) as client:
+    small.make("clean_corpus", "1", lambda draft: write_clean(draft, ["short", text]))
+    with client_of(board_of(small)) as client:
         for path in ("/text/document?id=manual%2F1", "/text?search=needle"):
             answer = client.get(path)
             assert answer.status_code == 200 and len(answer.content) < MOST_BYTES, path
