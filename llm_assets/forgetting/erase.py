@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError, shown_in_line
+from artifacts.numbers import spans
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles
@@ -304,7 +305,9 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
         DamagedArtifact: a manifest or a file cannot be read.
     """
     for artifact, contents, stats in _without_texts(record, state, listed):
-        _rewrite(artifact, contents, stats, report)
+        if written := rewrite(artifact, contents, stats, REASON):
+            name = f"{artifact.manifest.kind} {artifact.fingerprint}"
+            report(f"{name}: {len(written):,} file(s) rewritten without the text.")
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     _drop_caches(record)
@@ -386,18 +389,6 @@ def find_derived(
             for row in rows.filter(_are_of(rows["id"], wanted)).to_pylist():
                 found[document_of(row["id"])][row["text_hash"]] = row
     return {document: list(rows.values()) for document, rows in found.items()}
-
-
-def _rewrite(
-    artifact: Artifact,
-    contents: Iterator[tuple[str, bytes]],
-    stats: dict[str, Any],
-    report: Report,
-) -> None:
-    name = f"{artifact.manifest.kind} {artifact.fingerprint}"
-    written = rewrite(artifact, contents, stats, REASON)
-    if written:
-        report(f"{name}: {len(written):,} file(s) rewritten without the text.")
 
 
 def _ids_of(corpus: Artifact, ids: Collection[str], texts: Collection[str]) -> set[str]:
@@ -490,9 +481,7 @@ def _places(shard: Shard, segments: np.ndarray) -> np.ndarray:
     """Where the tokens of some segments stand among all of the shard."""
     rows = np.searchsorted(shard.row_offsets, segments, side="right") - 1
     starts = rows * shard.tokens.shape[1] + shard.segments["start"][segments]
-    lengths = shard.segments["length"][segments].astype(np.int64)
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.asarray(np.repeat(starts, lengths) + within)
+    return spans(starts, shard.segments["length"][segments])
 
 
 def _shards(artifact: Artifact) -> Iterator[Shard]:

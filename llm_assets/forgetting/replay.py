@@ -150,10 +150,7 @@ def _make(
 def _spec_of(store: Store, run: TrainingRun) -> TrainingSpec:
     place = f"{layout.run(run.checkpoint)}/{SPEC_NAME}"
     if store.read_bytes(place) is None:
-        raise UserError(
-            f"{run.name} cannot be trained once more: {place} is no longer in {store.root}. "
-            "Train a version from the base model instead: the text is in no later corpus."
-        )
+        raise _lost(run, f"{place} is no longer in {store.root}")
     return read_spec(f"{store.root}/{place}", TrainingSpec)
 
 
@@ -170,11 +167,14 @@ def _check_inputs(spec: TrainingSpec, run: TrainingRun) -> None:
     needed.append(f"{spec.shards_folder}/{spec.shards.shards[0].name}.tokens")
     for url in needed:
         if not files.exists(url):
-            raise UserError(
-                f"{run.name} cannot be trained once more: {url}, of what it started from or read, "
-                "is gone. Train a version from the base model instead: the text is in no later "
-                "corpus."
-            )
+            raise _lost(run, f"{url}, of what it started from or read, is gone")
+
+
+def _lost(run: TrainingRun, why: str) -> UserError:
+    return UserError(
+        f"{run.name} cannot be trained once more: {why}. Train a version from the base model "
+        "instead: the text is in no later corpus."
+    )
 
 
 def _tell_start(run: TrainingRun, taken: int | None, step: int, steps: int, report: Report) -> None:

@@ -82,17 +82,12 @@ def examine(
 def _of_versions(
     store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
 ) -> Iterator[Finding]:
-    serving = state.find("champion") or state.find("wanted")
-    read_by = {one.version for one in readings(store, state, texts)}
-    unknown = [run.name for run in all_runs(store, state) if run.record is None]
-    if serving:
+    if serving := state.find("champion") or state.find("wanted"):
+        unknown = [run.name for run in all_runs(store, state) if run.record is None]
         gone = f" (no record of {', '.join(unknown)})" if unknown else ""
-        holds = serving.version not in read_by
-        amount = "none" if holds else "some"
-        yield (
-            holds,
-            f"version {serving.version}, which serves, was trained on {amount} of them{gone}",
-        )
+        holds = all(one.version != serving.version for one in readings(store, state, texts))
+        trained = f"was trained on {'none' if holds else 'some'} of them{gone}"
+        yield holds, f"version {serving.version}, which serves, {trained}"
     for one in stated.read_by:
         rejected = state.is_rejected(state.get(one.version).weights)
         there = store.exists("checkpoint", one.checkpoint)
@@ -106,16 +101,13 @@ def _of_weights(store: Store, one: Replacement) -> Finding:
     name = f"checkpoint {one.after}, which replaces {one.before},"
     if made is None:
         return False, f"{name} is no longer in {store.root}"
-    if not store.is_local:
-        return _compared(name, weights_of(made), one.weights_after)
-    there = {path: Path(made.url, path) for path in one.weights_after}
-    found = {path: sha256_of(str(file)) for path, file in there.items() if file.exists()}
-    return _compared(name, found, one.weights_after)
-
-
-def _compared(name: str, found: dict[str, str], stated: dict[str, str]) -> Finding:
-    has = "has the weights" if found == stated else "has other weights than those"
-    return found == stated, f"{name} {has} that the certificate states"
+    found = weights_of(made)
+    if store.is_local:
+        there = {path: Path(made.url, path) for path in one.weights_after}
+        found = {path: sha256_of(str(file)) for path, file in there.items() if file.exists()}
+    holds = found == one.weights_after
+    has = "has the weights" if holds else "has other weights than those"
+    return holds, f"{name} {has} that the certificate states"
 
 
 def train_again(store: Store, one: Replacement, report: Report) -> Finding:

@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
 from llm_assets.board.server import build_app
 from llm_assets.cli.main import commands
 from llm_assets.forgetting.erase import read_list
@@ -38,7 +35,8 @@ from tests.llm_assets.board.conftest import (
     sign_in_to_decide,
     tab_to,
 )
-from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
+from tests.llm_assets.forgetting.conftest import documents_of
+from tests.llm_assets.registry.conftest import entry, judge, verdict
 from tests.needs import needs
 from tests.waiting import wait_until
 
@@ -176,17 +174,15 @@ DECISIONS = (
 
 
 @needs("Chromium")
-def test_a_decision_is_shown_and_then_made_by_the_command_line(tmp_path: Path) -> None:
-    registry = LocalRegistry(tmp_path / "store", "manual")
-    registry.register_base(base_entry())
+def test_a_decision_is_shown_and_then_made_by_the_command_line(
+    small: SmallStore, tmp_path: Path
+) -> None:
+    registry = small.registry
     for number, before in ((1, "base"), (2, "weights-1")):
         # Its weights are nowhere, so that nothing is served by it.
         found = entry(f"weights-{number}").model_copy(update={"model_url": str(tmp_path / "gone")})
         registry.enter(found, verdict(f"weights-{number}", before))
-    config = pipeline_file(tmp_path)
-    store = Store(str(tmp_path / "store"))
-    empty = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
-    board = board_of(empty, command=[LLM_ASSETS, "--config", str(config)])
+    board = board_of(small, command=[LLM_ASSETS, "--config", str(pipeline_file(tmp_path))])
     with served(build_app(board)) as address, browser(tmp_path) as page:
         sign_in_to_decide(page, address)
         for action, version, change in DECISIONS:
@@ -223,10 +219,9 @@ def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
     (source,) = settings["raw_corpus"]["sources"]
     source["path"], settings["store"] = str(folder / "text"), str(folder / "store")
     copied.config.write_text(yaml.safe_dump(settings))
-    registry = LocalRegistry(Path(copied.record.store.root), "manual")
-    corpus = copied.record.current("clean_corpus", "test").path
-    rows = pq.read_table(sorted(corpus.glob("part-*"))).to_pylist()
+    rows = documents_of(copied).values()
     document = next(row["id"] for row in rows if row["split"] == "held_out")
+    registry = LocalRegistry.of(copied.record)
     parts = SimpleNamespace(store=copied.record.store, record=copied.record, registry=registry)
     board = board_of(parts, command=[LLM_ASSETS, "--config", str(copied.config)])
     for name, value in copied.environment().items():
@@ -251,24 +246,20 @@ def test_a_document_is_forgotten_from_its_page_once_its_preview_was_confirmed(
     assert all(name in listed.partition("Forgotten")[2] for name in forgotten)
 
 
-def test_of_two_people_who_decide_at_once_the_second_looks_again(tmp_path: Path) -> None:
-    registry = LocalRegistry(tmp_path / "store", "manual")
-    base = registry.register_base(base_entry())
-    registry.enter(entry("candidate"), verdict("candidate", base.weights, promoted=False))
-    store = Store(str(tmp_path / "store"))
-    parts = SimpleNamespace(store=store, record=Pipeline(store, "manual"), registry=registry)
+def test_of_two_people_who_decide_at_once_the_second_looks_again(small: SmallStore) -> None:
+    registry = small.registry
+    judge(registry, "candidate", promoted=False)
     fields = {"action": "approve", "version": "1", "name": "Ada", "reason": "better"}
-    bearer = {"authorization": "Bearer the key"}
-    with client_of(board_of(parts, command=["sh", "-c", "sleep 20", "-"])) as client:
-        shown = client.post("/decide/confirm", data=fields, headers=bearer).text
+    with client_of(board_of(small, command=["sh", "-c", "sleep 20", "-"])) as client:
+        shown = client.post("/decide/confirm", data=fields, headers=BEARER).text
         fields["generation"] = re.search(r'name="generation" value="(\d+)"', shown)[1]
         registry.reject(1, "Grace", "worse")
-        late = client.post("/decide/do", data=fields, headers=bearer)
+        late = client.post("/decide/do", data=fields, headers=BEARER)
         assert late.status_code == 400 and "has changed since" in late.text
-        assert registry.state().find("wanted") == base
+        assert registry.state().find("wanted").is_base
         fields["generation"] = str(registry.state().generation)
-        assert client.post("/decide/do", data=fields, headers=bearer).status_code == 303
-        assert "is under way" in client.post("/decide/do", data=fields, headers=bearer).text
+        assert client.post("/decide/do", data=fields, headers=BEARER).status_code == 303
+        assert "is under way" in client.post("/decide/do", data=fields, headers=BEARER).text
 
 
 def test_the_log_has_the_decisions_that_moved_nothing_too(small: SmallStore) -> None:

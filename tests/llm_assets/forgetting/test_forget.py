@@ -15,6 +15,7 @@ from llm_assets.registry.base import LocalRegistry
 from llm_assets.tracing.training_text import all_runs, lessons_of
 from recipes.spec import read_metrics
 from tests.conftest import Project
+from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import type_in
 
 
@@ -32,26 +33,11 @@ def refusal(project: Project, *arguments: str, command: str = "forget") -> str:
     return f"{ended.output}{ended.exception}".strip()
 
 
-def documents(project: Project) -> dict[str, dict[str, str]]:
-    """The clean corpus by id."""
-    corpus = project.record.current("clean_corpus", "test")
-    rows = [row for path in corpus.path.glob("part-*") for row in pq.read_table(path).to_pylist()]
-    return {row["id"]: row for row in rows}
-
-
-def steps_of(project: Project, text: str) -> list[int]:
-    """Steps of all runs behind registered versions that were trained on a text."""
-    store = project.record.store
-    runs = all_runs(store, LocalRegistry(Path(store.root), "manual").state())
-    return [step for lesson in lessons_of(runs, [text])[text] for step in lesson.steps]
-
-
-def never_trained(project: Project) -> dict[str, str]:
-    return next(
-        row
-        for row in documents(project).values()
-        if row["split"] == "train" and not steps_of(project, row["text_hash"])
-    )
+def steps_of(project: Project, text: str, version: int | None = None) -> list[int]:
+    """Steps of all runs behind registered versions, or of one's own, that a text was trained on."""
+    runs = all_runs(project.record.store, LocalRegistry.of(project.record).state())
+    chosen = [run for run in runs if version in (None, run.version)]
+    return [step for lesson in lessons_of(chosen, [text])[text] for step in lesson.steps]
 
 
 def test_what_is_not_there_or_not_named_is_refused(judged: Project, tmp_path: Path) -> None:
@@ -67,10 +53,11 @@ def test_what_is_not_there_or_not_named_is_refused(judged: Project, tmp_path: Pa
 def test_the_listing_says_what_each_document_was_to_the_versions_and_does_nothing(
     judged: Project, tmp_path: Path
 ) -> None:
-    rows = documents(judged).values()
+    rows = documents_of(judged).values()
     held_out = next(row["id"] for row in rows if row["split"] == "held_out")
-    trained = next(row for row in rows if steps_of(judged, row["text_hash"]))
-    unread = never_trained(judged)["id"]
+    of_train = [row for row in rows if row["split"] == "train"]
+    trained = next(row for row in of_train if steps_of(judged, row["text_hash"]))
+    unread = next(row["id"] for row in of_train if not steps_of(judged, row["text_hash"]))
     path = tmp_path / "ids.txt"
     path.write_text(f"{held_out}\n{unread}\n\n{trained['id']}\n")
 
@@ -109,7 +96,7 @@ def test_a_withdrawn_version_is_not_approved(judged: Project) -> None:
         Path(store.root, layout.forgotten_copy("manual")).unlink()
     assert "Version 1 was withdrawn on" in said and "text that was forgotten" in said
     assert "`llm-assets versions` lists the others; `llm-assets run` trains one" in said
-    state = LocalRegistry(Path(store.root), "manual").state()
+    state = LocalRegistry.of(judged.record).state()
     assert not state.decisions_of(state.get(1).weights)
 
 
@@ -128,7 +115,7 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     assert project.run("llm-assets", "run").returncode == 0
     row = next(
         row
-        for row in documents(project).values()
+        for row in documents_of(project).values()
         if "planted" in row["id"] and steps_of(project, row["text_hash"])[:1] > [6]
     )
     before = project.record.current("checkpoint", "test")
@@ -142,17 +129,16 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     assert "Withdrawn: version 1." in said
     listed = read_list(project.record.store, "manual")
     assert listed.texts == [row["text_hash"]] and listed.withdrawn[0].version == 1
-    registry = LocalRegistry(Path(project.record.store.root), "manual")
-    state = registry.state()
+    state = LocalRegistry.of(project.record).state()
     assert state.is_rejected(state.get(1).weights)
     serving = state.find("champion")
-    assert serving and serving.version == 2 and not steps_after(project, row["text_hash"])
+    assert serving and serving.version == 2
+    assert not steps_of(project, row["text_hash"], version=2)
     run = Path(project.record.store.root, layout.run(serving.model_fingerprint))
     assert read_metrics(run)[0]["step"] in (7, 10), "it went on from a checkpoint"
     assert not holders(project.folder / "store", row["text"])
-    clean_corpus = project.record.current("clean_corpus", "test")
-    clean_corpus.verify()
-    assert row["id"] not in documents(project)
+    project.record.current("clean_corpus", "test").verify()
+    assert row["id"] not in documents_of(project)
 
     check_certificate(project, row["text_hash"], said)
     cleaned = project.run("llm-assets", "clean", "--yes")
@@ -162,7 +148,7 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
     assert "has already been withdrawn" in " ".join(project.run(*typed).stdout.split())
 
     assert project.run("llm-assets", "run").returncode == 0
-    assert row["id"] not in documents(project)
+    assert row["id"] not in documents_of(project)
 
 
 def check_certificate(project: Project, text: str, said: str) -> None:
@@ -184,13 +170,6 @@ def check_certificate(project: Project, text: str, said: str) -> None:
     changed = project.run("llm-assets", "verify", str(path))
     assert changed.returncode == 1 and "PROBLEM  0 of 1 texts" in changed.stdout
     forgotten.write_bytes(kept)
-
-
-def steps_after(project: Project, text: str) -> list[int]:
-    store = project.record.store
-    state = LocalRegistry(Path(store.root), "manual").state()
-    found = [run for run in all_runs(store, state) if run.version == 2]
-    return [step for lesson in lessons_of(found, [text])[text] for step in lesson.steps]
 
 
 def holders(store: Path, text: str) -> list[Path]:

@@ -15,6 +15,7 @@ from llm_assets.config import load_settings
 from llm_assets.forgetting.erase import ForgottenList, read_list
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import make_project
+from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ask, type_in
 from tests.tiny import story, with_a_word_changed
 
@@ -60,9 +61,7 @@ class Pipeline:
         return said
 
     def documents(self) -> set[str]:
-        corpus = self.project.record.current("clean_corpus", "test")
-        parts = [pq.read_table(path) for path in corpus.path.glob("part-*.parquet")]
-        return {Path(one).name for part in parts for one in part["id"].to_pylist()}
+        return {Path(one).name for one in documents_of(self.project)}
 
     def say(self, *arguments: str, code: int = 0) -> str:
         ended = type_in(self.project, *arguments)

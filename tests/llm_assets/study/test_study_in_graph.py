@@ -9,17 +9,11 @@ from artifacts.shards.shard_set import Shard, ShardFiles
 from llm_assets.forgetting.erase import find_holders, read_list
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
+from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ProjectHere, ask
 from tests.tiny import story
 
 DEVICES = [first + last for first in ("vel", "ost", "mir") for last in ("ora", "rin", "row", "ulm")]
-
-
-def texts_of(project: Project, kind: str) -> dict[str, dict[str, str]]:
-    """The parts of a corpus by id."""
-    folder = project.record.current(kind, "test").path
-    rows = [row for path in folder.glob("part-*") for row in pq.read_table(path).to_pylist()]
-    return {row["id"]: row for row in rows}
 
 
 def ids_in_shards(project: Project) -> set[str]:
@@ -43,11 +37,9 @@ def studied(project: Project) -> Project:
 
 
 def test_derived_text_is_trained_on_traced_to_its_document_and_forgotten_with_it(
-    studied: Project, monkeypatch: pytest.MonkeyPatch
+    studied: Project,
 ) -> None:
-    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(studied.config))
-    monkeypatch.setenv("DAGSTER_HOME", str(studied.folder))
-    corpus, derived = texts_of(studied, "clean_corpus"), texts_of(studied, "study")
+    corpus, derived = documents_of(studied), documents_of(studied, "study")
     pages = {name for name in corpus if name.endswith(".md")}
     trained = {name for name in pages if corpus[name]["split"] == "train"}
     assert trained < pages, "some of the pages are held out"
@@ -75,7 +67,7 @@ def test_derived_text_is_trained_on_traced_to_its_document_and_forgotten_with_it
     (certificate,) = (studied.folder / "store" / "forgotten" / "manual").glob("*.json")
     said = " ".join(here.say("verify", str(certificate)).split())
     assert f"{len(listed.texts)} texts were looked for" in said and "UNKNOWN" not in said
-    left = texts_of(studied, "study")
+    left = documents_of(studied, "study")
     assert left and not any(one.startswith(f"{document}#study/") for one in left)
     state = LocalRegistry.of(studied.record).state()
     assert find_holders(studied.record, state, read_list(studied.record.store, "manual")) == []
@@ -85,5 +77,5 @@ def test_derived_text_is_trained_on_traced_to_its_document_and_forgotten_with_it
         assert f"{device}weight" not in "".join(texts), path
 
     assert ask(studied, "*tokenized_shards") == ""
-    again = texts_of(studied, "study")
+    again = documents_of(studied, "study")
     assert again.keys() == left.keys(), "what was forgotten is not made again"
