@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,19 +49,10 @@ MOST_COMPONENTS = 32
 """Objects that Cloud Storage joins in one call."""
 
 
-@dataclass(frozen=True)
-class FileToUpload:
-    """A file to upload and what it contains."""
-
-    path: Path
-    entry: FileEntry
-
-
-def describe_folder(folder: Path) -> list[FileToUpload]:
+def describe_folder(folder: Path) -> list[FileEntry]:
     """Every file below a folder with its size and checksums, each read once."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-        return list(pool.map(lambda path: _describe(path, folder), paths))
+        return list(pool.map(lambda name: _describe(folder, name), _names(folder)))
 
 
 def upload_folder(
@@ -92,28 +82,25 @@ def upload_folder(
     before_write()
     with ThreadPoolExecutor(1) as pool:
         # Small files that are not there at all go up while everything is being read for checksums.
-        paths = [path for path in folder.rglob("*") if path.is_file()]
-        new = [p for p in paths if p.relative_to(folder).as_posix() not in present]
-        small_new = [path for path in new if path.stat().st_size <= PART_BYTES]
-        sending = pool.submit(_send_small, filesystem, small_new, folder, target)
-        files = describe_folder(folder)
+        new = [name for name in _names(folder) if name not in present]
+        small_new = [name for name in new if (folder / name).stat().st_size <= PART_BYTES]
+        sending = pool.submit(_send_small, filesystem, folder, small_new, target)
+        entries = describe_folder(folder)
         sending.result()
     # Small ones that were there are compared first, and large ones go up in parts of their own.
     sent = set(small_new)
-    missing = [
-        f for f in files if f.path not in sent and present.get(f.entry.path) != f.entry.crc32c
-    ]
-    small_changed = [file.path for file in missing if file.entry.bytes <= PART_BYTES]
+    missing = [e for e in entries if e.path not in sent and present.get(e.path) != e.crc32c]
+    small_changed = [entry.path for entry in missing if entry.bytes <= PART_BYTES]
     before_write()
-    _send_small(filesystem, small_changed, folder, target)
-    for file in missing:
-        if file.entry.bytes > PART_BYTES:
+    _send_small(filesystem, folder, small_changed, target)
+    for entry in missing:
+        if entry.bytes > PART_BYTES:
             before_write()
-            report(f"Uploading {file.entry.path}, {file.entry.bytes / 1e6:,.0f} MB")
-            _upload_parts(filesystem, file, f"{target}/{file.entry.path}", uploads_url)
+            report(f"Uploading {entry.path}, {entry.bytes / 1e6:,.0f} MB")
+            _upload_parts(filesystem, folder, entry, target, uploads_url)
     # Storage's own checksums, of all files, those left out included: one listing.
-    _check_arrived(filesystem, target, files)
-    return [file.entry for file in files]
+    _check_arrived(filesystem, target, entries)
+    return entries
 
 
 def download_folder(
@@ -139,7 +126,7 @@ def download_folder(
             report(f"Downloading {entry.path}, {entry.bytes / 1e6:,.0f} MB")
             _download_ranges(filesystem, f"{source}/{entry.path}", entry, folder / entry.path)
     for entry in entries:
-        found = _describe(folder / entry.path, folder).entry
+        found = _describe(folder, entry.path)
         if entry.crc32c not in (None, found.crc32c) or entry.sha256 not in (None, found.sha256):
             raise DamagedArtifact(f"{url}/{entry.path} arrived damaged. Run the same again.")
 
@@ -152,39 +139,37 @@ def remote_entries(url: str) -> list[FileEntry]:
     ]
 
 
-def crc32c_of(blocks: Iterator[bytes]) -> str:
-    """The checksum as Cloud Storage writes it: base64 of the big-endian CRC-32C."""
-    import google_crc32c
-
-    checksum = google_crc32c.Checksum()
-    for block in blocks:
-        checksum.update(block)
-    return base64.b64encode(checksum.digest()).decode()
+def _names(folder: Path) -> list[str]:
+    """Every file below a folder, by its path relative to it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
-def _describe(path: Path, folder: Path) -> FileToUpload:
+def _describe(folder: Path, name: str) -> FileEntry:
     import google_crc32c
 
     sha256, crc32c = hashlib.sha256(), google_crc32c.Checksum()
     size = 0
-    with path.open("rb") as file:
+    with (folder / name).open("rb") as file:
         while block := file.read(HASH_BLOCK_BYTES):
             sha256.update(block)
             crc32c.update(block)
             size += len(block)
-    entry = FileEntry(
-        path=path.relative_to(folder).as_posix(),
-        bytes=size,
-        sha256=sha256.hexdigest(),
-        crc32c=base64.b64encode(crc32c.digest()).decode(),
-    )
-    return FileToUpload(path, entry)
+    return FileEntry(path=name, bytes=size, sha256=sha256.hexdigest(), crc32c=_as_stored(crc32c))
 
 
-def _send_small(filesystem: Any, paths: list[Path], folder: Path, target: str) -> None:
-    if paths:
-        names = [f"{target}/{path.relative_to(folder).as_posix()}" for path in paths]
-        filesystem.put([str(path) for path in paths], names, batch_size=SMALL_AT_ONCE)
+def _as_stored(crc32c: Any) -> str:
+    """A checksum as Cloud Storage writes it: base64 of the big-endian CRC-32C."""
+    return base64.b64encode(crc32c.digest()).decode()
+
+
+def _send_small(filesystem: Any, folder: Path, names: list[str], target: str) -> None:
+    if names:
+        filesystem.put(
+            [str(folder / name) for name in names],
+            [f"{target}/{name}" for name in names],
+            batch_size=SMALL_AT_ONCE,
+        )
 
 
 def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
@@ -198,30 +183,33 @@ def _remote_checksums(filesystem: Any, folder: str) -> dict[str, str]:
     return {name[len(folder) + 1 :]: item["crc32c"] for name, item in found.items()}
 
 
-def _upload_parts(filesystem: Any, file: FileToUpload, target: str, uploads_url: str) -> None:
-    uploads = filesystem._strip_protocol(uploads_url)
+def _upload_parts(
+    filesystem: Any, folder: Path, entry: FileEntry, target: str, uploads_url: str
+) -> None:
+    import google_crc32c
+
     # The part size is in the name, since parts of another size are other parts.
-    folder = f"{uploads}/{file.entry.sha256}-{PART_BYTES}"
-    present = _remote_checksums(filesystem, folder)
-    count = -(-file.entry.bytes // PART_BYTES)
+    parts = f"{filesystem._strip_protocol(uploads_url)}/{entry.sha256}-{PART_BYTES}"
+    present = _remote_checksums(filesystem, parts)
+    count = -(-entry.bytes // PART_BYTES)
     names = [f"{number:06d}" for number in range(count)]
-    with file.path.open("rb") as source:
+    with (folder / entry.path).open("rb") as source:
         batch: dict[str, bytes] = {}
         for number, name in enumerate(names):
             source.seek(number * PART_BYTES)
             part = source.read(PART_BYTES)
-            if present.get(name) == crc32c_of(iter([part])):
+            if present.get(name) == _as_stored(google_crc32c.Checksum(part)):
                 continue
-            batch[f"{folder}/{name}"] = part
+            batch[f"{parts}/{name}"] = part
             if len(batch) == PARALLEL_PARTS:
                 filesystem.pipe(batch)
                 batch = {}
         if batch:
             filesystem.pipe(batch)
-    _join(filesystem, [f"{folder}/{name}" for name in names], target)
+    _join(filesystem, [f"{parts}/{name}" for name in names], f"{target}/{entry.path}")
     filesystem.invalidate_cache()
     # Only once they are joined: until then another attempt goes on from them.
-    filesystem.rm(filesystem.find(folder))
+    filesystem.rm(filesystem.find(parts))
 
 
 def _join(filesystem: Any, parts: list[str], target: str) -> None:
@@ -238,14 +226,13 @@ def _join(filesystem: Any, parts: list[str], target: str) -> None:
     filesystem.merge(target, parts)
 
 
-def _check_arrived(filesystem: Any, folder: str, files: list[FileToUpload]) -> None:
+def _check_arrived(filesystem: Any, folder: str, entries: list[FileEntry]) -> None:
     present = _remote_checksums(filesystem, folder)
-    for file in files:
-        if present.get(file.entry.path) != file.entry.crc32c:
+    for entry in entries:
+        if present.get(entry.path) != entry.crc32c:
             raise DamagedArtifact(
-                f"{folder}/{file.entry.path} did not arrive whole (its checksum in storage is "
-                f"{present.get(file.entry.path, 'absent')}). Run the same again: what arrived is "
-                "kept."
+                f"{folder}/{entry.path} did not arrive whole (its checksum in storage is "
+                f"{present.get(entry.path, 'absent')}). Run the same again: what arrived is kept."
             )
 
 

@@ -129,7 +129,7 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
         if ended.returncode:
             return False, f"{name} could not be trained: {ended.stderr.strip()[-500:]}"
         made = {
-            f"{MODEL_FOLDER}/{file.entry.path}": (file.entry.sha256, file.entry.crc32c)
+            f"{MODEL_FOLDER}/{file.path}": (file.sha256, file.crc32c)
             for file in describe_folder(Path(ours.export_folder))
         }
     wanted = one.weights_after
