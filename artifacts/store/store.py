@@ -79,17 +79,15 @@ class Draft:
         asked = self.identity
         self.identity = self.editions.settle(asked, content_of(entries))
         folder = f"{self.root}/{layout.artifact(asked.kind, self.identity.fingerprint)}"
-        content = files.find(f"{folder}/{layout.MANIFEST_NAME}") if self.identity != asked else None
-        return self._manifest(entries), parse_manifest(content, folder) if content else None
-
-    def _manifest(self, entries: list[FileEntry]) -> Manifest:
-        return Manifest(
+        content = files.find(f"{folder}/{MANIFEST_NAME}") if self.identity != asked else None
+        manifest = Manifest(
             **self.identity.model_dump(),
             fingerprint=self.identity.fingerprint,
             files=entries,
             stats=self.stats,
             provenance=provenance() | self.provenance,
         )
+        return manifest, parse_manifest(content, folder) if content else None
 
 
 def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Editions) -> Draft:
@@ -111,7 +109,7 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
     path.mkdir()
     folder = layout.artifact(identity.kind, identity.fingerprint)
     if files.is_local(root):
-        if not files.exists(f"{root}/{folder}/{layout.MANIFEST_NAME}"):
+        if not files.exists(f"{root}/{folder}/{MANIFEST_NAME}"):
             _discard(Path(root, folder), making)
         return Draft(identity, root, path, os.fspath(path), editions)
     draft = Draft(identity, root, path, f"{root}/{folder}", editions)
@@ -120,15 +118,15 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
     return draft
 
 
-def commit(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
+def commit(draft: Draft, lease: Lease) -> Manifest:
     """Make a draft's files an artifact, whole and on the disk itself, or raise LeaseLost."""
     lease.check()
     if isinstance(lease, ObjectLease):
-        return _commit_remote(draft, lease, dump)
-    return _commit_local(draft, lease, dump)
+        return _commit_remote(draft, lease)
+    return _commit_local(draft, lease)
 
 
-def _commit_remote(draft: Draft, lease: ObjectLease, dump: Callable[[Manifest], bytes]) -> Manifest:
+def _commit_remote(draft: Draft, lease: ObjectLease) -> Manifest:
     names = [p.relative_to(draft.path).as_posix() for p in draft.path.rglob("*") if p.is_file()]
     # First of all: whoever comes after a maker that died here learns what to remove.
     files.write(f"{draft.url}/{UPLOADING_NAME}", json.dumps(names).encode())
@@ -141,16 +139,16 @@ def _commit_remote(draft: Draft, lease: ObjectLease, dump: Callable[[Manifest], 
     folder = f"{draft.root}/{layout.artifact(manifest.kind, manifest.fingerprint)}"
     if before:
         files.remove(draft.url)
-    elif folder != draft.url:
-        files.move(draft.url, folder)
-    if before is None:
-        lease.commit(f"{folder}/{layout.MANIFEST_NAME}", dump(manifest))
+    else:
+        if folder != draft.url:
+            files.move(draft.url, folder)
+        lease.commit(f"{folder}/{MANIFEST_NAME}", dump_with_checksum(manifest))
         files.remove(f"{folder}/{UPLOADING_NAME}")
     shutil.rmtree(draft.path)
     return before or manifest
 
 
-def _commit_local(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes]) -> Manifest:
+def _commit_local(draft: Draft, lease: Lease) -> Manifest:
     entries = list_files(draft.url)
     # Before the manifest is written, which must not name files that a loss of power emptied.
     files.flush_folder(draft.path, [entry.path for entry in entries])
@@ -159,7 +157,7 @@ def _commit_local(draft: Draft, lease: Lease, dump: Callable[[Manifest], bytes])
         shutil.rmtree(draft.path)
         return before
     target = Path(draft.root, layout.artifact(manifest.kind, manifest.fingerprint))
-    files.write(draft.path / layout.MANIFEST_NAME, dump(manifest))
+    files.write(draft.path / MANIFEST_NAME, dump_with_checksum(manifest))
     target.parent.mkdir(exist_ok=True)
     lease.check()
     try:
@@ -417,7 +415,7 @@ class Store:
                 # Where another has taken over, that is why building failed.
                 lease.check()
                 raise
-            artifact = Artifact(self, commit(draft, lease, dump_with_checksum))
+            artifact = Artifact(self, commit(draft, lease))
             self.enter(artifact, identity.libraries, "all files")
             return artifact, True
 
