@@ -210,14 +210,26 @@ def tiny_shards(
                     documents=len(chosen),
                 )
             )
+    digest = hashlib.sha256((base_model / "tokenizer.json").read_bytes()).hexdigest()
+    return shard_stats(entries, sequence_length, vocab_size, tokenizer.eos_token_id, digest)
+
+
+def shard_stats(
+    shards: Sequence[ShardEntry],
+    sequence_length: int,
+    vocab_size: int,
+    end_token_id: int = 0,
+    tokenizer_sha256: str = "",
+) -> ShardStats:
+    """The stats of shards of plain text, by default of nobody's tokenizer."""
     return ShardStats(
         sequence_length=sequence_length,
         dtype=token_dtype(vocab_size),
         vocab_size=vocab_size,
-        tokenizer_sha256=hashlib.sha256((base_model / "tokenizer.json").read_bytes()).hexdigest(),
+        tokenizer_sha256=tokenizer_sha256,
         start_token_id=None,
-        end_token_id=tokenizer.eos_token_id,
-        shards=entries,
+        end_token_id=end_token_id,
+        shards=list(shards),
     )
 
 

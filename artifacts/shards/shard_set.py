@@ -25,19 +25,15 @@ from artifacts.storage.files import cache_folder
 
 
 class ShardFiles:
-    """The files of one shards folder, each given as a local path."""
+    """The files of one shards folder, each given as a local path.
 
-    def __init__(self, url: str | Path, cache: Path | None = None) -> None:
-        """Look at the folder, reading no file.
+    What is in an object store is copied to the cache of this machine (`artifacts.storage.files`),
+    whose processes share it.
+    """
 
-        Args:
-            url: a local folder, or a URL such as `gs://bucket/prefix`.
-            cache: folder that keeps copies of what is in an object store, by default this machine's
-                own (`artifacts.storage.files`). Processes of one machine share it.
-        """
+    def __init__(self, url: str | Path) -> None:
+        """Look at a folder, local or named by a URL such as `gs://bucket/prefix`; read no file."""
         self.url = str(url)
-        name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self._cache = (cache or cache_folder() / "shards") / name
         self._sizes = files.list_sizes(self.url)
         if not self._sizes:
             raise DamagedArtifact(
@@ -74,8 +70,9 @@ class ShardFiles:
         self.check(name)
         if files.is_local(self.url):
             return Path(self.url.removeprefix("file://"), name)
-        local = self._cache / name
-        with local_lease(self._cache / f"{name}.lock"):
+        cache = cache_folder() / "shards" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        local = cache / name
+        with local_lease(cache / f"{name}.lock"):
             if not local.exists() or local.stat().st_size != self._sizes[name]:
                 files.download(f"{self.url}/{name}", local)
         return local
@@ -135,21 +132,15 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     Opening it takes one listing of the folder; a shard is opened when one of its rows is read.
     """
 
-    def __init__(
-        self, folder: str | Path, stats: ShardStats, *splits: Split, cache: Path | None = None
-    ) -> None:
-        """Find the splits' shards.
-
-        Args:
-            folder: local, or the URL of a folder in an object store.
-            cache: see `artifacts.shards.shard_set`.
+    def __init__(self, folder: str | Path, stats: ShardStats, *splits: Split) -> None:
+        """Find the splits' shards in a folder, which is local or in an object store.
 
         Raises:
             UserError: a split has no rows.
             DamagedArtifact: a file is absent or of the wrong size.
         """
         self.stats = stats
-        self._files = ShardFiles(folder, cache)
+        self._files = ShardFiles(folder)
         self.entries: list[ShardEntry] = []
         for split in splits:
             entries = [entry for entry in stats.shards if entry.split == split and entry.rows]
@@ -161,7 +152,8 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
             self._files.check(f"{entry.name}.tokens", entry.rows * row_bytes)
             self._files.check(f"{entry.name}.rows", 8 * (entry.rows + 1))
             self._files.check(f"{entry.name}.segments")
-        self._ends = np.cumsum([entry.rows for entry in self.entries])
+        self.ends = np.cumsum([entry.rows for entry in self.entries])
+        """Shape (shards,): the first row past each shard."""
         self._opened: dict[int, Shard] = {}
 
     @property
@@ -169,13 +161,8 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
         """Every shard, in the order of the rows."""
         return map(self.shard, range(len(self.entries)))
 
-    @property
-    def ends(self) -> np.ndarray:
-        """Shape (shards,): the first row past each shard."""
-        return self._ends
-
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self.ends[-1])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
         """`(tokens of shape (sequence_length,), SEGMENT records)` of one row."""
@@ -186,13 +173,13 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
 
     def locate(self, index: int) -> tuple[ShardEntry, int]:
         """The shard that a row is in, and the row's number there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
+        number = int(np.searchsorted(self.ends, index, side="right"))
         entry = self.entries[number]
-        return entry, index - int(self._ends[number]) + entry.rows
+        return entry, index - int(self.ends[number]) + entry.rows
 
     def read(self, rows: np.ndarray) -> PackedRows:
         """Copies of some rows, in the order asked for."""
-        numbers = np.searchsorted(self._ends, rows, side="right")
+        numbers = np.searchsorted(self.ends, rows, side="right")
         touched = np.unique(numbers)
         if len(touched) == 1:
             return self._read_of(int(touched[0]), rows)
@@ -217,7 +204,7 @@ class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
         """Rows that are all in one shard."""
         shard = self.shard(number)
-        local = rows - (int(self._ends[number]) - shard.entry.rows)
+        local = rows - (int(self.ends[number]) - shard.entry.rows)
         first = shard.row_offsets[local]
         counts = shard.row_offsets[local + 1] - first
         return PackedRows(
@@ -257,11 +244,8 @@ class MaskedShardSet(ShardSet):
         """Open the splits' shards; `masked` are texts by their `text_hash`."""
         super().__init__(folder, stats, *splits)
         self._masked = frozenset(masked)
-
-    @cached_property
-    def _documents(self) -> dict[int, np.ndarray]:
+        self._documents: dict[int, np.ndarray] = {}
         """Shard to the numbers of its masked documents, of the shards that were read."""
-        return {}
 
     def _read_of(self, number: int, rows: np.ndarray) -> PackedRows:
         packed = super()._read_of(number, rows)

@@ -1,5 +1,6 @@
 """The shard format: what was written is read back, and damage is noticed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -19,7 +20,9 @@ from artifacts.shards.shard_set import (
     read_tokens,
 )
 from artifacts.storage.files import CACHE_VARIABLE
-from tests.tiny import tiny_shards
+from tests.tiny import shard_stats, tiny_shards
+
+BUCKET = "/bucket/shards"
 
 
 def write_two_shards(folder: Path) -> format.ShardStats:
@@ -58,15 +61,23 @@ def write_two_shards(folder: Path) -> format.ShardStats:
                 documents=len(lengths),
             )
         )
-    return format.ShardStats(
-        sequence_length=4,
-        dtype="uint16",
-        vocab_size=11,
-        tokenizer_sha256="",
-        start_token_id=None,
-        end_token_id=0,
-        shards=entries,
-    )
+    return shard_stats(entries, sequence_length=4, vocab_size=11)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fsspec.AbstractFileSystem]:
+    """An object store, whose copies on this machine are in the folder `cache`."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    (tmp_path / "shards").mkdir()
+    store = fsspec.filesystem("memory")
+    yield store
+    store.rm("/", recursive=True)
+
+
+def put_two_shards(folder: Path, bucket: fsspec.AbstractFileSystem) -> format.ShardStats:
+    stats = write_two_shards(folder / "shards")
+    bucket.put(str(folder / "shards"), BUCKET, recursive=True)
+    return stats
 
 
 def test_rows_and_documents_are_read_back_over_all_shards(tmp_path: Path) -> None:
@@ -126,27 +137,25 @@ def test_rows_of_several_shards_and_splits_are_read_in_the_order_asked_for(tmp_p
         ShardSet(tmp_path, write_two_shards(tmp_path), "train", "replay")
 
 
-def test_shards_in_an_object_store_are_copied_when_first_read_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "shards").mkdir()
-    stats = write_two_shards(tmp_path / "shards")
-    store = fsspec.filesystem("memory")
-    store.put(str(tmp_path / "shards"), "/bucket/shards", recursive=True)
-    url, cache = "memory://bucket/shards", tmp_path / "cache"
+def test_shards_in_an_object_store_are_copied_when_first_read_and_kept(
+    tmp_path: Path, bucket: fsspec.AbstractFileSystem
+) -> None:
+    stats = put_two_shards(tmp_path, bucket)
 
     def copied() -> set[str]:
-        return {path.stem for path in cache.rglob("*.tokens")}
+        return {path.stem for path in (tmp_path / "cache").rglob("*.tokens")}
 
-    shards = ShardSet(url, stats, "train", cache=cache)
+    shards = ShardSet(f"memory:/{BUCKET}", stats, "train")
     assert len(shards) == 3 and copied() == set()
     assert shards[2][0].tolist() == [8, 9, 10, 0] and copied() == {"train-00001"}
 
-    store.rm("/bucket/shards/train-00001.rows")
+    bucket.rm(f"{BUCKET}/train-00001.rows")
     with pytest.raises(DamagedArtifact, match=r"shards/train-00001.rows is absent"):
-        ShardSet(url, stats, "train", cache=cache)
-    store.rm("/bucket", recursive=True)
+        ShardSet(f"memory:/{BUCKET}", stats, "train")
+    bucket.rm(BUCKET, recursive=True)
     assert shards[2][0].tolist() == [8, 9, 10, 0]
     with pytest.raises(DamagedArtifact, match="shards is absent"):
-        ShardSet(url, stats, "train", cache=cache)
+        ShardSet(f"memory:/{BUCKET}", stats, "train")
 
 
 def test_shards_of_two_manifests_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
@@ -165,48 +174,36 @@ def test_shards_of_two_manifests_in_one_folder_are_not_mixed(tmp_path: Path) -> 
         ShardSet(tmp_path, stats, "train")
 
 
-def test_an_interrupted_copy_is_made_again(tmp_path: Path) -> None:
-    (tmp_path / "shards").mkdir()
-    stats = write_two_shards(tmp_path / "shards")
-    store = fsspec.filesystem("memory")
-    store.put(str(tmp_path / "shards"), "/bucket/half", recursive=True)
-    url = "memory://bucket/half"
-    ShardSet(url, stats, "train", cache=tmp_path / "cache")[0]
+def test_an_interrupted_copy_is_made_again(
+    tmp_path: Path, bucket: fsspec.AbstractFileSystem
+) -> None:
+    stats = put_two_shards(tmp_path, bucket)
+    ShardSet(f"memory:/{BUCKET}", stats, "train")[0]
     (copy,) = (tmp_path / "cache").rglob("train-00000.tokens")
     copy.write_bytes(copy.read_bytes()[:3])
 
-    assert ShardSet(url, stats, "train", cache=tmp_path / "cache")[0][0].tolist() == [1, 2, 3, 4]
-    store.rm("/bucket", recursive=True)
+    assert ShardSet(f"memory:/{BUCKET}", stats, "train")[0][0].tolist() == [1, 2, 3, 4]
 
 
 def test_who_needs_no_tokens_copies_none_and_copies_are_their_owners_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bucket: fsspec.AbstractFileSystem
 ) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    (tmp_path / "shards").mkdir()
-    stats = write_two_shards(tmp_path / "shards")
-    store = fsspec.filesystem("memory")
-    store.put(str(tmp_path / "shards"), "/bucket/private", recursive=True)
-
-    shards = ShardSet("memory://bucket/private", stats, "train")
+    shards = ShardSet(f"memory:/{BUCKET}", put_two_shards(tmp_path, bucket), "train")
     for shard in shards.shards:
         assert shard.documents(["slice"]).num_columns == 1 and len(shard.segments)
 
     copied = {path.suffix for path in (tmp_path / "cache").rglob("train-*") if path.is_file()}
     assert copied == {".parquet", ".segments", ".rows", ".lock"}
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
-    store.rm("/bucket", recursive=True)
 
 
 def test_who_reads_a_few_documents_copies_the_shards_that_hold_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+    tmp_path: Path, bucket: fsspec.AbstractFileSystem, tiny_model_folder: Path
 ) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     stats = tiny_shards(tmp_path / "shards", tiny_model_folder)
-    store = fsspec.filesystem("memory")
-    store.put(str(tmp_path / "shards"), "/bucket/few", recursive=True)
+    bucket.put(str(tmp_path / "shards"), BUCKET, recursive=True)
 
-    shards = ShardSet("memory://bucket/few", stats, "held_out")
+    shards = ShardSet(f"memory:/{BUCKET}", stats, "held_out")
     listed = list_documents(shards)
     chosen = listed.filter(pc.equal(listed["shard"], 1)).slice(0, 2)
     tokens = read_tokens(shards, chosen)
@@ -214,7 +211,6 @@ def test_who_reads_a_few_documents_copies_the_shards_that_hold_them(
     assert list(map(len, tokens)) == chosen["tokens"].to_pylist()
     copied = [path.name for path in (tmp_path / "cache").rglob("*.tokens")]
     assert copied == ["held_out-00001.tokens"]
-    store.rm("/bucket", recursive=True)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 1000])

@@ -12,6 +12,7 @@ from artifacts.errors import DamagedArtifact
 from artifacts.shards import format
 from artifacts.shards.shard_set import Shard, ShardFiles, text_numbers
 from artifacts.shards.span_index import SHORTEST, SpanIndex, build_index
+from tests.tiny import shard_stats
 
 VOCAB = 5
 ROW = 40
@@ -38,16 +39,7 @@ def make_shard(folder: Path, documents: list[list[int]]) -> Shard:
     entry = format.ShardEntry(
         name="train-00000", split="train", rows=len(tokens), tokens=1, documents=1
     )
-    stats = format.ShardStats(
-        sequence_length=ROW,
-        dtype="uint16",
-        vocab_size=VOCAB,
-        tokenizer_sha256="",
-        start_token_id=None,
-        end_token_id=0,
-        shards=[entry],
-    )
-    return Shard(ShardFiles(folder), entry, stats)
+    return Shard(ShardFiles(folder), entry, shard_stats([entry], ROW, VOCAB))
 
 
 def open_index(shard: Shard, folder: Path) -> SpanIndex:

@@ -4,25 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.shards.format import ShardEntry, ShardStats, Split
+from artifacts.shards.format import SPLITS, ShardEntry
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets.training_plan import continue_from_champion
 from llm_assets.registry.base import LocalRegistry
 from recipes.settings import training_settings
+from tests.tiny import shard_stats
 
 
 def shards(folder: Path) -> Artifact:
-    splits: tuple[Split, ...] = ("train", "validation", "held_out")
-    stats = ShardStats(
-        sequence_length=8,
-        dtype="uint16",
-        vocab_size=10,
-        tokenizer_sha256="0",
-        start_token_id=None,
-        end_token_id=0,
-        shards=[ShardEntry(name=s, split=s, rows=64, tokens=500, documents=9) for s in splits],
-    )
+    entries = [ShardEntry(name=s, split=s, rows=64, tokens=500, documents=9) for s in SPLITS]
+    stats = shard_stats(entries, sequence_length=8, vocab_size=10)
 
     def build(draft: Draft) -> None:
         draft.stats |= stats.model_dump(mode="json") | {"rows": {"train": 64}}
