@@ -155,10 +155,6 @@ class BucketChannel:
         return True
 
 
-if TYPE_CHECKING:
-    from dagster_pipes import PipesContext
-
-
 PROBE = b"written by llm-assets check --smoke\n"
 UPLOADED = "uploaded/probe"
 """What lies in the output before the job: an object in a folder that nobody has made."""

@@ -36,7 +36,6 @@ class Folder:
     """A folder `<kind>/<name>` of the store."""
 
     bytes: int = 0
-    files: int = 0
     changed: float = 0.0
     """When its newest file was written, in seconds since 1970."""
 
@@ -84,7 +83,6 @@ def take_inventory(store: Store) -> Inventory:
                     key = (f"{RUNS_FOLDER}/{parts[1]}", parts[2])
             folder = found.folders.setdefault(key, Folder())
             folder.bytes += size
-            folder.files += 1
             folder.changed = max(folder.changed, changed)
     return found
 
