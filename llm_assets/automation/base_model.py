@@ -19,7 +19,7 @@ from llm_assets.assets.stage import own_resources, user_faults
 from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING
 from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs, read_cursor
-from llm_assets.automation.notifications import tell_once
+from llm_assets.automation.notifications import conclude
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
 from recipes.model.base_model import BaseModelSettings, identify, source_files
@@ -59,12 +59,8 @@ def build_base_model_sensor(
         with user_faults():
             known = _known(pipeline.settings.base_model, context.cursor)
             found = _decide(context, pipeline, known)
-        alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
-        tell_once(settings, pipeline.store, "base_model", alarm, context.log.warning)
         cursor = known.model_dump_json() if known else None
-        if isinstance(found, Wait):
-            return SensorResult(skip_reason=found.reason, cursor=cursor)
-        return SensorResult(run_requests=[found], cursor=cursor)
+        return conclude(context, pipeline, "base_model", found, cursor)
 
     return base_model_changed
 

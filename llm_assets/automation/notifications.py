@@ -90,8 +90,8 @@ def _look(
         return SensorResult(skip_reason=alarm, cursor=cursor)
     found = _retrain(context, settings, champion.version)
     if isinstance(found, Wait):
-        return SensorResult(skip_reason=f"{alarm} {found.reason}", cursor=cursor)
-    return SensorResult(run_requests=[found], cursor=cursor)
+        found = Wait(f"{alarm} {found.reason}")
+    return tick_result(found, cursor)
 
 
 def _failures(now: Requests, before: Requests | None, settings: PipelineSettings) -> list[str]:
@@ -191,6 +191,26 @@ def _verdict(context: RunStatusSensorContext) -> str | None:
         if told.get("made_now"):
             return f"{told['summary']}. {told['reasons']}"
     return None
+
+
+def conclude(
+    context: SensorEvaluationContext,
+    pipeline: PipelineResource,
+    topic: str,
+    found: RunRequest | Wait,
+    cursor: str | None = None,
+) -> SensorResult:
+    """The result of a tick, which tells once of what waits for a person (`tell_once`)."""
+    alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
+    tell_once(pipeline.settings, pipeline.store, topic, alarm, context.log.warning)
+    return tick_result(found, cursor)
+
+
+def tick_result(found: RunRequest | Wait, cursor: str | None) -> SensorResult:
+    """The run that a tick asks for, or why it asks for none."""
+    if isinstance(found, Wait):
+        return SensorResult(skip_reason=found.reason, cursor=cursor)
+    return SensorResult(run_requests=[found], cursor=cursor)
 
 
 def tell_once(

@@ -9,7 +9,6 @@ from dagster import (
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
-    SkipReason,
     sensor,
 )
 from pydantic import BaseModel, ConfigDict
@@ -31,7 +30,7 @@ from llm_assets.automation.decision import (
 from llm_assets.automation.jobs import REDEPLOYMENT, RETRAINING, training_config
 from llm_assets.automation.launched import ENDPOINT_SENSOR, TEXT_SENSOR, Runs, read_cursor
 from llm_assets.automation.left_behind import build_left_behind_sensor
-from llm_assets.automation.notifications import build_quality_sensor, tell_once
+from llm_assets.automation.notifications import build_quality_sensor, conclude, tell_once
 from llm_assets.automation.run_processes import build_processes_sensor
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
@@ -108,10 +107,7 @@ def _watch(
         cursor = Cursor(text=text.name, since=now.timestamp())
         Surveys(pipeline.store, settings.name).write(text)
     found = _decide(context, pipeline, models.state(), text, cursor, now)
-    alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
-    tell_once(settings, pipeline.store, "waiting", alarm, context.log.warning)
-    chosen = {"skip_reason": found.reason} if isinstance(found, Wait) else {"run_requests": [found]}
-    return SensorResult(cursor=cursor.model_dump_json(), **chosen)
+    return conclude(context, pipeline, "waiting", found, cursor.model_dump_json())
 
 
 def _decide(
@@ -189,12 +185,10 @@ def _endpoint_follows(settings: PipelineSettings) -> SensorDefinition:
         context: SensorEvaluationContext,
         pipeline: PipelineResource,
         registry: RegistryResource,
-    ) -> RunRequest | SkipReason:
+    ) -> SensorResult:
         with user_faults():
             found = _reconcile(context, pipeline, registry.open(pipeline).state())
-        alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
-        tell_once(settings, pipeline.store, "endpoint", alarm, context.log.warning)
-        return SkipReason(found.reason) if isinstance(found, Wait) else found
+        return conclude(context, pipeline, "endpoint", found)
 
     return endpoint_follows
 
