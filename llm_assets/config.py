@@ -373,7 +373,8 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     location = [str(part) for part in fault["loc"]]
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
-        names = _field_names(model, fault["loc"][:-1], content)
+        models = _models_at(model, fault["loc"][:-1], content)
+        names = sorted({name for candidate in models for name in candidate.model_fields})
         hint = _did_you_mean(location[-1], names)
         return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
     if fault["type"].startswith("union_tag_"):
@@ -418,14 +419,8 @@ def _did_you_mean(said: str, names: list[str]) -> str:
     return f"did you mean `{nearest[0]}`? " if nearest else ""
 
 
-def _field_names(model: Any, location: tuple[Any, ...], content: Any) -> list[str]:
-    """The keys that are valid at a location of the settings tree; `content` is what a file says."""
-    models = _models_at(model, location, content)
-    return sorted({name for candidate in models for name in candidate.model_fields})
-
-
 def _models_at(model: Any, location: tuple[Any, ...], content: Any) -> list[type[BaseModel]]:
-    """The models of which one is valid at a location."""
+    """The models of which one is valid at a location of the settings; `content` is a file's."""
     models = models_in(model)
     for part in location:
         content = content.get(part) if isinstance(content, dict) else None
