@@ -8,8 +8,17 @@ from pathlib import Path
 import httpx
 import pytest
 from google.auth.exceptions import DefaultCredentialsError
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from artifacts.errors import UserError, has_control_characters, reason_of, shown, shown_in_line
+from artifacts.errors import (
+    UserError,
+    first_line,
+    has_control_characters,
+    reason_of,
+    shown,
+    shown_in_line,
+)
 from artifacts.settings import read_yaml
 
 
@@ -62,7 +71,17 @@ def test_no_character_reaches_a_terminal_as_a_command() -> None:
     assert has_control_characters("a\nb") and not has_control_characters("é 🙂")
 
 
-def test_aliases_cannot_blow_a_settings_file_up(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@given(st.text())
+@example("\n\nThe file is cut.\nMore of it.")
+@example("\x85")
+@example("")
+def test_an_errors_line_is_one_line_and_never_empty(message: str) -> None:
+    line = first_line(OSError(message))
+    assert line.splitlines() == [line] and line.strip()
+    assert line == "OSError" or line in message
+
+
+def test_aliases_cannot_blow_a_settings_file_up(tmp_path: Path) -> None:
     levels = ["a0: &a0 [x]"] + [
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)
     ]

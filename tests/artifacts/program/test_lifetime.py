@@ -1,5 +1,6 @@
 """What a program starts ends with it, by whatever way, and it is told how."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,7 +11,14 @@ import pytest
 
 from artifacts.errors import UserError
 from artifacts.leases import process_started
-from artifacts.program.lifetime import Child, Interruption, how_it_ended, run_to_end, wait_for_all
+from artifacts.program.lifetime import (
+    Child,
+    Interruption,
+    how_it_ended,
+    importing,
+    run_to_end,
+    wait_for_all,
+)
 from tests.waiting import wait_until
 
 SLEEP = ("sleep", "600")
@@ -86,3 +94,12 @@ def test_who_is_told_to_end_has_its_children_end(interruption: Interruption) -> 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="no program 'no-such-program'"):
         Child(["no-such-program"])
+
+
+def test_garbage_is_looked_for_again_after_imports_and_after_one_that_failed() -> None:
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ModuleNotFoundError), importing():
+        import no_such_module  # noqa: F401
+    assert gc.isenabled()

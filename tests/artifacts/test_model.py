@@ -1,0 +1,122 @@
+"""Model folders: some must not be served; what is written here, transformers 4 and 5 read alike."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from artifacts.errors import UserError
+from artifacts.model import (
+    check_model_folder,
+    older_config,
+    older_tokenizer,
+    write_older_names,
+)
+
+
+def _cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def _replace_header(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:8] + b"x" * 500)
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _remote_code(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Mine"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _leave_an_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def _lose_a_part(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"no config\.json"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"no tokenizer\.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors"),
+        (_cut, r"model\.safetensors is damaged"),
+        (_replace_header, r"model\.safetensors is damaged"),
+        (_pickle, r"pickled weights \(pytorch_model\.bin\)"),
+        (_remote_code, "Python code of its own"),
+        (_leave_an_adapter, "holds an adapter alone"),
+        (_lose_a_part, r"model-00001-of-00002\.safetensors is absent"),
+    ],
+)
+def test_damaged_or_dangerous_folder_is_refused_by_name(
+    tmp_path: Path, tiny_model_folder: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_folder, folder)
+    check_model_folder(folder)
+    damage(folder)
+    with pytest.raises(UserError, match=message):
+        check_model_folder(folder)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_rotary_base_is_where_transformers_4_looks_for_it() -> None:
+    """It took 10,000 for SmolLM2's 100,000 without a word."""
+    plain = {"dtype": "bfloat16", "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}
+    older = older_config(plain)
+    assert older == plain | {"rope_theta": 1e5, "torch_dtype": "bfloat16"}
+    scaled = older_config({"rope_parameters": LLAMA3})
+    assert scaled["rope_theta"] == 500_000.0
+    assert scaled["rope_scaling"] == {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    assert older_config({"model_type": "gpt2"}) == {"model_type": "gpt2"}
+
+
+def test_tokenizer_has_a_class_and_tokens_that_transformers_4_knows() -> None:
+    """It refused `TokenizersBackend`."""
+    written = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<a>"]}
+    assert older_tokenizer(written) == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "additional_special_tokens": ["<a>"],
+    }
+    before = {"tokenizer_class": "GPT2Tokenizer"}
+    assert older_tokenizer(before) == before
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, {"rope_type": "default", "rope_theta": 100_000.0}])
+def test_transformers_5_reads_the_same_model_as_before(
+    tiny_model_folder: Path, tmp_path: Path, rope: dict[str, object]
+) -> None:
+    config = json.loads((tiny_model_folder / "config.json").read_text())
+    longer = {"rope_parameters": rope, "max_position_embeddings": 131_072}
+    (tmp_path / "config.json").write_text(json.dumps(config | longer))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_model_folder / name).read_bytes())
+    model, tokenizer = AutoConfig.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    write_older_names(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == model.rope_parameters
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again("the valve").input_ids == tokenizer("the valve").input_ids
+    assert again.all_special_tokens == tokenizer.all_special_tokens
