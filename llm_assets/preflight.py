@@ -406,7 +406,11 @@ def _need_source(source: Source) -> None:
     elif isinstance(source, Facts):
         open_facts(source)
     elif isinstance(source, HuggingFaceDataset):
-        _need_dataset(source)
+        is_folder = source.dataset.startswith(("/", "."))
+        if is_folder and not Path(source.dataset).is_dir():
+            raise UserError(
+                f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
+            )
 
 
 def seconds_before_run(settings: PipelineSettings) -> float:
@@ -427,21 +431,19 @@ def _record(settings: PipelineSettings) -> Pipeline:
     return Pipeline(Store(settings.store), settings.name)
 
 
+def _find_whole(settings: PipelineSettings, asset: str) -> Artifact | None:
+    """The asset's current artifact; None where there is none, or its manifest is damaged."""
+    with suppress(DamagedArtifact):  # Whoever needs it says so.
+        return _record(settings).find_current(asset)
+    return None
+
+
 def _base(settings: PipelineSettings) -> Base:
     """The base model, as it was prepared here or as its source has it."""
-    if is_local(settings.store):
-        with suppress(DamagedArtifact):  # Whoever needs it says so.
-            made = _record(settings).find_current("base_model")
-            if made and (config := Path(made.url) / "config.json").exists():
-                return Base(0, made.stats["parameters"], json.loads(config.read_bytes()))
+    made = _find_whole(settings, "base_model") if is_local(settings.store) else None
+    if made and (config := Path(made.url) / "config.json").exists():
+        return Base(0, made.stats["parameters"], json.loads(config.read_bytes()))
     return describe_base(settings.base_model)
-
-
-def _need_dataset(source: HuggingFaceDataset) -> None:
-    if source.dataset.startswith(("/", ".")) and not Path(source.dataset).is_dir():
-        raise UserError(
-            f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
-        )
 
 
 def _need_port(settings: PipelineSettings) -> None:
@@ -516,12 +518,7 @@ def _own_share(settings: PipelineSettings) -> float:
 
 def _tokens_per_second(settings: PipelineSettings) -> float | None:
     """Of the training that made the current checkpoint here; None where there is none."""
-    if settings.platform != "local":
-        return None
-    try:
-        trained = _record(settings).find_current("checkpoint")
-    except DamagedArtifact:
-        return None  # Whoever needs it says so.
+    trained = _find_whole(settings, "checkpoint") if settings.platform == "local" else None
     return trained.stats["tokens_per_second"] if trained else None
 
 
