@@ -9,13 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from dagster import (
-    DagsterInstance,
-    DagsterRunStatus,
-    Definitions,
-    asset,
-    define_asset_job,
-)
+from dagster import DagsterInstance, DagsterRunStatus, Definitions, asset, define_asset_job
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,10 +21,10 @@ from llm_assets.automation.sensors import build_sensors
 from llm_assets.config import load_settings
 from llm_assets.metrics import GraphCollector
 from llm_assets.registry.base import LocalRegistry
-from llm_assets.registry.state import ModelEntry
 from recipes.spec import METRICS_NAME
 from serving.api.dispatcher import Metrics
 from tests.conftest import ROOT, Project
+from tests.llm_assets.registry.conftest import base_entry
 
 ALERTS = yaml.safe_load((ROOT / "infrastructure/prometheus/alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
@@ -79,10 +73,7 @@ def test_the_graphs_state_is_in_its_metrics(project: Project, instance: DagsterI
     identity = Identity(kind="raw_corpus", code_version="1", inputs={})
     artifact, _ = record.store.make(identity, lambda draft: draft.stats.update(documents=1))
     record.advance(artifact)
-    base = ModelEntry(
-        weights="base", model_fingerprint="b", model_url="base_model/b", license="any", lineage={}
-    )
-    LocalRegistry.of(record).register_base(base)
+    LocalRegistry.of(record).register_base(base_entry())
     project.configure(automation={"monthly_hours": 40})
     said: list[str] = []
     found = _values(_scrape(project, instance, said))

@@ -6,8 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from llm_assets.assets.evaluation import VERDICT_NAME, metrics_view, samples_view, verdict_view
-from llm_assets.gate.verdict import CODE_VERSION, Comparison, GateSettings, Verdict
+from llm_assets.gate.verdict import Comparison
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from tests.llm_assets.registry.conftest import verdict
+
+
+def shown(metrics: dict[str, Any], metric: Metric = BITS_PER_BYTE, **others: Any) -> dict[str, Any]:
+    """What people see of an evaluation's figures."""
+    stats = {"metrics": metrics, "metric": metric.model_dump(), "evaluation_fingerprint": "e"}
+    return metrics_view(stats | others)
 
 
 def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
@@ -17,38 +24,27 @@ def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
         name: {"base": sound, "incumbent": sound, "candidate": diverged}
         for name in ("held_out_bits_per_byte", "general_bits_per_byte")
     }
-    shown = metrics_view(
-        {"metrics": metrics, "metric": BITS_PER_BYTE.model_dump(), "evaluation_fingerprint": "e"}
-    )
-    assert shown["summary"] == "1.2000 -> not finite bits per byte on held-out text"
-    assert "held_out_bits_per_byte" not in shown
-    assert "not finite" in shown["metrics"].value
+    view = shown(metrics)
+    assert view["summary"] == "1.2000 -> not finite bits per byte on held-out text"
+    assert "held_out_bits_per_byte" not in view
+    assert "not finite" in view["metrics"].value
 
 
 def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     unbounded = {"value": 1.2, "low": None, "high": None}
     roles = {"base": unbounded, "candidate": unbounded}
-    stats = {
-        "metrics": {"held_out_bits_per_byte": roles, "general_bits_per_byte": roles},
-        "metric": BITS_PER_BYTE.model_dump(),
-        "evaluation_fingerprint": "e",
-    }
-    shown = metrics_view(stats)
-    assert shown["held_out_bits_per_byte"] == 1.2
-    assert "| held out bits per byte | 1.2000 | not measured | 1.2000 |" in shown["metrics"].value
-    assert "incumbent" not in shown["bounds"].value
+    view = shown({"held_out_bits_per_byte": roles, "general_bits_per_byte": roles})
+    assert view["held_out_bits_per_byte"] == 1.2
+    assert "| held out bits per byte | 1.2000 | not measured | 1.2000 |" in view["metrics"].value
+    assert "incumbent" not in view["bounds"].value
 
 
 def test_a_classifiers_confusions_are_a_picture() -> None:
     figure = {"value": 0.9, "low": 0.8, "high": 1.0}
     metric = Metric(name="accuracy", unit="accuracy", higher_is_better=True)
-    stats = {
-        "metrics": {"held_out_accuracy": {"base": figure, "candidate": figure}},
-        "metric": metric.model_dump(),
-        "details": {"candidate": {"labels": ["plumber", "none"], "confusion": [[9, 1], [0, 10]]}},
-        "evaluation_fingerprint": "e",
-    }
-    picture = metrics_view(stats)["confusion_matrix"].value
+    metrics = {"held_out_accuracy": {"base": figure, "candidate": figure}}
+    details = {"candidate": {"labels": ["plumber", "none"], "confusion": [[9, 1], [0, 10]]}}
+    picture = shown(metrics, metric, details=details)["confusion_matrix"].value
     assert picture.startswith("![") and "data:image/png;base64," in picture
 
 
@@ -69,25 +65,15 @@ def test_a_verdict_says_how_many_comparisons_preceded_it_and_how_sure_its_interv
         Comparison(task="held_out", level=0.0025, low=-0.03, high=-0.01, **common),
         Comparison(task="exam_closed_book", level=0.025, low=None, high=None, **common),
     ]
-    verdict = Verdict(
-        weights="new",
-        against="old",
-        promoted=True,
-        reasons=[],
-        comparisons=compared,
-        thresholds=GateSettings(),
-        gate_code_version=CODE_VERSION,
-        look=3,
-        evaluation_fingerprint="e",
-    )
-    (tmp_path / VERDICT_NAME).write_text(verdict.model_dump_json())
+    found = verdict("new", "old", look=3).model_copy(update={"comparisons": compared})
+    (tmp_path / VERDICT_NAME).write_text(found.model_dump_json())
     (tmp_path / "samples.json").write_text("{}")
     store = SimpleNamespace(load=lambda *_: SimpleNamespace(path=tmp_path))
     inputs = SimpleNamespace(inputs={"eval_metrics": "e"})
     artifact: Any = SimpleNamespace(path=tmp_path, store=store, manifest=inputs)
-    shown = verdict_view(artifact)
-    assert shown["earlier_comparisons_without_promotion"] == 2
-    *_, held_out, exam = shown["comparisons"].value.splitlines()
+    view = verdict_view(artifact)
+    assert view["earlier_comparisons_without_promotion"] == 2
+    *_, held_out, exam = view["comparisons"].value.splitlines()
     ends = "-0.0300 to -0.0100 | 99.5% | 36 independent documents |"
     assert held_out == f"| held out against incumbent | -0.0200 | {ends}"
     ends = "unbounded | 95% | 36 facts |"

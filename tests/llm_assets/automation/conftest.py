@@ -22,11 +22,12 @@ from artifacts.store.identity import Identity
 from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.gate.verdict import CODE_VERSION, GateSettings, Outcome, Reason, Verdict
+from llm_assets.gate.verdict import Outcome, Reason
 from llm_assets.registry.base import LocalRegistry
-from llm_assets.registry.state import ModelEntry, ModelVersion
+from llm_assets.registry.state import ModelVersion
 from spark_jobs.read.snapshot import source_fingerprints
 from tests.conftest import Project, make_project
+from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 
 
 @cache
@@ -115,28 +116,14 @@ class Automated:
             kind="raw_corpus", code_version="1", inputs=source_fingerprints(settings)
         )
         corpus, _ = store.make(identity, lambda draft: draft.stats.update(documents=1))
-        entry = ModelEntry(
-            weights=model,
-            model_fingerprint=f"artifact-of-{model}",
-            model_url=f"checkpoint/{model}",
-            license="Apache-2.0",
-            lineage={"raw_corpus": corpus.fingerprint},
-        )
         against = self.registry.state().incumbent_of(model).weights
-        promoted = outcome is Outcome.BETTER
-        verdict = Verdict(
-            weights=model,
-            against=against,
-            promoted=promoted,
-            reasons=[Reason(outcome=outcome, text=f"{model} was measured against {against}.")],
-            comparisons=[],
-            thresholds=GateSettings(),
-            gate_code_version=CODE_VERSION,
-            evaluation_fingerprint="evaluation",
-            look=1,
+        found = verdict(model, against, promoted=outcome is Outcome.BETTER)
+        reason = Reason(outcome=outcome, text=f"{model} was measured against {against}.")
+        version = self.registry.enter(
+            entry(model).model_copy(update={"lineage": {"raw_corpus": corpus.fingerprint}}),
+            found.model_copy(update={"reasons": [reason]}),
         )
-        version = self.registry.enter(entry, verdict)
-        if promoted:
+        if found.promoted:
             self.registry.confirm(version.version)
         return version
 
@@ -148,14 +135,7 @@ def automated(tmp_path: Path) -> Iterator[Automated]:
     with DagsterInstance.ephemeral() as instance:
         one = Automated(project, instance)
         one.automate(quiet_minutes=0)
-        base = ModelEntry(
-            weights="base",
-            model_fingerprint="base",
-            model_url="base_model/base",
-            license="Apache-2.0",
-            lineage={},
-        )
-        one.registry.register_base(base)
+        one.registry.register_base(base_entry())
         one.teach("first")
         assert "knows this text" in str(one.tick())
         yield one

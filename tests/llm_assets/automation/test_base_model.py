@@ -3,9 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from dagster import RunRequest
@@ -14,7 +12,9 @@ from huggingface_hub import constants
 from artifacts.store.identity import Identity
 from llm_assets.automation.base_model import newest_revision
 from recipes.model.base_model import BaseModelSettings, identify
+from tests.damage import flip_bit
 from tests.llm_assets.automation.conftest import Automated
+from tests.stand_ins.http_server import json_answer, start_http_server
 
 SENSOR = "base_model_changed"
 PINNED, NEWER = "1" * 40, "2" * 40
@@ -36,19 +36,16 @@ def based(automated: Automated, tmp_path: Path, tiny_model_folder: Path) -> Auto
     return automated
 
 
-def retrain_base(automated: Automated, tmp_path: Path) -> None:
+def retrain_base(tmp_path: Path) -> None:
     """Somebody puts other weights into the folder."""
-    weights = next((tmp_path / "base").glob("*.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(bytes(content))
+    flip_bit(next((tmp_path / "base").glob("*.safetensors")))
 
 
 def test_other_weights_in_the_folder_are_told_once_they_are_there(
     based: Automated, tmp_path: Path
 ) -> None:
     assert "is the one that was trained on" in str(based.tick(SENSOR))
-    retrain_base(based, tmp_path)
+    retrain_base(tmp_path)
     assert "is not the one that the model was trained on" in str(based.tick(SENSOR))
 
 
@@ -59,7 +56,7 @@ def test_weights_are_read_again_only_when_the_files_changed(
     before = json.loads(based.cursor or "")
     based.tick(SENSOR)
     assert json.loads(based.cursor or "") == before
-    retrain_base(based, tmp_path)
+    retrain_base(tmp_path)
     based.tick(SENSOR)
     after = json.loads(based.cursor or "")
     assert after["files"] != before["files"] and after["identity"] != before["identity"]
@@ -69,7 +66,7 @@ def test_other_weights_are_trained_from_where_the_settings_say_so(
     based: Automated, tmp_path: Path
 ) -> None:
     based.automate(new_base_model="retrain", retry_minutes=60)
-    retrain_base(based, tmp_path)
+    retrain_base(tmp_path)
     request = based.tick(SENSOR)
     assert isinstance(request, RunRequest) and not request.run_config
     run = based.launch(request)
@@ -81,39 +78,23 @@ def test_other_weights_are_trained_from_where_the_settings_say_so(
 
 
 def test_nothing_is_looked_at_where_the_settings_say_so(based: Automated, tmp_path: Path) -> None:
-    retrain_base(based, tmp_path)
+    retrain_base(tmp_path)
     based.automate(new_base_model="ignore")
     assert "`ignore`" in str(based.tick(SENSOR))
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Says of every model that its main branch is at NEWER."""
-
-    def do_GET(self) -> None:
-        body = json.dumps({"id": "owner/name", "sha": NEWER, "siblings": []}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
-    """A Hub on this machine."""
-    server = HTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield server
-    server.shutdown()
-    server.server_close()
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Hub on this machine, which says of every model that its main branch is at NEWER."""
+    told = json_answer(200, {"id": "owner/name", "sha": NEWER, "siblings": []})
+    server = start_http_server(lambda *request: told)
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    yield
+    server.stop()
 
 
-def test_a_newer_revision_on_the_hub_is_told_with_what_to_write(
-    automated: Automated, hub: HTTPServer
-) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_newer_revision_on_the_hub_is_told_with_what_to_write(automated: Automated) -> None:
     automated.project.configure(base_model={"folder": None, "hub": "o/n", "revision": PINNED})
     told = str(automated.tick(SENSOR))
     assert f"is at revision {NEWER}" in told and f"pins {PINNED}" in told

@@ -39,6 +39,13 @@ def define(project: Project, **automation: Any) -> Definitions:
     return build_definitions(load_settings(project.config), str(project.config))
 
 
+@pytest.fixture(scope="module")
+def defined(tmp_path_factory: pytest.TempPathFactory) -> Definitions:
+    """What a file that says nothing of automation defines; tests read it only."""
+    folder = tmp_path_factory.mktemp("defined")
+    return define(make_project(folder / "project", base_model=folder, documents=1))
+
+
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
     # Not entered, which would set a storage for all definitions that are loaded later.
@@ -142,40 +149,27 @@ def test_sources_are_observed_by_a_schedule_that_is_on_where_looking_is_free(
     assert statuses == [DefaultScheduleStatus.STOPPED, DefaultScheduleStatus.RUNNING]
 
 
-def test_each_source_has_a_freshness_policy_by_default(project: Project) -> None:
-    specs = define(project).resolve_all_asset_specs()
+def test_each_source_has_a_freshness_policy_by_default(defined: Definitions) -> None:
+    specs = defined.resolve_all_asset_specs()
     followed = {one.key.to_user_string() for one in specs if one.freshness_policy}
     assert followed == {"sources/manual", "raw_corpus", "endpoint"}
 
 
-def test_jobs_of_the_launchpad_are_filled_in(project: Project) -> None:
-    defs = define(project)
+def test_jobs_of_the_launchpad_are_filled_in(defined: Definitions) -> None:
     jobs = {"retraining", "evaluation", "redeployment", "rollback", "cleaning"}
-    assert jobs <= {job.name for job in defs.resolve_all_job_defs()}
-    unset = {name for name in jobs if defs.resolve_job_def(name).run_config == {}}
+    assert jobs <= {job.name for job in defined.resolve_all_job_defs()}
+    unset = {name for name in jobs if defined.resolve_job_def(name).run_config == {}}
     assert unset == {"evaluation", "redeployment", "cleaning"}
-    retraining = defs.resolve_job_def("retraining")
-    assert retraining.run_config == {
-        "ops": {
-            "checkpoint": {
-                "config": {
-                    "budget": {"steps": 12},
-                    "optimizer": {"learning_rate": 0.01},
-                    "seed": 0,
-                }
-            }
-        }
-    }
+    shown = {"budget": {"steps": 12}, "optimizer": {"learning_rate": 0.01}, "seed": 0}
+    retraining = defined.resolve_job_def("retraining")
+    assert retraining.run_config == {"ops": {"checkpoint": {"config": shown}}}
 
 
-def test_no_asset_has_a_retry_policy_beside_the_sensors(project: Project) -> None:
-    job = define(project).resolve_implicit_global_asset_job_def()
+def test_no_asset_has_a_retry_policy_beside_the_sensors(defined: Definitions) -> None:
+    job = defined.resolve_implicit_global_asset_job_def()
+    assert job.name == ASSET_JOB, "as Dagster calls a run of chosen assets"
     ops: list[Any] = [node.definition for node in job.nodes]
     assert ops and not any(op.retry_policy for op in ops)
-
-
-def test_a_run_of_chosen_assets_is_called_as_dagster_calls_it(project: Project) -> None:
-    assert define(project).resolve_implicit_global_asset_job_def().name == ASSET_JOB
 
 
 def test_an_unknown_override_is_refused_before_anything_is_made(project: Project) -> None:
@@ -203,19 +197,18 @@ def test_a_second_pipeline_lives_under_its_prefix(
     assert "manual__checkpoint" in retraining.run_config["ops"]
 
 
-def test_a_training_that_diverged_goes_on_to_the_gate(project: Project) -> None:
-    graph = define(project).resolve_asset_graph()
+def test_a_training_that_diverged_goes_on_to_the_gate(defined: Definitions) -> None:
+    graph = defined.resolve_asset_graph()
     (check,) = [key for key in graph.asset_check_keys if key.name == "loss_is_finite_and_falls"]
     assert not graph.get_check_spec(check).blocking
 
 
-def test_every_asset_has_a_check_and_a_group_of_its_pipeline(project: Project) -> None:
-    defs = define(project)
-    graph = defs.resolve_asset_graph()
+def test_every_asset_has_a_check_and_a_group_of_its_pipeline(defined: Definitions) -> None:
+    graph = defined.resolve_asset_graph()
     checked = {key.asset_key for key in graph.asset_check_keys}
     # A trial of `experiments` has its verdict.
     assert checked == graph.materializable_asset_keys & graph.unpartitioned_asset_keys
-    specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
+    specs = {spec.key.to_user_string(): spec for spec in defined.resolve_all_asset_specs()}
     assert {spec.group_name for spec in specs.values()} == {"manual"}
     columns = specs["clean_corpus"].metadata["dagster/column_schema"].columns
     assert [column.name for column in columns][:2] == ["id", "text"]

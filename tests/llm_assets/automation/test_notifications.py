@@ -5,7 +5,6 @@ import os
 import socketserver
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from dagster import DagsterRunStatus, Failure
@@ -15,6 +14,7 @@ from llm_assets.automation.notifications import send
 from llm_assets.gate.verdict import Outcome
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from tests.llm_assets.automation.conftest import Automated
+from tests.stand_ins.http_server import Answer, start_http_server
 
 VARIABLE = "TEST_WEBHOOK"
 
@@ -24,21 +24,14 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What a webhook has heard; its address is in the environment."""
     heard: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            heard.append(json.loads(body)["text"])
-            self.send_response(200)
-            self.end_headers()
+    def hear(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        heard.append(json.loads(body)["text"])
+        return 200, [], b""
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/secret-path")
-        yield heard
-        server.shutdown()
+    server = start_http_server(hear)
+    monkeypatch.setenv(VARIABLE, f"{server.url}/secret-path")
+    yield heard
+    server.stop()
 
 
 @pytest.fixture
