@@ -43,10 +43,6 @@ class Disk:
         """Refuse every change, as a file system does after an error of the disk."""
         self._remount("ro")
 
-    def writable(self) -> None:
-        """Take changes again."""
-        self._remount("rw")
-
     def _remount(self, option: str) -> None:
         _mount("-o", f"remount,{option}", str(self.folder))
 

@@ -31,6 +31,14 @@ def prepared(with_shards: Project) -> Project:
 
 
 @pytest.fixture
+def unbroken(tmp_path: Path, tiny_model_folder: Path, already_made: Project) -> Project:
+    """Another project with the same shards, whose training nobody interrupts."""
+    project = make_project(tmp_path / "unbroken", tiny_model_folder)
+    project.adopt(already_made, *SHARDS)
+    return project
+
+
+@pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The temporary folder of whatever a test starts."""
     folder = tmp_path / "temporary"
@@ -80,7 +88,7 @@ MATERIALIZE = ("dagster", "asset", "materialize", "--select", "*checkpoint")
     then="the same command resumes with the losses of an uninterrupted run",
 )
 def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
-    prepared: Project, already_made: Project, tmp_path: Path, tiny_model_folder: Path
+    prepared: Project, unbroken: Project
 ) -> None:
     prepared.configure(training={"restarts": 0})
     running = prepared.fork(*MATERIALIZE)
@@ -94,8 +102,6 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     again = prepared.run(*MATERIALIZE)
     assert again.returncode == 0, again.stdout + again.stderr
 
-    unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
-    unbroken.adopt(already_made, *SHARDS)
     unbroken.configure(checkpoint=SETTINGS)
     assert ask(unbroken, "*checkpoint") == ""
     assert len(losses(prepared)) == STEPS
@@ -145,11 +151,7 @@ WEEK_SECONDS = 3_600
     "an uninterrupted run",
 )
 def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
-    prepared: Project,
-    already_made: Project,
-    tmp_path: Path,
-    tiny_model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: Project, unbroken: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"budget": {"steps": WEEK}, "checkpointing": {"every_steps": SAVED_EVERY}}
     prepared.configure(checkpoint=settings)
@@ -164,8 +166,6 @@ def test_a_week_of_machines_that_are_taken_costs_a_tenth_of_their_time(
     assert starts == list(range(36, WEEK, 36))
     steps = len(starts) * LIFE + WEEK - starts[-1]
     assert WEEK / (steps + MADE_AGAIN * len(starts)) >= 0.9
-    unbroken = make_project(tmp_path / "unbroken", tiny_model_folder)
-    unbroken.adopt(already_made, *SHARDS)
     unbroken.configure(checkpoint=settings)
     assert ask(unbroken, "*checkpoint") == ""
     assert losses(prepared) == losses(unbroken)

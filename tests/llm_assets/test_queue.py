@@ -27,6 +27,14 @@ from tests.forked import run_command
 from tests.waiting import wait_until
 
 
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A project of one document; the history's folder is relative to where one is."""
+    project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+    monkeypatch.chdir(project.folder)
+    return project
+
+
 def started(process: int) -> str:
     """What Dagster says of a run that its launcher begins, as its code has it."""
     code = Path(dagster.__file__).parent / "_grpc" / "impl.py"
@@ -51,51 +59,38 @@ def launch(project: Project, job: str) -> None:
     assert launched.returncode == 0, launched.stderr
 
 
-def test_trainings_need_a_pool_that_lets_one_run_go_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
-    monkeypatch.chdir(project.folder)
-    with DagsterInstance.from_config(str(project.folder)) as instance:
+def test_trainings_need_a_pool_that_lets_one_run_go_at_a_time(small: Project) -> None:
+    with DagsterInstance.from_config(str(small.folder)) as instance:
         pools = instance.get_concurrency_config().pool_config
         assert pools.default_pool_limit == 1
-        run = create_run(instance, project, "retraining", DagsterRunStatus.NOT_STARTED)
+        run = create_run(instance, small, "retraining", DagsterRunStatus.NOT_STARTED)
         needed = run.run_op_concurrency
         assert needed and "training" in (needed.all_pools or ())
 
 
 @pytest.mark.soak
-def test_a_second_training_waits_in_the_queue_for_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
-    # The history's folder is relative to where one is.
-    monkeypatch.chdir(project.folder)
-    with DagsterInstance.from_config(str(project.folder)) as instance:
-        launch(project, "evaluation")
-        with daemon(project) as log:
+def test_a_second_training_waits_in_the_queue_for_the_first(small: Project) -> None:
+    with DagsterInstance.from_config(str(small.folder)) as instance:
+        launch(small, "evaluation")
+        with daemon(small) as log:
             # Dagster knows a history's pools from its first run on.
             ended = (DagsterRunStatus.FAILURE,)
             wait_until(lambda: instance.get_runs()[0].status in ended, told=log.read_text)
-            create_run(instance, project, "evaluation", DagsterRunStatus.STARTED)
-            launch(project, "evaluation")
+            create_run(instance, small, "evaluation", DagsterRunStatus.STARTED)
+            launch(small, "evaluation")
             waits = "is blocked by global concurrency limits"
             wait_until(lambda: waits in log.read_text(), told=log.read_text)
 
 
-def test_a_run_is_failed_once_its_process_has_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project = make_project(tmp_path / "project", base_model=tmp_path, documents=1)
-    monkeypatch.chdir(project.folder)
-    defs = build_definitions(load_settings(project.config), str(project.config))
+def test_a_run_is_failed_once_its_process_has_died(small: Project) -> None:
+    defs = build_definitions(load_settings(small.config), str(small.config))
     commands = (["true"], [sys.executable, "-c", "input()", "dagster"])
     processes = [subprocess.Popen(command, stdin=subprocess.PIPE) for command in commands]
     processes[0].wait()
-    with DagsterInstance.from_config(str(project.folder)) as instance:
+    with DagsterInstance.from_config(str(small.folder)) as instance:
         runs = []
         for process in processes:
-            run = create_run(instance, project, "retraining", DagsterRunStatus.STARTED)
+            run = create_run(instance, small, "retraining", DagsterRunStatus.STARTED)
             instance.add_run_tags(run.run_id, {PIPELINE_TAG: "manual"})
             instance.report_engine_event(started(process.pid), run)
             runs.append(run.run_id)
