@@ -408,6 +408,10 @@ class TrainingSettings(Settings):
     # and answers what is asked below; `recipes.registry` finds it by that name.
     teaches: ClassVar[str]
     """`module:function` that makes the recipe's `recipes.objective.Objective` of such settings."""
+    family: ClassVar[ModelFamily] = "causal"
+    """Which kind of model it trains; how that serves follows from its architecture."""
+    has_first_step: ClassVar[bool] = True
+    """Whether a run of one step, by any schedule, takes the first step of a longer one."""
     recipe: str = "continued_pretraining"
     """The training recipe; other packages may provide more."""
     seed: int = Field(default=0, ge=0)
@@ -435,11 +439,6 @@ class TrainingSettings(Settings):
     def form(self) -> Form:
         """What a corpus for this recipe consists of."""
         return "pretraining"
-
-    @property
-    def family(self) -> ModelFamily:
-        """Which kind of model it trains; how that serves follows from its architecture."""
-        return "causal"
 
     def objective(self) -> Any:
         """The `recipes.objective.Objective`, for the programs; importing it loads torch."""
@@ -477,11 +476,6 @@ class TrainingSettings(Settings):
 
         Encoders and encoder-decoders, which no such engine runs, need not say.
         """
-        return True
-
-    @property
-    def has_first_step(self) -> bool:
-        """Whether a run of one step, by any schedule, takes the first step of a longer one."""
         return True
 
     def placed(self, processes: int) -> Self:

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from artifacts.examples import Form
-from recipes.settings import ModelFamily, WarmStartSettings
+from recipes.settings import WarmStartSettings
 
 
 class ClassificationSettings(WarmStartSettings):
@@ -13,6 +13,7 @@ class ClassificationSettings(WarmStartSettings):
     """
 
     teaches = "recipes.encoders.classification:classes"
+    family = "encoder"
     recipe: Literal["classification"]
     """Which recipe this is."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -26,10 +27,6 @@ class ClassificationSettings(WarmStartSettings):
     def longest_input(self, row_tokens: int) -> int | None:
         return None
 
-    @property
-    def family(self) -> ModelFamily:
-        return "encoder"
-
 
 class MaskedLanguageModelingSettings(WarmStartSettings):
     """Continues training an encoder (RoBERTa, BERT, ...) to predict masked tokens of your own text.
@@ -38,9 +35,6 @@ class MaskedLanguageModelingSettings(WarmStartSettings):
     """
 
     teaches = "recipes.encoders.masked:hidden_tokens"
+    family = "encoder"
     recipe: Literal["masked_language_modeling"]
     """Which recipe this is."""
-
-    @property
-    def family(self) -> ModelFamily:
-        return "encoder"

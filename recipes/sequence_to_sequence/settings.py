@@ -6,7 +6,7 @@ from pydantic import Field
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
-from recipes.settings import ModelFamily, WarmStartSettings
+from recipes.settings import WarmStartSettings
 
 
 class TextGenerationSettings(Settings):
@@ -26,6 +26,7 @@ class SequenceToSequenceSettings(WarmStartSettings):
     """Teaches an encoder-decoder model (T5, mT5, BART) to write a target for an input."""
 
     teaches = "recipes.sequence_to_sequence.objective:targets"
+    family = "sequence_to_sequence"
     recipe: Literal["sequence_to_sequence"]
     """Which recipe this is."""
     generation: TextGenerationSettings = TextGenerationSettings()
@@ -38,10 +39,6 @@ class SequenceToSequenceSettings(WarmStartSettings):
 
     def scoring(self) -> dict[str, Any]:
         return self.model_dump(mode="json", include={"generation", "metric"})
-
-    @property
-    def family(self) -> ModelFamily:
-        return "sequence_to_sequence"
 
     def longest_input(self, row_tokens: int) -> int | None:
         return None
