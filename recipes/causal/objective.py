@@ -15,7 +15,7 @@ from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
 from recipes.device import device_of
 from recipes.evaluation.bits import as_served, generate, load_causal, text_bits
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
-from recipes.evaluation.results import SHOWN, ExampleScores, samples
+from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from recipes.model.base_model import check_family
 from recipes.model.causal_model import (
@@ -32,16 +32,11 @@ from recipes.spec import TrainingSpec
 
 
 @dataclass(frozen=True)
-class AnswerScorer:
+class AnswerScorer(Scorer):
     """Exact matches of the last answer of each conversation, all before it being given."""
 
+    metric = Metric(name="exact_match", unit="exact match", higher_is_better=True, has_general=True)
     settings: ExactMatchSettings
-
-    @property
-    def metric(self) -> Metric:
-        return Metric(
-            name="exact_match", unit="exact match", higher_is_better=True, has_general=True
-        )
 
     @property
     def identity(self) -> Any:

@@ -96,9 +96,7 @@ def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = 
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.
     """
-    stored = shards.read(rows)
-    check_token_ids(shards, rows, stored.tokens)
-    return batch_of(stored)
+    return batch_of(read_rows(shards, rows))
 
 
 def batch_of(stored: PackedRows) -> Batch:
@@ -135,8 +133,14 @@ def _segment_bounds(rows: PackedRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return starts, starts + rows.segments["length"], numbers
 
 
-def check_token_ids(shards: ShardSet, rows: np.ndarray, tokens: np.ndarray) -> None:
-    """Raise DamagedArtifact where a token id lies outside the shards' vocabulary."""
+def read_rows(shards: ShardSet, rows: np.ndarray) -> PackedRows:
+    """Rows as they are stored.
+
+    Raises:
+        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    """
+    stored = shards.read(rows)
+    tokens = stored.tokens
     if tokens.size and int(tokens.max()) >= shards.stats.vocab_size:
         shard, row = shards.locate(int(rows[np.argmax(tokens.max(axis=1))]))
         raise DamagedArtifact(
@@ -144,6 +148,7 @@ def check_token_ids(shards: ShardSet, rows: np.ndarray, tokens: np.ndarray) -> N
             f"vocabulary of {shards.stats.vocab_size}. Set the shards aside and make them again "
             f"with: llm-assets doctor --repair && {make_command('tokenized_shards')}"
         )
+    return stored
 
 
 def worker_share(rows: np.ndarray, rank: int, workers: int) -> np.ndarray:
@@ -172,9 +177,8 @@ def read_examples(
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.
     """
-    stored = shards.read(rows)
+    stored = read_rows(shards, rows)
     assert stored.targets is not None, "rows of examples are marked"
-    check_token_ids(shards, rows, stored.tokens)
     tokens = stored.tokens.astype(np.int64)
     places = np.arange(tokens.shape[1])
     lengths = row_lengths(stored)

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from artifacts.errors import UserError
 from artifacts.model import read_tokenizer
@@ -19,7 +18,7 @@ from recipes.device import local_device
 from recipes.encoders.settings import ClassificationSettings
 from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
-from recipes.evaluation.results import SHOWN, ExampleScores, samples
+from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.model import causal_model
 from recipes.model.base_model import check_family
@@ -37,15 +36,16 @@ class ClassificationNetwork(causal_model.ExampleNetwork):
         weights = torch.tensor(class_weights) if class_weights else None
         self.register_buffer("class_weights", weights, persistent=False)
 
+    def classify(self, tokens: torch.Tensor, is_input: torch.Tensor) -> torch.Tensor:
+        """Logits of the classes, shape (rows, classes)."""
+        pad = self.inner.config.pad_token_id or 0
+        shown = tokens.masked_fill(~is_input, pad)
+        return self.inner(input_ids=shown, attention_mask=is_input.long()).logits.float()
+
     def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
         """Cross-entropy of the classes in nats, summed, each by its class's weight."""
-        pad = self.inner.config.pad_token_id or 0
-        logits = self.inner(
-            input_ids=batch.tokens.masked_fill(~batch.is_input, pad),
-            attention_mask=batch.is_input.long(),
-        ).logits
         return F.cross_entropy(
-            logits.float(),
+            self.classify(batch.tokens, batch.is_input),
             batch.targets[:, 0],
             weight=self.class_weights,
             ignore_index=IGNORED,
@@ -90,17 +90,10 @@ def load(spec: TrainingSpec) -> causal_model.TrainableModel:
     return load_classifier(folder, spec.shards.labels, spec.training.seed, weights)
 
 
-@dataclass(frozen=True)
-class ClassScorer:
+class ClassScorer(Scorer):
     """Accuracy, example by example; macro-averaged F1 and the confusion matrix beside it."""
 
-    @property
-    def metric(self) -> Metric:
-        return Metric(name="accuracy", unit="accuracy", higher_is_better=True)
-
-    @property
-    def identity(self) -> Any:
-        return {}
+    metric = Metric(name="accuracy", unit="accuracy", higher_is_better=True)
 
     def score(
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
@@ -150,17 +143,13 @@ def knows_classes(folder: Path, labels: Sequence[str]) -> bool:
 def _classify(folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats) -> np.ndarray:
     """The most likely class of each example: int64, shape (examples,)."""
     network = load_classifier(folder, stats.labels, 0, None).network
-    model = as_served(network.inner.eval().to(local_device()))
-    pad = model.config.pad_token_id or 0
+    as_served(network.eval().to(local_device()))
     told = np.empty(len(examples), np.int64)
     for first in range(0, len(examples), BATCH_EXAMPLES):
         inputs = [torch.from_numpy(e.input_tokens) for e in examples[first:][:BATCH_EXAMPLES]]
-        tokens = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=pad)
-        ones = [torch.ones_like(one) for one in inputs]
-        mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True)
-        logits = model(
-            tokens.to(local_device()), attention_mask=mask.to(local_device())
-        ).logits.float()
+        tokens = pad_sequence(inputs, batch_first=True).to(local_device())
+        is_input = pad_sequence([torch.ones_like(i, dtype=torch.bool) for i in inputs], True)
+        logits = network.classify(tokens, is_input.to(local_device()))
         if not logits.isfinite().all():
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
         told[first : first + len(inputs)] = logits.argmax(dim=1).cpu().numpy()

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,16 @@ from recipes.device import device_of, local_device
 from recipes.encoders.settings import MaskedLanguageModelingSettings
 from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
-from recipes.evaluation.results import ExampleScores
+from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import FLEX, ExampleNetwork, TrainableModel, read_inner
+from recipes.model.causal_model import (
+    FLEX,
+    ExampleNetwork,
+    TrainableModel,
+    read_inner,
+    summed_loss,
+)
 from recipes.model.decoder.network import document_blocks
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
@@ -170,10 +175,7 @@ class MaskedNetwork(ExampleNetwork):
             return self.losses(batch).sum()
         # XLA compiles for one number of hidden tokens: for all.
         self._hidden = None
-        logits = self._logits(batch).flatten(0, 1).float()
-        return F.cross_entropy(
-            logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        return summed_loss(self._logits(batch), batch.targets)
 
     @torch.no_grad()
     def try_packed_rows(self, row_length: int) -> None:
@@ -239,17 +241,10 @@ def _check(model: TrainableModel, spec: TrainingSpec) -> None:
     network.try_packed_rows(spec.shards.sequence_length)
 
 
-@dataclass(frozen=True)
-class MaskedScorer:
+class MaskedScorer(Scorer):
     """Bits that a model needs for a hidden token, averaged over each document."""
 
-    @property
-    def metric(self) -> Metric:
-        return Metric(name="bits_per_masked_token", unit="bits per masked token", has_general=True)
-
-    @property
-    def identity(self) -> Any:
-        return {}
+    metric = Metric(name="bits_per_masked_token", unit="bits per masked token", has_general=True)
 
     @torch.inference_mode()
     def score(
@@ -278,7 +273,6 @@ class MaskedScorer:
         return ExampleScores(
             {self.metric.name: bits / told},
             {"perplexity": float(2.0 ** (bits.sum() / told.sum()))},
-            [],
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -122,14 +122,24 @@ def windows(documents: Sequence[TokenizedDocument], sequence_length: int) -> lis
     ]
 
 
-def batches(cut: Sequence[Window], batch_tokens: int) -> Iterator[list[Window]]:
-    """Group windows of similar length, so that little is padding; longest first."""
-    batch: list[Window] = []
-    for window in sorted(cut, key=lambda w: (-w.length, w.document, w.start)):
+class HasLength(Protocol):
+    """What is read in a row of its own."""
+
+    @property
+    def length(self) -> int: ...
+
+
+Row = TypeVar("Row", bound=HasLength)
+
+
+def batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
+    """Group what is of similar length, so that little is padding; longest first."""
+    batch: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row.length):
         if batch and (len(batch) + 1) * batch[0].length > batch_tokens:
             yield batch
             batch = []
-        batch.append(window)
+        batch.append(row)
     if batch:
         yield batch
 

@@ -62,6 +62,7 @@ class Scorer(Protocol):
     @property
     def identity(self) -> Any:
         """What decides the scores beside the examples, as JSON."""
+        return {}
 
     def score(
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 
+from recipes.evaluation.bits import batches
+
 Request = tuple[tuple[str, str], list[int], list[int]]
 """lm-eval's: the two texts, the context's tokens, the continuation's tokens."""
 
@@ -56,7 +58,7 @@ class SharedContextLM(HFLM):
             longest = max(map(len, question.continuations))
             fits = len(question.context) + longest <= self.max_length + 1
             (fitting if fits else too_long).append(question)
-        for batch in _batches(fitting, self._batch_tokens):
+        for batch in batches(fitting, self._batch_tokens):
             for question, scores in zip(batch, self._score(batch), strict=True):
                 for place, score in zip(question.places, scores, strict=True):
                     answers[place] = score
@@ -93,28 +95,14 @@ class SharedContextLM(HFLM):
 
 
 def _questions(requests: Sequence[Request]) -> list[SharedContext]:
-    """Group requests by their context's tokens, longest question first."""
+    """Group requests by their context's tokens."""
     by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, (_, context, _) in enumerate(requests):
         by_context[tuple(context)].append(place)
-    questions = [
+    return [
         SharedContext(list(context), [requests[place][2] for place in places], places)
         for context, places in by_context.items()
     ]
-    return sorted(questions, key=lambda question: -question.length)
-
-
-def _batches(
-    questions: Sequence[SharedContext], batch_tokens: int
-) -> Iterator[list[SharedContext]]:
-    batch: list[SharedContext] = []
-    for question in questions:
-        if batch and (len(batch) + 1) * batch[0].length > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(question)
-    if batch:
-        yield batch
 
 
 def _pack(

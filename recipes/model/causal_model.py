@@ -57,9 +57,8 @@ class TransformersNetwork(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The repeated blocks: the module list that holds the most parameters."""
-        lists = [m for m in self.inner.modules() if isinstance(m, nn.ModuleList)]
-        return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
+        """The repeated blocks."""
+        return repeated_blocks(self.inner)
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -88,10 +87,7 @@ class TransformersNetwork(nn.Module):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of the model's own logits in nats, summed over the batch's targets."""
-        logits = self.logits(batch).flatten(0, 1).float()
-        return F.cross_entropy(
-            logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        return summed_loss(self.logits(batch), batch.targets)
 
     def router_loss(self, batch: Batch) -> torch.Tensor:
         """The load-balancing loss of the last forward pass, by the model's own function.
@@ -169,6 +165,24 @@ class TransformersNetwork(nn.Module):
         self.inner.base_model.register_forward_hook(keep)
 
 
+def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy in nats, summed over all positions that have a target.
+
+    Args:
+        logits: shape (rows, positions, vocabulary).
+        targets: shape (rows, positions).
+    """
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def repeated_blocks(part: nn.Module) -> nn.ModuleList:
+    """The module list that holds the most parameters."""
+    lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
+
+
 class ExampleNetwork(TransformersNetwork):
     """A model whose output need not be a matrix of the vocabulary's size."""
 
@@ -176,22 +190,6 @@ class ExampleNetwork(TransformersNetwork):
     def head_weight(self) -> torch.Tensor:
         """The embeddings, shape (vocabulary, hidden size)."""
         return self.inner.get_input_embeddings().weight
-
-
-def load_transformers(folder: Path) -> TransformersNetwork:
-    """A causal model of a Hugging Face folder, as `read_inner` reads it."""
-    from transformers import AutoModelForCausalLM
-
-    return TransformersNetwork(read_inner(folder, AutoModelForCausalLM))
-
-
-def create_transformers(folder: Path) -> TransformersNetwork:
-    """A model of a Hugging Face folder's architecture with random float32 weights."""
-    from transformers import AutoModelForCausalLM
-
-    config = config_without_dropout(folder)
-    inner = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return TransformersNetwork(_without_dropout(inner))
 
 
 def read_inner(folder: Path, kind: Any, config: Any = None, **arguments: Any) -> Any:
@@ -354,7 +352,11 @@ def create_model(folder: Path, seed: int) -> TrainableModel:
         decoder = Decoder(DecoderShape.from_config(config))
         decoder.initialize()
         return TrainableModel(decoder)
-    return TrainableModel(create_transformers(folder))
+    from transformers import AutoModelForCausalLM
+
+    config = config_without_dropout(folder)
+    inner = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return TrainableModel(TransformersNetwork(_without_dropout(inner)))
 
 
 def load_model(folder: Path, reads: bool = True) -> TrainableModel:
@@ -369,7 +371,9 @@ def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     """
     config = _read_config(folder)
     if not _is_decoder(config):
-        return TrainableModel(load_transformers(folder))
+        from transformers import AutoModelForCausalLM
+
+        return TrainableModel(TransformersNetwork(read_inner(folder, AutoModelForCausalLM)))
     with torch.device("meta"):
         model = TrainableModel(Decoder(DecoderShape.from_config(config)))
     _check_weights(model.network, folder)

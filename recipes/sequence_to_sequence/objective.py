@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from artifacts.model import (
@@ -22,10 +21,16 @@ from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
 from recipes.evaluation.bits import as_served, generate
 from recipes.evaluation.documents import TokenizedDocument
-from recipes.evaluation.results import SHOWN, ExampleScores, samples
+from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import ExampleNetwork, TrainableModel, read_inner
+from recipes.model.causal_model import (
+    ExampleNetwork,
+    TrainableModel,
+    read_inner,
+    repeated_blocks,
+    summed_loss,
+)
 from recipes.objective import Objective
 from recipes.sequence_to_sequence.settings import SequenceToSequenceSettings
 from recipes.spec import TrainingSpec
@@ -41,7 +46,7 @@ class SequenceToSequenceNetwork(ExampleNetwork):
     def layers(self) -> nn.ModuleList:
         """The blocks of the encoder and of the decoder."""
         parts = (self.inner.get_encoder(), self.inner.get_decoder())
-        return nn.ModuleList([block for part in parts for block in _blocks(part)])
+        return nn.ModuleList([block for part in parts for block in repeated_blocks(part)])
 
     def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
         """Cross-entropy of the targets' tokens in nats, summed."""
@@ -54,12 +59,7 @@ class SequenceToSequenceNetwork(ExampleNetwork):
             decoder_input_ids=before.masked_fill(before == IGNORED, config.pad_token_id or 0),
             use_cache=False,
         ).logits
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            batch.targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        return summed_loss(logits, batch.targets)
 
 
 def load_sequence_to_sequence(folder: Path) -> TrainableModel:
@@ -68,14 +68,6 @@ def load_sequence_to_sequence(folder: Path) -> TrainableModel:
 
     check_family(folder, "sequence_to_sequence")
     return TrainableModel(SequenceToSequenceNetwork(read_inner(folder, AutoModelForSeq2SeqLM)))
-
-
-def _blocks(part: Any) -> list[nn.Module]:
-    lists: list[nn.ModuleList] = [
-        module for module in part.children() if isinstance(module, nn.ModuleList)
-    ]
-    largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
-    return list(largest.children())
 
 
 def _load(spec: TrainingSpec) -> TrainableModel:
@@ -93,7 +85,7 @@ def _generation(settings: Any, stats: ShardStats) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class TargetScorer:
+class TargetScorer(Scorer):
     """ROUGE F-measures, with stemming, and exact matches of what a model writes."""
 
     settings: SequenceToSequenceSettings

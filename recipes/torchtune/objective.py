@@ -13,11 +13,11 @@ from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.causal.objective import next_token
-from recipes.data.batch import IGNORED, ExampleBatch, check_token_ids, row_lengths
+from recipes.data.batch import IGNORED, ExampleBatch, read_rows, row_lengths
 from recipes.device import local_device, mixed_precision
 from recipes.evaluation.bits import load_causal, precision, text_bits
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
-from recipes.evaluation.results import SHOWN, ExampleScores, samples
+from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from recipes.objective import Objective
 from recipes.torchtune.settings import TorchtuneSettings
@@ -57,9 +57,8 @@ def read_preferences(
     Raises:
         DamagedArtifact: a token id lies outside the shards' vocabulary.
     """
-    stored = shards.read(rows)
+    stored = read_rows(shards, rows)
     assert stored.targets is not None, "rows of examples are marked"
-    check_token_ids(shards, rows, stored.tokens)
     return lay_out(stored.tokens.astype(np.int64), stored.targets > 0, row_lengths(stored))
 
 
@@ -87,26 +86,19 @@ def lay_out(tokens: np.ndarray, is_answer: np.ndarray, lengths: np.ndarray) -> P
     return PreferenceBatch(*map(torch.from_numpy, (laid_out, is_input, targets)))
 
 
-@dataclass(frozen=True)
-class PreferenceScorer:
+class PreferenceScorer(Scorer):
     """Whether the chosen answer is the more likely one; by how many nats is shown beside it.
 
     Without a reference model, so that base, candidate and champion are measured alike. The margin
     of a candidate less that of its base is the margin of DPO's implicit rewards, at a beta of 1.
     """
 
-    @property
-    def metric(self) -> Metric:
-        return Metric(
-            name="preference_accuracy",
-            unit="preference accuracy",
-            higher_is_better=True,
-            has_general=True,
-        )
-
-    @property
-    def identity(self) -> Any:
-        return {}
+    metric = Metric(
+        name="preference_accuracy",
+        unit="preference accuracy",
+        higher_is_better=True,
+        has_general=True,
+    )
 
     def score(
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
