@@ -8,7 +8,7 @@ import ast
 import importlib.metadata
 import re
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -141,6 +141,11 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
     return found
 
 
+def is_preference(program: Program) -> bool:
+    """Whether a recipe learns which of two answers is the better one."""
+    return "_dpo_" in program
+
+
 def rows_per_step(config: dict[str, Any], workers: int) -> int:
     """Rows of one optimizer step, over all workers."""
     return int(config["batch_size"] * config["gradient_accumulation_steps"] * workers)
@@ -244,9 +249,6 @@ def _is_config(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Name) and node.id == "cfg"
 
 
-PROGRAMS: tuple[str, ...] = get_args(Program)
-
-
 TAKEN_OVER = ("activation_checkpointing", "compile", "replicas", "tensor_parallel")
 """Keys of the placement that a torchtune configuration decides in its own words."""
 
@@ -261,6 +263,7 @@ class TorchtuneSettings(WarmStartSettings):
     """
 
     teaches = "recipes.torchtune.objective:objective"
+    has_first_step = False
     recipe: Literal["torchtune"]
     """Which recipe this is."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -293,7 +296,17 @@ class TorchtuneSettings(WarmStartSettings):
         return read_config(validated.data["run"], given, validated.data["overrides"])
 
     def faults(self) -> list[str]:
-        faults = super().faults() + self._run_faults()
+        faults = super().faults()
+        if self.is_preference and self.data != "pretraining":
+            faults.append(
+                f"`data` cannot be combined with {self.run}, which learns from preferences"
+            )
+        kind, processes = self.run.removesuffix("_single_device"), self.placement.world_size
+        if kind != self.run and processes > 1:
+            faults.append(
+                f"{processes} processes train (`placement.workers`), but {self.run} uses one "
+                f"device. Set `run: {kind}_distributed`"
+            )
         faults += [
             f"`{section}` comes from the torchtune configuration: change it with `overrides`, "
             f"such as {example}"
@@ -342,25 +355,10 @@ class TorchtuneSettings(WarmStartSettings):
             }
         )
 
-    def _run_faults(self) -> list[str]:
-        """What does not go with torchtune's recipe."""
-        faults = []
-        if self.is_preference and self.data != "pretraining":
-            faults.append(
-                f"`data` cannot be combined with {self.run}, which learns from preferences"
-            )
-        kind, processes = self.run.removesuffix("_single_device"), self.placement.world_size
-        if kind != self.run and processes > 1:
-            faults.append(
-                f"{processes} processes train (`placement.workers`), but {self.run} uses one "
-                f"device. Set `run: {kind}_distributed`"
-            )
-        return faults
-
     @property
     def is_preference(self) -> bool:
         """Whether it learns which of two answers is the better one."""
-        return "_dpo_" in self.run
+        return is_preference(self.run)
 
     @property
     def form(self) -> Form:
@@ -373,10 +371,6 @@ class TorchtuneSettings(WarmStartSettings):
     @property
     def libraries(self) -> set[str]:
         return super().libraries | {"torchtune"}
-
-    @property
-    def has_first_step(self) -> bool:
-        return False
 
     def longest_input(self, row_tokens: int) -> int:
         # Of two answers to a prompt, each is given to the model by itself.

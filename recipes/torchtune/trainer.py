@@ -11,13 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -27,13 +26,14 @@ from recipes.data.reader import StepInput
 from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy
 from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import TrainableModel
+from recipes.model.causal_model import TrainableModel, summed_loss
 from recipes.model.lora import DOWN
 from recipes.torchtune.objective import PreferenceBatch
 from recipes.torchtune.settings import (
     MODEL_TYPES,
     Program,
     TorchtuneSettings,
+    is_preference,
     model_package,
     program_path,
 )
@@ -148,16 +148,7 @@ class TuneModel(TrainableModel):
             logits = self.network(**inputs)
         # A loss that is made in chunks has the model give its logits in chunks.
         whole = torch.cat(logits, dim=1) if isinstance(logits, list) else logits
-        return F.cross_entropy(
-            whole.flatten(0, 1).float(),
-            batch.targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
-
-    def hugging_face_names(self) -> dict[str, str]:
-        """This model's state-dict key to torchtune's own."""
-        return {name: name.removeprefix("network.") for name in self.state_dict()}
+        return summed_loss(whole, batch.targets)
 
     def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole weights in the form of the family's checkpoints, adapters merged.
@@ -217,7 +208,7 @@ class PreferenceModel(TuneModel):
         """The loss, summed over examples; ln 2 each, as long as nothing has been learnt."""
         from torchtune.modules.peft import disable_adapter
 
-        recipe, inputs = self._recipe, preference_inputs(batch)
+        recipe, inputs = self._recipe, (batch.tokens, batch.targets)
         # Without its adapters, a model with adapters is the reference model.
         reference = getattr(recipe, "_ref_model", None)
         with torch.autocast(batch.tokens.device.type, enabled=False):
@@ -228,21 +219,10 @@ class PreferenceModel(TuneModel):
         return (losses * batch.is_example).sum()
 
 
-def preference_inputs(batch: PreferenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch as those recipes take it: tokens, and labels at their own places."""
-    return batch.tokens, batch.targets
-
-
 PARTS = "recipes.torchtune.trainer"
 Inputs = dict[str, Any] | tuple[torch.Tensor, torch.Tensor]
-"""A batch as a recipe takes it: by name, or for DPO the tokens and labels of both answers."""
-
-WITH_SAMPLER: tuple[Program, ...] = (
-    "lora_dpo_single_device",
-    "lora_dpo_distributed",
-    "full_dpo_distributed",
-)
-"""Recipes that take their sampler beside their batches."""
+"""A batch as a recipe takes it: by name, or for DPO the tokens of both answers, and their labels at
+their own places."""
 
 OF_A_GPU: dict[str, Callable[..., Any]] = {
     "get_memory_stats": lambda *args, **kwargs: {},
@@ -306,6 +286,7 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         UserError: torchtune refuses the configuration.
     """
     module = _load(program, workers)
+    from torchtune.config._errors import InstantiationError
     from torchtune.recipe_interfaces import FTRecipeInterface
 
     (kind,) = (
@@ -315,11 +296,14 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         and FTRecipeInterface in found.__mro__
         and found.__module__ == module.__name__
     )
-    data = (batches, batches) if program in WITH_SAMPLER else batches
-    with _refusing():
+    # Those of DPO take their sampler beside their batches.
+    data = (batches, batches) if is_preference(program) else batches
+    try:
         recipe = kind(config)
         recipe._setup_data = lambda *args, **kwargs: data
         recipe.setup(config)
+    except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error
     if program.endswith("_distributed"):
         _draw_adapters(recipe, config["seed"])
     # What a recipe writes after its epoch are checkpoints of its own form; the graph has its own.
@@ -357,7 +341,13 @@ def runnable(
     from omegaconf import OmegaConf
 
     model, model_type = component(config["model"], base_model)
-    weights = _weights(base_model, model_type, run_folder)
+    weights = {
+        "_component_": "torchtune.training.FullModelHFCheckpointer",
+        "checkpoint_dir": str(base_model),
+        "checkpoint_files": sorted(path.name for path in base_model.glob("*.safetensors")),
+        "output_dir": str(run_folder / "torchtune"),
+        "model_type": model_type,
+    }
     made = config | {
         "model": model,
         "output_dir": str(run_folder),
@@ -385,17 +375,6 @@ def runnable(
     return OmegaConf.create(made)
 
 
-def _weights(folder: Path, model_type: str, run_folder: Path) -> dict[str, Any]:
-    """What reads the weights of a Hugging Face folder."""
-    return {
-        "_component_": "torchtune.training.FullModelHFCheckpointer",
-        "checkpoint_dir": str(folder),
-        "checkpoint_files": sorted(path.name for path in folder.glob("*.safetensors")),
-        "output_dir": str(run_folder / "torchtune"),
-        "model_type": model_type,
-    }
-
-
 def _load(program: Program, workers: Workers) -> ModuleType:
     """The module of a recipe's file, for this run alone; the folder it lies in is no package."""
     spec = importlib.util.spec_from_file_location(f"torchtune_{program}", program_path(program))
@@ -411,16 +390,6 @@ def _load(program: Program, workers: Workers) -> ModuleType:
     if workers.device.type == "cpu":
         names["training"] = SimpleNamespace(**vars(names["training"]) | OF_A_GPU)
     return module
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    from torchtune.config._errors import InstantiationError
-
-    try:
-        yield
-    except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error
 
 
 class TuneTrainer(Trainer):
@@ -497,7 +466,7 @@ class TuneTrainer(Trainer):
             rate = self._recipe._optimizer.param_groups[0]["lr"]
             for batch in step_input.batches:
                 if isinstance(batch, PreferenceBatch):
-                    yield preference_inputs(batch)
+                    yield batch.tokens, batch.targets
                 else:
                     assert isinstance(batch, Batch)
                     yield model_inputs(batch)
