@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -249,15 +249,15 @@ def _steps(training: TrainingSettings, shards: ShardStats, unseen_rows: int | No
     budget = training.budget
     if budget.steps is not None:
         return budget.steps
-    train = _SplitSize.of(shards, "train")
-    replay, share = _SplitSize.of(shards, "replay"), training.replay_share
+    (rows, row_tokens), share = _size_of(shards, "train"), training.replay_share
     if budget.epochs is not None:
-        new_rows: float = train.rows
-        if unseen_rows and unseen_rows < train.rows:
+        new_rows: float = rows
+        if unseen_rows and unseen_rows < rows:
             new_rows = unseen_rows / (1 - training.order.seen_share)
         return math.ceil(budget.epochs * new_rows / (budget.global_batch_size * (1 - share)))
     assert budget.tokens is not None, "the settings hold exactly one budget"
-    tokens_per_row = (1 - share) * train.tokens_per_row + share * replay.tokens_per_row
+    _, replayed_tokens = _size_of(shards, "replay")
+    tokens_per_row = (1 - share) * row_tokens + share * replayed_tokens
     tokens_per_step = budget.global_batch_size * tokens_per_row
     if budget.tokens < tokens_per_step:
         raise UserError(
@@ -268,12 +268,8 @@ def _steps(training: TrainingSettings, shards: ShardStats, unseen_rows: int | No
     return math.ceil(budget.tokens / tokens_per_step)
 
 
-class _SplitSize(NamedTuple):
-    rows: int
-    tokens_per_row: float
-
-    @classmethod
-    def of(cls, shards: ShardStats, split: Split) -> "_SplitSize":
-        entries = [shard for shard in shards.shards if shard.split == split]
-        rows = sum(entry.rows for entry in entries)
-        return cls(rows, sum(entry.tokens for entry in entries) / max(rows, 1))
+def _size_of(shards: ShardStats, split: Split) -> tuple[int, float]:
+    """The split's rows, and tokens per row."""
+    entries = [shard for shard in shards.shards if shard.split == split]
+    rows = sum(entry.rows for entry in entries)
+    return rows, sum(entry.tokens for entry in entries) / max(rows, 1)

@@ -266,7 +266,23 @@ class Checkpointer:
             UserError: the disk is full; the checkpoints before are untouched.
         """
         with self._standing_still():
-            self._save(step, state, permanent)
+            self._wait()
+            if self._workers.is_rank_zero:
+                checkpoints.clear_step(self._run_url, step)
+            self._workers.barrier()
+            if self._tensors is None:
+                # Steps change these tensors in place, so they are looked up once.
+                self._tensors = self._strategy.tensors()
+            if self._buffers is None:
+                self._write(step, self._tensors, state, permanent)
+                # The first worker reads all files once more for their checksums.
+                self._workers.barrier()
+                return
+            copied = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
+            self._copied = copied
+            self._pending = self._thread.submit(
+                lambda: self._write(step, copied.result(), state, permanent)
+            )
 
     def wait_until_copied(self) -> None:
         """Return once the model and the optimizer may be changed again."""
@@ -298,25 +314,6 @@ class Checkpointer:
         if pending:
             pending.result()
         self._workers.barrier()
-
-    def _save(self, step: int, state: dict[str, Any], permanent: bool) -> None:
-        self._wait()
-        if self._workers.is_rank_zero:
-            checkpoints.clear_step(self._run_url, step)
-        self._workers.barrier()
-        if self._tensors is None:
-            # Steps change these tensors in place, so they are looked up once.
-            self._tensors = self._strategy.tensors()
-        if self._buffers is None:
-            self._write(step, self._tensors, state, permanent)
-            # The first worker reads all files once more for their checksums.
-            self._workers.barrier()
-        else:
-            copied = self._thread.submit(self._buffers.copy, self._tensors, side_stream())
-            self._copied = copied
-            self._pending = self._thread.submit(
-                lambda: self._write(step, copied.result(), state, permanent)
-            )
 
     def keep_only_newest(self) -> None:
         """Drop all but the last checkpoint of a finished run, and the permanent ones."""

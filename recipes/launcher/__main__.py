@@ -62,15 +62,6 @@ def relayed_messages(environment: Mapping[str, str]) -> Iterator[dict[str, str]]
             channel.close()
 
 
-def without_session(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for all nodes but the first: one process of a job speaks to Dagster."""
-    return {
-        key: value
-        for key, value in environment.items()
-        if key not in (CONTEXT_VARIABLE, MESSAGES_VARIABLE)
-    }
-
-
 def _forward(path: Path, channel: BucketChannel, ended: threading.Event) -> None:
     rest = ""
     with path.open() as file:
@@ -146,7 +137,9 @@ def _launch(options: argparse.Namespace, cluster: Cluster, folder: Path) -> int:
         program += ["--spec", os.fspath(local)]
     environment = with_secrets({**os.environ, **output_folders(os.environ)})
     if not cluster.is_master:
-        environment = without_session(environment)
+        # One process of a job speaks to Dagster.
+        for variable in (CONTEXT_VARIABLE, MESSAGES_VARIABLE):
+            environment.pop(variable, None)
     with relayed_messages(environment) as environment:
         if options.launcher == "command":
             return _run(cluster, program, environment)

@@ -72,19 +72,20 @@ class TrainingMemory:
 
     def total(self, keeps: bool) -> float:
         """The sum, with activations kept or computed twice."""
-        kept = self.activations if keeps else self.recomputed
-        return self.state + self.copies + self.logits + kept
+        return sum(self._parts(keeps).values())
 
     def described(self, keeps: bool) -> str:
         """The parts in words, the largest first."""
-        parts = {
+        ordered = sorted(self._parts(keeps).items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in ordered)
+
+    def _parts(self, keeps: bool) -> dict[str, float]:
+        return {
             "weights, gradients and optimizer state": self.state,
             "weights as they are multiplied": self.copies,
             "logits": self.logits,
             "activations": self.activations if keeps else self.recomputed,
         }
-        ordered = sorted(parts, key=lambda name: -parts[name])
-        return ", ".join(f"{name} {parts[name] / 1e9:,.1f} GB" for name in ordered)
 
 
 def training_memory(
