@@ -1,10 +1,12 @@
 """A tiny base model, its shards, and training runs in real processes."""
 
+import json
 import os
 import signal
 import subprocess
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from pydantic import BaseModel
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet
 from recipes.continued_pretraining import main as train_main
 from recipes.launcher.cluster import LOOPBACK, opened_store
 from recipes.settings import RecipeSettings, TrainingSettings, training_settings
@@ -46,6 +49,12 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(shards_folder: Path, base_model: Path) -> ShardStats:
     """Packed rows of a made-up manual in all three splits."""
     return tiny_shards(shards_folder, base_model)
+
+
+@pytest.fixture(scope="session")
+def train_split(shards_folder: Path, shards: ShardStats) -> ShardSet:
+    """The rows of `shards` that are trained on."""
+    return ShardSet(shards_folder, shards, "train")
 
 
 SpecMaker = Callable[..., TrainingSpec]
@@ -223,6 +232,13 @@ def run(spec: TrainingSpec, program: list[str] | None = None) -> tuple[int, str]
     return finish(start(spec, program))
 
 
+def run_well(spec: TrainingSpec, program: list[str] | None = None) -> str:
+    """The same of a run that has to succeed: what it printed."""
+    code, output = run(spec, program)
+    assert code == 0, output
+    return output
+
+
 def launcher(workers: int) -> list[str]:
     """The command line of a run by some workers, without the spec's path."""
     return command(Path("unused"), workers)[:-1]
@@ -261,9 +277,60 @@ def wait_for_step(spec: TrainingSpec, process: Process, step: int) -> None:
     raise AssertionError(f"step {step} was never reached: {finish(process)}")
 
 
+def on_model(spec: TrainingSpec, folder: Path) -> TrainingSpec:
+    """The same run from another base model."""
+    return spec.model_copy(update={"base_model_folder": str(folder)})
+
+
 def course(spec: TrainingSpec) -> list[tuple[float, float, float]]:
     """What must be equal between an unbroken run and one that was resumed."""
     return [
         (line["loss"], line["gradient_norm"], line["learning_rate"])
         for line in read_metrics(Path(spec.run_folder))
     ]
+
+
+def losses(spec: TrainingSpec) -> list[float]:
+    return [loss for loss, _, _ in course(spec)]
+
+
+def exported(spec: TrainingSpec) -> dict[str, Any]:
+    """The trained weights by name."""
+    from safetensors.torch import load_file
+
+    return load_file(Path(spec.export_folder) / "model.safetensors")
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether weights are the same to the bit."""
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
+    """What the workers wrote down: step to rows in global order, as the last start did it."""
+    written: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for path in Path(spec.run_folder).glob("rows-*.jsonl"):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            written[int(path.stem.removeprefix("rows-"))][record["step"]] = record
+    return {
+        step: [row for rank in range(record["workers"]) for row in written[rank][step]["rows"]]
+        for step, record in written[0].items()
+    }
+
+
+@contextmanager
+def fake_group(processes: int, rank: int = 0) -> Iterator[Any]:
+    """One of some workers, of which the others are never heard of."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from recipes.distributed.workers import Workers, leave_workers
+
+    if processes > 1:
+        dist.init_process_group("fake", rank=rank, world_size=processes, store=FakeStore())
+    try:
+        yield Workers(rank, processes, torch.device("cpu"))
+    finally:
+        leave_workers()

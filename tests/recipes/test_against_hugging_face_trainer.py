@@ -1,12 +1,9 @@
 """Twenty steps take the very course that the Hugging Face Trainer takes."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.hugging_face_trainer import train as train_with_hugging_face
-from recipes.spec import read_metrics
-from tests.recipes.conftest import SpecMaker, train_here
+from tests.recipes.conftest import SpecMaker, losses, train_here
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -17,7 +14,7 @@ def test_twenty_steps_have_the_losses_of_the_hugging_face_trainer(
         "ours", steps=20, global_batch_size=4, device_batch_size=4 // accumulated, weight_decay=0.1
     )
     train_here(spec)
-    ours = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
+    ours = losses(spec)
 
     theirs = [
         record["loss"]

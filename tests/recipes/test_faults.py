@@ -7,20 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from artifacts.errors import DamagedArtifact, UserError
 from recipes.checkpointing.checkpoint import TrainState
 from recipes.spec import TrainingSpec
+from tests.damage import flip_bit
 from tests.recipes.conftest import (
     SpecMaker,
     course,
     finish,
     kill_at,
+    on_model,
     start,
     train_here,
     wait_for_step,
 )
+from tests.recipes.test_resume import Harm
+from tests.tiny import change_weights
 
 
 @pytest.mark.fault(
@@ -50,11 +53,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
 ) -> None:
     spec = make_spec("flipped", steps=30, checkpointing={"every_steps": 6})
     kill_at(spec, 14)
-    data = Path(spec.run_folder) / "step-12" / "__0_0.distcp"
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 4
-    data.write_bytes(content)
-
+    flip_bit(Path(spec.run_folder) / "step-12" / "__0_0.distcp")
     lines: list[str] = []
     train_here(spec, lines.append)
 
@@ -77,22 +76,12 @@ def test_a_pickle_that_was_put_into_a_checkpoint_is_never_run(
     train_here(spec)
     Path(spec.run_folder, "result.json").unlink()
     (newest,) = Path(spec.run_folder).glob("step-4")
-    (newest / ".metadata").write_bytes(pickle.dumps(Hostile(tmp_path / "was run")))
+    (newest / ".metadata").write_bytes(pickle.dumps(Harm(tmp_path / "was run")))
     lines: list[str] = []
     with pytest.raises(DamagedArtifact, match="Every checkpoint of"):
         train_here(spec, lines.append)
     assert any("step-4/.metadata has" in line for line in lines)
     assert not (tmp_path / "was run").exists()
-
-
-class Hostile:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self._path,)
 
 
 @pytest.mark.fault(
@@ -130,12 +119,13 @@ def test_a_model_that_computes_no_number_is_refused_and_nothing_is_saved(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
     spec = make_spec("nothing", steps=4)
-    folder = Path(shutil.copytree(spec.base_model_folder, tmp_path / "model"))
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][:] = torch.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    folder = change_weights(
+        Path(spec.base_model_folder),
+        tmp_path / "model",
+        lambda weights: weights["model.norm.weight"].fill_(torch.nan),
+    )
     with pytest.raises(UserError, match="starting model's loss on the validation text"):
-        train_here(spec.model_copy(update={"base_model_folder": str(folder)}))
+        train_here(on_model(spec, folder))
     assert not list(Path(spec.run_folder).glob("step-*"))
 
 

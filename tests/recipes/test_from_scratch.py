@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
-from recipes.spec import TrainingSpec, read_metrics, read_result
-from tests.recipes.conftest import settings_of, spec_in, train_here
+from recipes.spec import TrainingSpec
+from tests.recipes.conftest import losses, settings_of, spec_in, train_here
 from tests.tiny import tiny_base_model, tiny_shards
 
 VOCAB_SIZE = 512
@@ -70,20 +70,17 @@ def test_a_real_text_is_learnt_from_nothing(
         validation={"every_steps": 80},
         device_batch_size=8,
     )
-    train_here(spec)
-    losses = [line["loss"] for line in read_metrics(Path(spec.run_folder))]
-    assert losses[0] == pytest.approx(math.log(VOCAB_SIZE), abs=0.35)
-    result = read_result(Path(spec.run_folder))
-    assert result
-    bits = result.validation
+    bits = train_here(spec).validation
+    course = losses(spec)
+    assert course[0] == pytest.approx(math.log(VOCAB_SIZE), abs=0.35)
     assert bits["end"] < 0.75 * bits["start"]
-    assert sum(losses[-10:]) / 10 < 0.75 * losses[0]
+    assert sum(course[-10:]) / 10 < 0.75 * course[0]
 
 
 def test_the_seed_decides_the_weights(tmp_path: Path, python_manual: list[str]) -> None:
-    losses = []
+    found = []
     for name, seed in (("one", 1), ("same", 1), ("other", 2)):
         spec = make_run(tmp_path / name, python_manual[:12], "llama", steps=2, seed=seed)
         train_here(spec)
-        losses.append([line["loss"] for line in read_metrics(Path(spec.run_folder))])
-    assert losses[0] == losses[1] != losses[2]
+        found.append(losses(spec))
+    assert found[0] == found[1] != found[2]

@@ -1,6 +1,5 @@
 """Gradients that are no numbers or far above the recent ones are not used, unless they stay."""
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from artifacts.program.entry import Interrupted
 from artifacts.shards.shard_set import ShardSet
@@ -19,8 +17,8 @@ from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord
 from recipes.optimization import GradientGuard
 from recipes.settings import OptimizerSettings
 from recipes.spec import TrainingSpec, read_metrics
-from tests.recipes.conftest import SpecMaker, course, train_here
-from tests.tiny import tiny_shards, tiny_texts
+from tests.recipes.conftest import SpecMaker, course, on_model, train_here
+from tests.tiny import change_config, change_weights, tiny_shards, tiny_texts
 
 DOCUMENTS = 60
 
@@ -29,18 +27,16 @@ DOCUMENTS = 60
 def poisoned(make_spec: SpecMaker, tmp_path: Path) -> TrainingSpec:
     """A run in which one token's embedding is not a number."""
     spec = make_spec("poisoned", steps=30, stop_after_skips=8)
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in Path(spec.base_model_folder).iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = load_file(folder / "model.safetensors")
-    embeddings = weights["model.embed_tokens.weight"]
-    weights["lm_head.weight"] = embeddings.clone()
-    embeddings[_rare_token(spec)] = torch.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return spec.model_copy(update={"base_model_folder": str(folder)})
+
+    def poison(weights: dict[str, torch.Tensor]) -> None:
+        embeddings = weights["model.embed_tokens.weight"]
+        weights["lm_head.weight"] = embeddings.clone()
+        embeddings[_rare_token(spec)] = torch.nan
+
+    untied = change_config(
+        Path(spec.base_model_folder), tmp_path / "untied", tie_word_embeddings=False
+    )
+    return on_model(spec, change_weights(untied, tmp_path / "model", poison))
 
 
 def _rare_token(spec: TrainingSpec) -> int:

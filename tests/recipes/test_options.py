@@ -29,11 +29,14 @@ from recipes.settings import (
     ScheduleSettings,
     training_settings,
 )
-from recipes.spec import TrainingSpec, read_metrics, total_steps
+from recipes.spec import read_metrics, total_steps
 from tests.recipes.conftest import (
     REPOSITORY,
     SpecMaker,
     course,
+    exported,
+    losses,
+    same,
     settings_of,
     train_here,
 )
@@ -44,10 +47,6 @@ WANDB_CHUNK = struct.Struct("<IHB")
 """Before each part of a record: checksum, size, kind."""
 WANDB_ENDS = {1, 4}
 """Kinds of a part with which a record ends."""
-
-
-def losses(spec: TrainingSpec) -> list[float]:
-    return [line["loss"] for line in read_metrics(Path(spec.run_folder))]
 
 
 def test_the_learning_rate_warms_up_holds_and_decays() -> None:
@@ -186,11 +185,10 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     result = train_here(spec)
     assert result.best_step < result.steps
     assert result.validation["best"] < result.validation["end"]
-    exported = load_file(Path(spec.export_folder) / "model.safetensors")
     folders = sorted(path.name for path in (Path(spec.run_folder) / "best").iterdir())
     assert f"step-{result.best_step}" in folders and len(folders) <= 3
     best = load_file(Path(spec.run_folder, "best", f"step-{result.best_step}", "model.safetensors"))
-    assert all((exported[name] == best[name]).all() for name in best)
+    assert same(exported(spec), best)
     # What came after these weights taught the model nothing.
     trained = pq.read_table(f"{spec.run_folder}/{TRAINED_NAME}")
     assert max(trained["step"].to_pylist()) == result.best_step

@@ -1,6 +1,5 @@
 """Training with replayed rows: their share is kept, counted, and the same after a stop."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,15 @@ import pytest
 from artifacts.errors import UserError
 from recipes.data.reader import DataOrder
 from recipes.spec import TrainingSpec, read_metrics, read_result, total_steps
-from tests.recipes.conftest import SpecMaker, finish, settings_of, start, train_here, wait_for_step
+from tests.recipes.conftest import (
+    SpecMaker,
+    finish,
+    rows_trained_on,
+    settings_of,
+    start,
+    train_here,
+    wait_for_step,
+)
 
 STEPS = 30
 
@@ -22,12 +29,6 @@ def with_replay(make_spec: SpecMaker, name: str, share: float) -> TrainingSpec:
     return spec.model_copy(update={"shards": shards})
 
 
-def rows_by_step(spec: TrainingSpec) -> dict[int, list[int]]:
-    """What each step was trained on; of a step done twice, the last time."""
-    lines = (Path(spec.run_folder) / "rows-0.jsonl").read_text().splitlines()
-    return {line["step"]: line["rows"] for line in map(json.loads, lines)}
-
-
 def test_the_share_is_kept_and_counted_through_an_interruption(make_spec: SpecMaker) -> None:
     spec = with_replay(make_spec, "replay", 0.3)
     process = start(spec)
@@ -37,7 +38,7 @@ def test_the_share_is_kept_and_counted_through_an_interruption(make_spec: SpecMa
     train_here(spec)
 
     order = DataOrder.of(spec)
-    seen = rows_by_step(spec)
+    seen = rows_trained_on(spec)
     rows = [row for step in sorted(seen) for row in seen[step]]
     assert rows == order.rows(0, STEPS * 4).tolist()
     replayed = sum(row >= order.train_rows for row in rows)

@@ -1,36 +1,30 @@
 """A training run survives whatever ends it."""
 
-import json
 import pickle
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.program.entry import INTERRUPTED
 from recipes.spec import TrainingSpec, read_metrics, read_result
 from tests.recipes.conftest import (
     SpecMaker,
     course,
+    exported,
     finish,
     kill_at,
     launcher,
-    run,
+    on_model,
+    run_well,
+    same,
     start,
     stop_here,
     train_here,
     wait_for_step,
 )
-from tests.recipes.model.architectures import tiny_config, write_tiny
-
-
-def weights_of(spec: TrainingSpec) -> dict[str, list[float]]:
-    weights = load_file(Path(spec.export_folder) / "model.safetensors")
-    return {name: tensor.flatten().tolist() for name, tensor in weights.items()}
+from tests.recipes.model.architectures import tiny_kind
 
 
 @pytest.mark.fault(
@@ -46,12 +40,9 @@ def test_killed_run_goes_on_with_the_very_same_losses(
     for step in (9, 20):
         kill_at(spec, step)
 
-    code, output = run(spec)
-
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
+    assert "Going on from the checkpoint of step" in run_well(spec)
     assert course(spec) == course(unbroken)
-    assert weights_of(spec) == weights_of(unbroken)
+    assert same(exported(spec), exported(unbroken))
 
 
 @pytest.mark.fault(
@@ -116,13 +107,9 @@ def test_a_model_of_transformers_goes_on_exactly(
     make_spec: SpecMaker, base_model: Path, tmp_path: Path, kind: str
 ) -> None:
     """Phi's head has a bias; BigBird has a pooler, for which no optimizer state exists."""
-    folder = Path(shutil.copytree(base_model, tmp_path / "model"))
-    vocabulary = json.loads((base_model / "config.json").read_text())["vocab_size"]
-    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=vocabulary), folder)
+    folder = tiny_kind(kind, base_model, tmp_path / "model")
     whole, stopped = (
-        make_spec(name, steps=6, validation={"every_steps": 2}).model_copy(
-            update={"base_model_folder": str(folder)}
-        )
+        on_model(make_spec(name, steps=6, validation={"every_steps": 2}), folder)
         for name in ("whole", "stopped")
     )
     train_here(whole)
@@ -131,7 +118,7 @@ def test_a_model_of_transformers_goes_on_exactly(
     train_here(stopped)
 
     assert course(stopped) == course(whole)
-    assert weights_of(stopped) == weights_of(whole)
+    assert same(exported(stopped), exported(whole))
 
 
 def test_a_complete_run_says_so_and_changes_nothing(unbroken: TrainingSpec) -> None:

@@ -1,32 +1,26 @@
 """Faults of the inputs end a run with one clear message before the first step."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.program.entry import read_spec
-from artifacts.program.lifetime import Interruption
 from artifacts.shards.format import ShardStats
-from recipes.distributed.workers import Workers, join_workers
+from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
 from recipes.spec import TrainingSpec
-from recipes.training.trainer import train
-from tests.recipes.conftest import SpecMaker, launcher, planned, run
+from recipes.training.setup import check_inputs
+from tests.recipes.conftest import SpecMaker, launcher, on_model, planned, run, train_here
+from tests.tiny import change_config
 
 
-@pytest.fixture(scope="module")
-def alone() -> Workers:
-    """A group of one worker, this process."""
-    return join_workers()
-
-
-def refuse(spec: TrainingSpec, workers: Workers, error: type[UserError] = UserError) -> str:
+def refuse(spec: TrainingSpec, error: type[UserError] = UserError) -> str:
     """The message that training ends with."""
     with pytest.raises(error) as refusal:
-        train(spec, workers, Interruption(), lambda line: None)
+        train_here(spec)
     return str(refusal.value)
 
 
@@ -36,22 +30,22 @@ def refuse(spec: TrainingSpec, workers: Workers, error: type[UserError] = UserEr
     sees="that the tokenizers differ, and which stage to materialize",
     then="nothing is trained",
 )
-def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker, alone: Workers) -> None:
+def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker) -> None:
     spec = make_spec()
     shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
-    message = refuse(spec.model_copy(update={"shards": shards}), alone)
+    message = refuse(spec.model_copy(update={"shards": shards}))
     assert "tokenized with another tokenizer" in message
     assert "Materialize `tokenized_shards` again" in message
 
 
 @pytest.mark.fault("checkpoint", "a shard missing", sees="the file", then="nothing is trained")
-def test_a_missing_shard_is_named(make_spec: SpecMaker, alone: Workers, tmp_path: Path) -> None:
+def test_a_missing_shard_is_named(make_spec: SpecMaker, tmp_path: Path) -> None:
     spec = make_spec()
     folder = tmp_path / "shards"
     shutil.copytree(spec.shards_folder, folder)
     (folder / "train-00001.tokens").unlink()
     moved = spec.model_copy(update={"shards_folder": str(folder)})
-    assert "train-00001.tokens is absent" in refuse(moved, alone, DamagedArtifact)
+    assert "train-00001.tokens is absent" in refuse(moved, DamagedArtifact)
 
 
 @pytest.mark.fault(
@@ -61,26 +55,32 @@ def test_a_missing_shard_is_named(make_spec: SpecMaker, alone: Workers, tmp_path
     then="found before the first step",
 )
 def test_a_token_outside_the_vocabulary_is_found_before_the_first_step(
-    make_spec: SpecMaker, alone: Workers, tmp_path: Path
+    make_spec: SpecMaker, tmp_path: Path
 ) -> None:
     spec = make_spec()
     folder = Path(shutil.copytree(spec.shards_folder, tmp_path / "shards"))
     tokens = folder / "train-00001.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2] + b"\xff\xff")
     moved = spec.model_copy(update={"shards_folder": str(folder)})
-    message = refuse(moved, alone, DamagedArtifact)
+    message = refuse(moved, DamagedArtifact)
     assert "The shard train-00001" in message and "token 65535" in message
     assert not (Path(spec.run_folder) / "metrics.jsonl").exists()
 
 
-def test_a_budget_of_less_than_a_step_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
-    message = refuse(make_spec(tokens=1), alone)
-    assert "`checkpoint.budget.tokens` is 1, less than the" in message
-
-
-def test_a_warm_up_longer_than_the_run_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
-    message = refuse(make_spec(tokens=3_000, warmup_steps=500), alone)
-    assert "`checkpoint.schedule.warmup_steps` is 500, but the run has" in message
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tokens": 1}, "`checkpoint.budget.tokens` is 1, less than the"),
+        (
+            {"tokens": 3_000, "warmup_steps": 500},
+            "`checkpoint.schedule.warmup_steps` is 500, but the run has",
+        ),
+    ],
+)
+def test_less_than_a_step_or_than_the_warm_up_is_refused(
+    make_spec: SpecMaker, settings: dict[str, int], told: str
+) -> None:
+    assert told in refuse(make_spec(**settings))
 
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions", "n_ctx"])
@@ -90,29 +90,24 @@ def test_every_familys_name_for_positions_is_known(key: str) -> None:
         check_row_length(129, {"text_config": {key: 128}})
 
 
-def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker, alone: Workers) -> None:
-    three = Workers(rank=0, count=3, device=alone.device)
-    message = refuse(planned(make_spec(global_batch_size=4), 3), three)
-    assert "4 rows, which 3 workers cannot share evenly" in message
+def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker) -> None:
+    three = Workers(rank=0, count=3, device=torch.device("cpu"))
+    with pytest.raises(UserError, match="4 rows, which 3 workers cannot share evenly"):
+        check_inputs(planned(make_spec(global_batch_size=4), 3), three)
 
 
-def test_rows_longer_than_the_models_positions_are_refused(
-    make_spec: SpecMaker, alone: Workers
-) -> None:
+def test_rows_longer_than_the_models_positions_are_refused(make_spec: SpecMaker) -> None:
     spec = make_spec()
     shards = ShardStats.model_validate(spec.shards.model_dump() | {"sequence_length": 4096})
-    assert "256 positions" in refuse(spec.model_copy(update={"shards": shards}), alone)
+    assert "256 positions" in refuse(spec.model_copy(update={"shards": shards}))
 
 
 def test_rows_longer_than_the_models_window_are_refused(
-    make_spec: SpecMaker, alone: Workers, tmp_path: Path
+    make_spec: SpecMaker, tmp_path: Path
 ) -> None:
     spec = make_spec()
-    folder = tmp_path / "model"
-    shutil.copytree(spec.base_model_folder, folder)
-    config = json.loads((folder / "config.json").read_text()) | {"sliding_window": 32}
-    (folder / "config.json").write_text(json.dumps(config))
-    message = refuse(spec.model_copy(update={"base_model_folder": str(folder)}), alone)
+    folder = change_config(Path(spec.base_model_folder), tmp_path / "model", sliding_window=32)
+    message = refuse(on_model(spec, folder))
     assert "Rows of 64 tokens are longer than the base model's sliding window of 32" in message
 
 

@@ -17,7 +17,7 @@ from recipes.checkpointing.checkpoint import export_model
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import load_model
-from tests.recipes.conftest import SpecMaker, train_here
+from tests.recipes.conftest import SpecMaker, on_model, train_here
 
 CPU = torch.device("cpu")
 
@@ -71,6 +71,6 @@ def test_a_chat_model_that_read_documents_ends_an_answer_where_they_end(
     generation["eos_token_id"] = turn_end = document_end + 1
     (chat / "generation_config.json").write_text(json.dumps(generation))
     for base, ends in ((chat, [turn_end, document_end]), (base_model, [document_end])):
-        spec = make_spec(steps=1).model_copy(update={"base_model_folder": str(base)})
+        spec = on_model(make_spec(steps=1), base)
         train_here(spec)
         assert end_tokens_of(read_config(Path(spec.export_folder))) == ends

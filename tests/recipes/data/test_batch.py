@@ -11,15 +11,10 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, read_batch
 
 
-@pytest.fixture
-def train(shards_folder: Path, shards: ShardStats) -> ShardSet:
-    return ShardSet(shards_folder, shards, "train")
-
-
-def test_targets_never_leave_a_segment_and_positions_restart_in_each(train: ShardSet) -> None:
-    batch = read_batch(train, np.arange(len(train)))
-    for place in range(len(train)):
-        tokens, records = train[place]
+def test_targets_never_leave_a_segment_and_positions_restart_in_each(train_split: ShardSet) -> None:
+    batch = read_batch(train_split, np.arange(len(train_split)))
+    for place in range(len(train_split)):
+        tokens, records = train_split[place]
         covered = np.zeros(len(tokens), bool)
         for start, length, _, _ in records:
             end = start + length

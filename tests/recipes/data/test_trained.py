@@ -1,15 +1,12 @@
 """When a text was trained on is on record, and the record says what the audit of rows says."""
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet, text_numbers
 from recipes.data.reader import DataOrder, RowPlan
 from recipes.data.records import (
@@ -22,6 +19,7 @@ from recipes.data.records import (
 )
 from recipes.settings import OrderSettings
 from recipes.spec import TrainingSpec
+from tests.recipes.conftest import rows_trained_on
 
 Lesson = tuple[int, int, int, int]
 """Text, place of its token, step and row."""
@@ -57,23 +55,15 @@ def all_texts(shards: ShardSet) -> np.ndarray:
     )
 
 
-def audit_of(spec: TrainingSpec) -> dict[int, list[int]]:
-    lines = (Path(spec.run_folder) / "rows-0.jsonl").read_text().splitlines()
-    return {line["step"]: line["rows"] for line in map(json.loads, lines)}
-
-
 def test_a_run_records_at_which_step_it_trained_on_each_text(unbroken: TrainingSpec) -> None:
     shards = ShardSet(unbroken.shards_folder, unbroken.shards, "train")
     url = f"{unbroken.run_folder}/{TRAINED_NAME}"
     for texts in (all_texts(shards), all_texts(shards)[3:5]):
-        assert recorded(url, texts) == audited(shards, audit_of(unbroken), texts) != Counter()
+        assert (
+            recorded(url, texts) == audited(shards, rows_trained_on(unbroken), texts) != Counter()
+        )
     held_out = ShardSet(unbroken.shards_folder, unbroken.shards, "held_out")
     assert read_trained(url, all_texts(held_out)).num_rows == 0
-
-
-@pytest.fixture(scope="module")
-def rows_of_the_manual(shards_folder: Path, shards: ShardStats) -> ShardSet:
-    return ShardSet(shards_folder, shards, "train")
 
 
 @settings(max_examples=25)
@@ -85,13 +75,13 @@ def rows_of_the_manual(shards_folder: Path, shards: ShardStats) -> ShardSet:
     few=st.integers(1, 9),
 )
 def test_of_any_lineage_the_record_says_what_the_audit_says(
-    rows_of_the_manual: ShardSet,
+    train_split: ShardSet,
     tmp_path_factory: pytest.TempPathFactory,
     runs: list[tuple[int, int, int]],
     share: float,
     few: int,
 ) -> None:
-    shards, seen = rows_of_the_manual, LineageRecord.none()
+    shards, seen = train_split, LineageRecord.none()
     texts, folder = all_texts(shards), tmp_path_factory.mktemp("lineage")
     for number, (steps, batch, seed) in enumerate(runs):
         plan = (

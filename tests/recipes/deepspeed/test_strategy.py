@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
@@ -21,18 +20,21 @@ from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
     SpecMaker,
     course,
+    exported,
     finish,
     kill_at,
     launcher,
+    losses,
+    rows_trained_on,
     run,
+    run_well,
+    same,
     start,
     train_here,
     wait_for_step,
     worker_processes,
 )
-from tests.recipes.distributed.test_workers import rows_trained_on
 from tests.recipes.test_recipes import Prepared
-from tests.recipes.test_resume import weights_of
 
 HELD_PARTS = Path(__file__).with_name("held_parts.py")
 LOSSES = 1e-5
@@ -49,14 +51,9 @@ def zero(stage: int = 3, **section: Any) -> dict[str, Any]:
     return {"deepspeed": {"stage": stage, "configuration": own} | section}
 
 
-def losses(spec: TrainingSpec) -> list[float]:
-    return [loss for loss, _, _ in course(spec)]
-
-
 def go_on(spec: TrainingSpec, workers: int) -> str:
     """Run to the end by some workers, from a checkpoint."""
-    code, output = run(spec, launcher(workers))
-    assert code == 0, output
+    output = run_well(spec, launcher(workers))
     assert "Going on from the checkpoint of step" in output
     return output
 
@@ -71,15 +68,9 @@ def test_two_workers_take_fsdp2s_course_and_export_the_whole_model(prepared: Pre
     sharded = prepared.spec("sharded")
     spec = prepared.spec("zero", placement=zero())
     train_here(sharded)
-
-    code, output = run(spec, launcher(2))
-
-    assert code == 0, output
-    assert "2 worker(s)" in output
+    assert "2 worker(s)" in run_well(spec, launcher(2))
     assert losses(spec) == pytest.approx(losses(sharded), rel=LOSSES)
-    ours, theirs = (
-        load_file(Path(one.export_folder) / "model.safetensors") for one in (spec, sharded)
-    )
+    ours, theirs = exported(spec), exported(sharded)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         # Attention does not see a bias of its keys: its gradient is rounding, which Adam enlarges.
@@ -118,11 +109,11 @@ def test_each_worker_holds_its_part_and_a_gradient_too_large_changes_nothing(
 def test_a_killed_run_goes_on_exactly(make_spec: SpecMaker, stage: int) -> None:
     settings = {"steps": 12, "checkpointing": {"every_steps": 4}, "placement": zero(stage)}
     whole, killed = (make_spec(f"{name}{stage}", **settings) for name in ("whole", "killed"))
-    assert run(whole, launcher(2))[0] == 0
+    run_well(whole, launcher(2))
     kill_at(killed, 6, launcher(2))
     go_on(killed, 2)
     assert course(killed) == course(whole)
-    assert weights_of(killed) == weights_of(whole)
+    assert same(exported(killed), exported(whole))
 
 
 @pytest.mark.soak
@@ -160,8 +151,7 @@ def test_other_settings_take_the_same_course(
     sharded = make_spec(f"sharded-{name}", **training)
     spec = make_spec(name, placement=placement, **training)
     train_here(sharded)
-    code, output = run(spec, launcher(2))
-    assert code == 0, output
+    run_well(spec, launcher(2))
     tolerance = NARROW_LOSSES if "precision" in training else LOSSES
     assert losses(spec) == pytest.approx(losses(sharded), rel=tolerance)
 
@@ -232,7 +222,7 @@ def test_training_state_that_cannot_be_read_is_refused(
 ) -> None:
     """One worker, in a process of its own."""
     spec = with_placement(make_spec("began", steps=2), **began)
-    assert run(spec)[0] == 0
+    run_well(spec)
     Path(spec.run_folder, "result.json").unlink()
 
     code, output = run(with_placement(spec, **goes_on))

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import psutil
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig
 
-from recipes.distributed.workers import Workers
 from recipes.model.causal_model import load_model
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.training.setup import shard
+from tests.recipes.conftest import fake_group
 
 PROCESSES = 64
 LOOK_SECONDS = 0.01
@@ -65,11 +63,11 @@ def write_holes(folder: Path) -> None:
 def main() -> None:
     folder, peak = Path(sys.argv[1]), PeakMemory()
     write_holes(folder)
-    dist.init_process_group("fake", rank=5, world_size=PROCESSES, store=FakeStore())
-    model = load_model(folder, reads=False)
-    shard(model, Workers(5, PROCESSES, torch.device("cpu")), 1, "float32")
-    model.read_weights(torch.device("cpu"))
-    read = sum(tensor.to_local().numel() for tensor in model.state_dict().values())
+    with fake_group(PROCESSES, rank=5) as workers:
+        model = load_model(folder, reads=False)
+        shard(model, workers, 1, "float32")
+        model.read_weights(workers.device)
+        read = sum(tensor.to_local().numel() for tensor in model.state_dict().values())
     found = {"parameters": model.parameter_count, "read": read, "peak_gb": peak.bytes / 1e9}
     print(json.dumps(found))
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import Qwen3Config
 
 from recipes.settings import PlacementSettings
 from recipes.spec import TrainingSpec, read_metrics
-from tests.recipes.conftest import course, kill_at, launcher, run
+from tests.recipes.conftest import course, exported, kill_at, launcher, on_model, run_well
 
 
 def assert_same_course(spec: TrainingSpec, unbroken: TrainingSpec) -> None:
@@ -24,12 +23,7 @@ def assert_same_course(spec: TrainingSpec, unbroken: TrainingSpec) -> None:
     ]
     for key in ("parameters", "tokens_seen", "validation"):
         assert results[0][key] == pytest.approx(results[1][key], rel=1e-4), key
-    exported, expected = (
-        load_file(Path(x.export_folder) / "model.safetensors") for x in (spec, unbroken)
-    )
-    assert exported.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(exported[name], weight, atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(exported(spec), exported(unbroken), atol=2e-4, rtol=1e-3)
 
 
 def kill_spread_and_whole(spec: TrainingSpec, workers: int, then: int) -> None:
@@ -39,9 +33,7 @@ def kill_spread_and_whole(spec: TrainingSpec, workers: int, then: int) -> None:
     )
     kill_at(spec, 7, launcher(workers))
     kill_at(whole, 16)
-    code, output = run(spec, launcher(then))
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
+    assert "Going on from the checkpoint of step" in run_well(spec, launcher(then))
     tokens = [[line["targets"] for line in read_metrics(Path(x.run_folder))] for x in (spec, whole)]
     assert tokens[0] == tokens[1]
 
@@ -66,5 +58,4 @@ def train_with_all_kinds_of_weights(
     )
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     for spec, program in ((alone, None), (spread, launcher(workers))):
-        code, output = run(spec.model_copy(update={"base_model_folder": str(folder)}), program)
-        assert code == 0, output
+        run_well(on_model(spec, folder), program)

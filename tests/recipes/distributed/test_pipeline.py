@@ -13,7 +13,7 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
 from recipes.training.setup import check_inputs
-from tests.recipes.conftest import SpecMaker, launcher, run, settings_of
+from tests.recipes.conftest import SpecMaker, launcher, run_well, settings_of
 from tests.recipes.distributed.one_course import (
     assert_same_course,
     kill_spread_and_whole,
@@ -43,9 +43,7 @@ def test_stages_take_the_same_course(
     make_spec: SpecMaker, unbroken: TrainingSpec, workers: int, placement: dict[str, object]
 ) -> None:
     spec = make_spec("stages", **STAGES, **placement)
-    code, output = run(spec, launcher(workers))
-    assert code == 0, output
-    assert "Warning" not in output
+    assert "Warning" not in run_well(spec, launcher(workers))
     assert_same_course(spec, unbroken)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -19,7 +17,7 @@ from recipes.device import Device, mixed_precision
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
 from recipes.training.setup import shard
-from tests.recipes.conftest import REPOSITORY
+from tests.recipes.conftest import REPOSITORY, fake_group
 from tests.recipes.model.architectures import tiny_config
 
 PROCESSES = 8
@@ -30,9 +28,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """The first of eight workers, of which the others are never heard of; weights travel as on a
     GPU."""
     monkeypatch.setattr(Device, "sends_bfloat16", True)
-    dist.init_process_group("fake", rank=0, world_size=PROCESSES, store=FakeStore())
-    yield Workers(0, PROCESSES, torch.device("cpu"))
-    dist.destroy_process_group()
+    with fake_group(PROCESSES) as made:
+        yield made
 
 
 def gemma(base_model: Path) -> TrainableModel:

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from pydantic import ValidationError
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
 from artifacts.errors import UserError
@@ -14,7 +12,15 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
 from recipes.training.setup import split_matrices
-from tests.recipes.conftest import SpecMaker, course, kill_at, launcher, run, settings_of
+from tests.recipes.conftest import (
+    SpecMaker,
+    fake_group,
+    kill_at,
+    launcher,
+    losses,
+    run_well,
+    settings_of,
+)
 from tests.recipes.distributed.one_course import (
     assert_same_course,
     kill_spread_and_whole,
@@ -33,8 +39,7 @@ SPLIT = {
 @pytest.mark.soak
 def test_split_matrices_take_the_same_course(make_spec: SpecMaker, unbroken: TrainingSpec) -> None:
     spec = make_spec("split", **SPLIT)
-    code, output = run(spec, launcher(2))
-    assert code == 0, output
+    run_well(spec, launcher(2))
     assert_same_course(spec, unbroken)
 
 
@@ -57,11 +62,8 @@ def test_it_goes_together_with_sharding_and_saving_in_the_background(
         in_background="always",
     )
     kill_at(spec, 13, launcher(4))
-    code, output = run(spec, launcher(4))
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
-    ours = [loss for loss, _, _ in course(spec)]
-    assert ours == pytest.approx([loss for loss, _, _ in course(unbroken)], rel=1e-5)
+    assert "Going on from the checkpoint of step" in run_well(spec, launcher(4))
+    assert losses(spec) == pytest.approx(losses(unbroken), rel=1e-5)
 
 
 @pytest.mark.soak
@@ -77,13 +79,9 @@ def test_head_norms_biases_and_an_output_matrix_of_its_own_are_split_too(
 def test_heads_that_cannot_be_divided_are_refused(base_model: Path) -> None:
     config = AutoConfig.from_pretrained(base_model)
     model = TrainableModel(Decoder(DecoderShape.from_config(config)))
-    # Three workers, of which this process is one and the others are never heard of.
-    dist.init_process_group("fake", rank=0, world_size=3, store=FakeStore())
-    try:
-        with pytest.raises(UserError, match=r"tensor_parallel. is 3, which does not divide .* 4"):
-            split_matrices(model, init_device_mesh("cpu", (3,)))
-    finally:
-        dist.destroy_process_group()
+    refused = pytest.raises(UserError, match=r"tensor_parallel. is 3, which does not divide .* 4")
+    with fake_group(3), refused:
+        split_matrices(model, init_device_mesh("cpu", (3,)))
 
 
 def test_adapters_and_muon_are_refused_beside_it() -> None:

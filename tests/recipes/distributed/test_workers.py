@@ -1,13 +1,10 @@
 """Several workers, in real processes, train what one trains."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,26 +18,15 @@ from tests.recipes.conftest import (
     finish,
     kill_at,
     launcher,
-    run,
+    losses,
+    rows_trained_on,
+    run_well,
     start,
     train_here,
     train_together,
     wait_for_step,
     worker_processes,
 )
-
-
-def rows_trained_on(spec: TrainingSpec) -> dict[int, list[int]]:
-    """What the workers wrote down: step to rows in global order, as the last start did it."""
-    written: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
-    for path in Path(spec.run_folder).glob("rows-*.jsonl"):
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            written[int(path.stem.removeprefix("rows-"))][record["step"]] = record
-    return {
-        step: [row for rank in range(record["workers"]) for row in written[rank][step]["rows"]]
-        for step, record in written[0].items()
-    }
 
 
 @pytest.mark.soak
@@ -65,9 +51,7 @@ def test_two_one_two_workers_across_deaths_see_each_sample_once(
     assert output.count("A worker of this training ended") == 1 and "Traceback" not in output
 
     kill_at(spec, 16, launcher(1))
-    code, output = run(spec, launcher(2))
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
+    assert "Going on from the checkpoint of step" in run_well(spec, launcher(2))
 
     rows = rows_trained_on(spec)
     seen = [row for step in sorted(rows) for row in rows[step]]
@@ -86,7 +70,7 @@ def test_replicas_accumulation_and_recomputation_take_the_same_course(
     placement = {"replicas": 2, "device_batch_size": 1, "activation_checkpointing": True}
     spec = make_spec("placed", steps=30, **placement)
     train_together(spec, 2)
-    assert losses_of(spec) == pytest.approx(losses_of(unbroken), rel=1e-5)
+    assert losses(spec) == pytest.approx(losses(unbroken), rel=1e-5)
 
 
 @pytest.mark.soak
@@ -100,15 +84,9 @@ def test_muon_takes_the_same_course_on_split_matrices(make_spec: SpecMaker) -> N
     alone, split = make_spec("alone", **muon), make_spec("split", **muon)
     train_here(alone)
     kill_at(split, 5, launcher(2))
-    code, output = run(split, launcher(2))
-    assert code == 0, output
-    assert "Going on from the checkpoint of step" in output
+    assert "Going on from the checkpoint of step" in run_well(split, launcher(2))
     # The update is computed in bfloat16, which rounds another order of sums visibly.
-    assert losses_of(split) == pytest.approx(losses_of(alone), rel=2e-3)
-
-
-def losses_of(spec: TrainingSpec) -> list[float]:
-    return [loss for loss, _, _ in course(spec)]
+    assert losses(split) == pytest.approx(losses(alone), rel=2e-3)
 
 
 @pytest.mark.soak

@@ -11,7 +11,6 @@ from artifacts.errors import UserError
 from artifacts.program.lifetime import Interruption
 from recipes.distributed.workers import Workers
 from recipes.settings import training_settings
-from recipes.spec import TrainingSpec
 from recipes.training.trainer import train
 from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
@@ -92,25 +91,18 @@ def test_several_processes_train_the_model_of_one_and_are_heard_of_on_loopback_a
         codes = [finish(worker) for worker in workers]
     assert [code for code, _ in codes] == [0] * count, codes
     assert listened and outside_loopback(listened) == set()
-    (losses, norms, rates), (ours, our_norms, our_rates) = (
+    (expected, norms, rates), (ours, our_norms, our_rates) = (
         zip(*course(one), strict=True) for one in (alone, spec)
     )
-    assert ours == pytest.approx(losses, rel=SAME_LOSS[precision]) and our_rates == rates
+    assert ours == pytest.approx(expected, rel=SAME_LOSS[precision]) and our_rates == rates
     # The first step starts from the same weights, so that nothing but rounding is another.
-    assert ours[0] == pytest.approx(losses[0], rel=1e-5)
+    assert ours[0] == pytest.approx(expected[0], rel=1e-5)
     assert our_norms[0] == pytest.approx(norms[0], rel=1e-3)
-    assert distance(spec, alone) < SAME_WEIGHTS[precision] * way(alone)
+    way = apart(alone.export_folder, alone.base_model_folder)
+    assert apart(spec.export_folder, alone.export_folder) < SAME_WEIGHTS[precision] * way
 
 
-def distance(one: TrainingSpec, other: TrainingSpec) -> float:
-    return apart(Path(one.export_folder), Path(other.export_folder))
-
-
-def way(spec: TrainingSpec) -> float:
-    return apart(Path(spec.export_folder), Path(spec.base_model_folder))
-
-
-def apart(one: Path, other: Path) -> float:
-    first, second = (load_file(folder / "model.safetensors") for folder in (one, other))
+def apart(one: str, other: str) -> float:
+    first, second = (load_file(f"{folder}/model.safetensors") for folder in (one, other))
     assert first.keys() == second.keys()
     return float(sum((first[name] - second[name]).square().sum() for name in first) ** 0.5)

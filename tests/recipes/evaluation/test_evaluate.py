@@ -14,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from artifacts import libraries
 from artifacts.errors import UserError
@@ -81,9 +83,6 @@ def silent(_: str) -> None:
 def test_bits_are_those_of_the_model_read_one_document_at_a_time(
     make_evaluation: MakeSpec, base_model: Path
 ) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     spec = make_evaluation(settings={"document_tokens": None})
     evaluate(spec, silent)
     scores = pq.read_table(Path(spec.output) / "scores.parquet").to_pylist()
@@ -234,14 +233,12 @@ def test_incumbent_with_another_tokenizer_is_a_fault_for_the_gate(
 def test_model_that_answers_nan_has_no_figure(
     make_evaluation: MakeSpec, tmp_path: Path, base_model: Path
 ) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(base_model)
-    model.model.norm.weight.data.fill_(torch.nan)
-    model.save_pretrained(tmp_path / "diverged")
-    AutoTokenizer.from_pretrained(base_model).save_pretrained(tmp_path / "diverged")
-    diverged = ModelSource(path=tmp_path / "diverged", fingerprint="diverged")
+    folder = change_weights(
+        base_model,
+        tmp_path / "diverged",
+        lambda weights: weights["model.norm.weight"].fill_(torch.nan),
+    )
+    diverged = ModelSource(path=folder, fingerprint="diverged")
     nothing = GenerationSettings(samples=0)
     spec = make_evaluation(candidate=diverged, settings={"generation": nothing})
     result = evaluate(spec, silent)

@@ -9,8 +9,11 @@ from typing import Any
 import lm_eval.tasks
 import pyarrow.parquet as pq
 import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
@@ -23,6 +26,7 @@ from recipes.evaluation.settings import (
     ModelSource,
     TaskSettings,
 )
+from recipes.evaluation.shared_context import SharedContextLM
 from recipes.evaluation.spec import EvaluationSpec
 
 TASK = "which_goes_on"
@@ -35,15 +39,11 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model(base_model: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(base_model).eval()
 
 
 @pytest.fixture(scope="module")
 def tokenizer(base_model: Path) -> Any:
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(base_model)
 
 
@@ -71,11 +71,6 @@ def test_scores_are_lm_evals_own(
     tokenizer: Any,
     batch_tokens: int,
 ) -> None:
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    from recipes.evaluation.shared_context import SharedContextLM
-
     ours = SharedContextLM(model, tokenizer, batch_tokens)
     peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
     requests = [
@@ -166,8 +161,6 @@ def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_comp
 def test_unknown_task_and_task_without_its_data_are_named(
     name: str, message: str, tmp_path: Path, model: Any, tokenizer: Any
 ) -> None:
-    from recipes.evaluation.shared_context import SharedContextLM
-
     write_task(TASK, [], tmp_path)
     (tmp_path / f"{TASK}.jsonl").unlink()
     with pytest.raises(UserError, match=message):
@@ -192,8 +185,6 @@ def run_lm_eval(base_model: Path, task: str, shots: int, folder: Path) -> dict[s
 def test_scores_with_solved_examples_are_those_of_lm_evals_own_command(
     questions: list[dict[str, Any]], tmp_path: Path, base_model: Path, model: Any, tokenizer: Any
 ) -> None:
-    from recipes.evaluation.shared_context import SharedContextLM
-
     write_task(TASK, questions, tmp_path / "tasks")
     tasks = [TaskSettings(name=TASK, shots=2)]
     found = run_tasks(SharedContextLM(model, tokenizer, 4_096), tasks, [tmp_path / "tasks"])
@@ -262,8 +253,6 @@ def test_leaderboards_definitions_score_as_by_lm_evals_own_command(
     task: str, tmp_path: Path, base_model: Path, model: Any, tokenizer: Any
 ) -> None:
     """lm-eval's own files with the leaderboard's shots; the questions alone are ours."""
-    from recipes.evaluation.shared_context import SharedContextLM
-
     theirs = Path(lm_eval.tasks.__file__).parent / DEFINITIONS[task]
     shots = OPEN_LLM_LEADERBOARD_SHOTS[task]
     questions = tmp_path / "questions.jsonl"

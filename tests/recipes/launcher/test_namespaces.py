@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.needs import needs
-from tests.recipes.conftest import SpecMaker, course, launcher, run, write_planned
+from tests.recipes.conftest import SpecMaker, launcher, losses, run_well, write_planned
 from tests.stand_ins.processes import REPOSITORY
 
 pytestmark = [pytest.mark.soak, needs("the right to make network namespaces")]
@@ -56,8 +56,7 @@ def test_four_processes_on_two_machines_of_batch_have_the_losses_of_one_machine(
     placement: dict[str, Any],
 ) -> None:
     together, alone = (make_spec(name, placement=placement) for name in ("together", "alone"))
-    code, output = run(alone, launcher(2 * PROCESSES))
-    assert code == 0, output
+    run_well(alone, launcher(2 * PROCESSES))
     # In another order than their tasks, since Batch promises none.
     hosts = tmp_path / "hosts"
     hosts.write_text("\n".join(reversed(machines.values())))
@@ -81,5 +80,4 @@ def test_four_processes_on_two_machines_of_batch_have_the_losses_of_one_machine(
         for task in tasks:
             task.kill()
     assert [task.returncode for task in tasks] == [0, 0], "\n".join(outputs)
-    losses, expected = ([loss for loss, *_ in course(spec)] for spec in (together, alone))
-    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-5)

@@ -1,11 +1,13 @@
 """A tiny random model of every causal architecture that transformers can build tiny."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 ARCHITECTURES = [name for name in CONFIG_MAPPING_NAMES if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
@@ -70,6 +72,14 @@ def tiny_config(kind: type[PretrainedConfig], **changes: Any) -> PretrainedConfi
     }
     chosen = sizes | _OWN.get(kind.model_type, {}) | changes
     return kind(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def tiny_kind(kind: str, base_model: Path, folder: Path) -> Path:
+    """A model of an architecture with the tokenizer of a base model, whose vocabulary it has."""
+    shutil.copytree(base_model, folder)
+    vocabulary = json.loads((base_model / "config.json").read_text())["vocab_size"]
+    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=vocabulary), folder)
+    return folder
 
 
 def write_tiny(config: PretrainedConfig, folder: Path, auto: Any = AutoModelForCausalLM) -> None:

@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,14 +37,15 @@ def source(base_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(base_model, tmp_path / "source"))
 
 
-@pytest.fixture
-def lines() -> Iterator[list[str]]:
-    yield []
+def refuse(source: Path, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        prepare(BaseModelSettings(folder=str(source)), source.with_name("out"))
 
 
-def test_a_folder_is_taken_over_exactly(source: Path, tmp_path: Path, lines: list[str]) -> None:
+def test_a_folder_is_taken_over_exactly(source: Path, tmp_path: Path) -> None:
     (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     (source / "optimizer.bin").write_bytes(b"not wanted")
+    lines: list[str] = []
 
     stats = prepare(BaseModelSettings(folder=str(source)), tmp_path / "out", lines.append)
 
@@ -72,17 +73,15 @@ def test_the_identity_follows_the_content_and_not_the_path(source: Path, tmp_pat
 @pytest.mark.fault(
     "base_model", "architecture that cannot be trained", sees="its name", then="nothing is trained"
 )
-def test_an_architecture_that_cannot_be_trained_is_refused(source: Path, tmp_path: Path) -> None:
+def test_an_architecture_that_cannot_be_trained_is_refused(source: Path) -> None:
     write_tiny(tiny_config(MambaConfig, vocab_size=512), source)
-    with pytest.raises(UserError, match="MambaForCausalLM cannot be trained here"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    refuse(source, "MambaForCausalLM cannot be trained here")
 
 
 @pytest.mark.fault("base_model", "pickled weights", sees="the file", then="never read")
-def test_pickled_weights_are_refused(source: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused(source: Path) -> None:
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"only pickled weights \(pytorch_model.bin\)"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    refuse(source, r"only pickled weights \(pytorch_model.bin\)")
 
 
 def test_sharded_pickled_weights_are_refused_with_a_command_that_converts_them(
@@ -127,12 +126,9 @@ def test_a_model_with_an_older_tokenizer_is_taken_over(kind: str, tmp_path: Path
 )
 def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"no tokenizer.json, nor a SentencePiece model"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
-    config = json.loads((source / "config.json").read_text()) | {"model_type": "marian"}
-    (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"Marian's two SentencePiece models"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    refuse(source, r"no tokenizer.json, nor a SentencePiece model")
+    marian = change_config(source, tmp_path / "marian", model_type="marian")
+    refuse(marian, r"Marian's two SentencePiece models")
 
 
 @pytest.mark.fault(
@@ -154,9 +150,7 @@ def test_marian_with_two_sentencepiece_models_is_refused(source: Path, tmp_path:
 def test_weights_that_are_not_the_configs_are_refused(
     change: dict[str, int], fault: str, source: Path, tmp_path: Path
 ) -> None:
-    change_config(source, tmp_path / "changed", **change)
-    with pytest.raises(UserError, match=fault):
-        prepare(BaseModelSettings(folder=str(tmp_path / "changed")), tmp_path / "out")
+    refuse(change_config(source, tmp_path / "changed", **change), fault)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +169,9 @@ def test_layers_that_other_families_lack_are_refused(
 
 
 @pytest.mark.fault("base_model", "damaged tokenizer", sees="the file", then="nothing is trained")
-def test_a_damaged_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_refused(source: Path) -> None:
     (source / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(UserError, match=r"tokenizer.json cannot be read"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    refuse(source, r"tokenizer.json cannot be read")
 
 
 @pytest.mark.fault(
@@ -200,10 +193,9 @@ def test_a_gated_model_of_the_hub_is_refused_with_what_to_do(
     hub.stop()
 
 
-def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -> None:
+def test_an_adapter_without_its_model_is_refused(source: Path) -> None:
     (source / "config.json").rename(source / "adapter_config.json")
-    with pytest.raises(UserError, match=r"holds an adapter alone .*merge_and_unload"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    refuse(source, r"holds an adapter alone .*merge_and_unload")
 
 
 @pytest.mark.fault(
@@ -213,11 +205,8 @@ def test_an_adapter_without_its_model_is_refused(source: Path, tmp_path: Path) -
     then="the code is never run",
 )
 def test_remote_code_is_refused(source: Path, tmp_path: Path) -> None:
-    config = json.loads((source / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model"}
-    (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="remote code"):
-        prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
+    coded = {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    refuse(change_config(source, tmp_path / "coded", **coded), "remote code")
 
 
 @pytest.mark.fault(

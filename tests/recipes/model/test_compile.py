@@ -3,22 +3,17 @@
 Dynamo traces it here as there; only the code that Inductor makes of a graph needs a GPU.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipes.data.batch import Batch, ExampleBatch
 from recipes.device import Device
-from recipes.distributed.workers import Workers
 from recipes.encoders.classification import load_classifier
 from recipes.encoders.masked import load_masked
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
@@ -29,8 +24,8 @@ from recipes.sequence_to_sequence.objective import load_sequence_to_sequence
 from recipes.settings import LoraSettings
 from recipes.training.setup import compile_layers, multiply_in_float8, shard
 from tests import tiny_models
-from tests.recipes.conftest import SpecMaker, course, train_here
-from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.recipes.conftest import SpecMaker, course, fake_group, on_model, train_here
+from tests.recipes.model.architectures import tiny_kind
 
 SHAPE = DecoderShape(
     vocab_size=64,
@@ -70,18 +65,6 @@ def batch(seed: int) -> Batch:
     return Batch(tokens, tokens, positions, starts.cumsum(1).int())
 
 
-@contextmanager
-def group_of(processes: int, degree: int = 1) -> Iterator[Workers]:
-    """The first of some workers, of which the others are never heard of."""
-    if processes > 1:
-        dist.init_process_group("fake", rank=0, world_size=processes, store=FakeStore())
-    try:
-        yield Workers(0, processes, torch.device("cpu"), tensor_parallel=degree)
-    finally:
-        if processes > 1:
-            dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("processes", "degree", "replicas", "recompute"),
     [
@@ -112,8 +95,8 @@ def test_all_layers_are_one_graph_to_train_and_one_to_measure(
     if recompute:
         model.enable_activation_checkpointing()
     compile_layers(model, is_packed=True, fullgraph=True, backend=counter)
-    with group_of(processes, degree) as workers, torch.autocast("cpu", torch.bfloat16):
-        shard(model, workers, replicas, "float32")
+    with fake_group(processes) as workers, torch.autocast("cpu", torch.bfloat16):
+        shard(model, replace(workers, tensor_parallel=degree), replicas, "float32")
         for seed in range(BATCHES):
             model(batch(seed)).backward()
         # Of matrices that are split, the first layer's input comes from another kind of module.
@@ -202,12 +185,8 @@ def test_models_of_transformers_skip_pairs_of_other_documents_where_they_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a GPU, whose kernels torch replaces here by plain products."""
-    folder = Path(shutil.copytree(base_model, tmp_path / "model"))
-    write_tiny(tiny_config(CONFIG_MAPPING[kind], vocab_size=512), folder)
-    dense, by_blocks = (
-        make_spec(name, steps=4).model_copy(update={"base_model_folder": str(folder)})
-        for name in ("dense", "blocks")
-    )
+    folder = tiny_kind(kind, base_model, tmp_path / "model")
+    dense, by_blocks = (on_model(make_spec(name, steps=4), folder) for name in ("dense", "blocks"))
     train_here(dense)
     used = set()
     given = TransformersNetwork._arguments

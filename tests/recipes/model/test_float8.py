@@ -7,13 +7,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
 from recipes.training.setup import multiply_in_float8
-from tests.recipes.conftest import SpecMaker, course, settings_of, train_here
-from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.recipes.conftest import SpecMaker, losses, on_model, settings_of, train_here
+from tests.recipes.model.architectures import tiny_kind
 from tests.tiny import save_random_model
 
 
@@ -26,9 +25,8 @@ def test_it_takes_the_course_of_bfloat16_and_leaves_usual_weights(make_spec: Spe
     result = train_here(narrow)
     train_here(usual)
     assert result.validation["end"] < result.validation["start"]
-    ours, theirs = ([loss for loss, _, _ in course(spec)] for spec in (narrow, usual))
-    assert ours != theirs
-    assert ours == pytest.approx(theirs, rel=0.02)
+    assert losses(narrow) != losses(usual)
+    assert losses(narrow) == pytest.approx(losses(usual), rel=0.02)
     model = AutoModelForCausalLM.from_pretrained(Path(narrow.export_folder))
     with torch.no_grad():
         assert model(torch.arange(50)[None]).logits.isfinite().all()
@@ -46,16 +44,16 @@ def test_a_model_of_which_it_would_multiply_nothing_is_refused(
     kind: str, make_spec: SpecMaker, base_model: Path, tmp_path: Path
 ) -> None:
     """GPT-2 has layers of a kind of its own; the other's sizes are no multiples of 16."""
-    folder = Path(shutil.copytree(base_model, tmp_path / "model"))
+    folder = tmp_path / "model"
     if kind == "gpt2":
-        write_tiny(tiny_config(CONFIG_MAPPING["gpt2"], vocab_size=512), folder)
+        tiny_kind(kind, base_model, folder)
     else:
+        shutil.copytree(base_model, folder)
         sizes = {"hidden_size": 72, "intermediate_size": 152, "head_dim": 18}
         config = AutoConfig.from_pretrained(folder, **sizes)
         save_random_model(folder, LlamaForCausalLM, config, {})
-    spec = make_spec(precision="float8").model_copy(update={"base_model_folder": str(folder)})
     with pytest.raises(UserError, match=r"float8, but no matrix .* multiples of 16\. Set it to"):
-        train_here(spec)
+        train_here(on_model(make_spec(precision="float8"), folder))
 
 
 @pytest.mark.parametrize("other", [{"lora": {}}, {"tensor_parallel": 2}, {"deepspeed": {}}])

@@ -1,13 +1,10 @@
 """FLOPs are those that torch counts, and of attention those that document masks leave."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import PADDING_SEGMENT, Batch
 from recipes.encoders.masked import read_masked
@@ -22,6 +19,20 @@ LENGTHS = (3, 5)
 PADDING = 2
 
 
+def initialized_model() -> TrainableModel:
+    decoder = Decoder(SHAPE)
+    decoder.initialize()
+    return TrainableModel(decoder)
+
+
+def counted_products(model: TrainableModel, batch: Batch) -> int:
+    """FLOPs of both passes that torch counts, attention aside."""
+    with FlopCounterMode(display=False) as counter:
+        model(batch).backward()
+    counts = counter.get_flop_counts()["Global"].items()
+    return sum(flops for op, flops in counts if "attention" not in str(op))
+
+
 def test_documents_attend_to_themselves_alone_and_parameters_multiply_every_token() -> None:
     parts = [torch.arange(length) for length in (*LENGTHS, PADDING)]
     numbers = (0, 1, PADDING_SEGMENT)
@@ -31,13 +42,7 @@ def test_documents_attend_to_themselves_alone_and_parameters_multiply_every_toke
     assert batch.pair_count == 3 * 4 // 2 + 5 * 6 // 2
     assert batch.token_count == sum(LENGTHS)
 
-    decoder = Decoder(SHAPE)
-    decoder.initialize()
-    model = TrainableModel(decoder)
-    with FlopCounterMode(display=False) as counter:
-        model(batch).backward()
-    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
-    products = sum(flops for op, flops in counts.items() if "attention" not in op)
+    model = initialized_model()
     found = training_flops(
         model.parameter_count,
         model.trained_count,
@@ -45,30 +50,25 @@ def test_documents_attend_to_themselves_alone_and_parameters_multiply_every_toke
         batch.positions.numel(),
         batch.pair_count,
     )
-    assert found["6n"] == pytest.approx(products, rel=0.01)
+    assert found["6n"] == pytest.approx(counted_products(model, batch), rel=0.01)
     assert found["masked"] - found["6n"] == 12 * (3 * 4 * 16) * batch.pair_count
 
 
 def test_of_frozen_parameters_no_gradient_is_counted() -> None:
-    decoder = Decoder(SHAPE)
-    decoder.initialize()
-    model = TrainableModel(decoder)
+    model = initialized_model()
     add_adapters(model, LoraSettings(rank=8), seed=0)
     positions = torch.arange(32)[None]
     batch = Batch(positions, positions, positions, torch.zeros_like(positions))
-    with FlopCounterMode(display=False) as counter:
-        model(batch).backward()
-    counts = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
-    products = sum(flops for op, flops in counts.items() if "attention" not in op)
     counted = model.parameter_count, model.trained_count
     found = training_flops(*counted, attention_width=0, tokens=32, pairs=0)["6n"]
     assert counted[1] < counted[0]
     # No gradient passes through what lies before the first adapter.
+    products = counted_products(model, batch)
     assert products < found < 1.1 * products
 
 
-def test_an_encoder_looks_both_ways(shards: ShardStats, shards_folder: Path) -> None:
-    batch = read_masked(ShardSet(str(shards_folder), shards, "train"), np.arange(8))
+def test_an_encoder_looks_both_ways(train_split: ShardSet) -> None:
+    batch = read_masked(train_split, np.arange(8))
     lengths = torch.unique(
         (batch.segments + 1000 * torch.arange(8)[:, None])[batch.segments >= 0], return_counts=True
     )[1]

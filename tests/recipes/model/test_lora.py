@@ -1,6 +1,5 @@
 """Low-rank adapters: small, merged on export, the base untouched."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -13,23 +12,27 @@ from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel, TransformersNetwork
 from recipes.model.lora import add_adapters
 from recipes.settings import LoraSettings
-from recipes.spec import TrainingSpec, read_metrics, read_result
-from tests.recipes.conftest import SpecMaker, train_here, train_together
+from recipes.spec import TrainingSpec, read_result
+from tests.recipes.conftest import (
+    SpecMaker,
+    exported,
+    losses,
+    on_model,
+    train_here,
+    train_together,
+)
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}
-
-
-def digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
 def adapted(make_spec: SpecMaker) -> TrainingSpec:
     """A finished run that trained adapters."""
     spec = make_spec("adapted", steps=20, learning_rate=1e-2, lora=LORA)
-    before = digest(Path(spec.base_model_folder))
+    base = Path(spec.base_model_folder) / "model.safetensors"
+    before = base.read_bytes()
     train_here(spec)
-    assert digest(Path(spec.base_model_folder)) == before
+    assert base.read_bytes() == before
     return spec
 
 
@@ -49,7 +52,7 @@ def test_the_merged_export_is_base_plus_adapter(adapted: TrainingSpec) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     adapter = load_file(folder / "adapter_model.safetensors")
     base = load_file(Path(adapted.base_model_folder) / "model.safetensors")
-    merged = load_file(export / "model.safetensors")
+    merged = exported(adapted)
     scale = config["lora_alpha"] / config["r"]
     changed = 0
     for name, weight in base.items():
@@ -75,7 +78,7 @@ def test_dora_starts_at_the_base_model_and_is_merged_into_what_was_trained(
     assert result.validation["end"] < result.validation["start"]
     plain = train_here(make_spec("plain", steps=1))
     assert result.validation["start"] == pytest.approx(plain.validation["start"], rel=1e-5)
-    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
+    on = on_model(make_spec("on", steps=1), Path(spec.export_folder))
     assert train_here(on).validation["start"] == pytest.approx(result.validation["end"], rel=1e-5)
 
     folder = Path(f"{spec.export_folder}-adapter")
@@ -88,10 +91,7 @@ def test_dora_starts_at_the_base_model_and_is_merged_into_what_was_trained(
 def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
     train_together(spec, 2)
-    losses = [
-        [line["loss"] for line in read_metrics(Path(one.run_folder))] for one in (spec, adapted)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses(spec) == pytest.approx(losses(adapted), rel=1e-5)
 
 
 def test_a_model_without_the_targets_is_refused() -> None:

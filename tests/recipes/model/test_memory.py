@@ -1,20 +1,16 @@
 """What a training takes of a GPU's memory: the reckoning agrees with autograd and with FSDP2."""
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2LMHeadModel, LlamaConfig, OPTConfig, RobertaConfig, T5Config
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError, reason_of
 from artifacts.program.lifetime import Interruption
@@ -44,8 +40,15 @@ from recipes.training.setup import (
     training_memory,
 )
 from recipes.training.trainer import Trainer, train
-from tests.recipes.conftest import REPOSITORY, SpecMaker, settings_of, train_here
-from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.recipes.conftest import (
+    REPOSITORY,
+    SpecMaker,
+    fake_group,
+    on_model,
+    settings_of,
+    train_here,
+)
+from tests.recipes.model.architectures import tiny_kind
 
 LLAMA_1B = LlamaConfig(
     vocab_size=128_256,
@@ -182,10 +185,8 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
     monkeypatch.setattr(network, "segment_mask", lambda segments, dtype: SegmentMask(None))
     built = on_paper(config)
     built.enable_activation_checkpointing()
-    if workers > 1:
-        dist.init_process_group("fake", rank=0, world_size=workers, store=FakeStore())
-    try:
-        shard(built, Workers(0, workers, torch.device("cpu")), 1, "bfloat16")
+    with fake_group(workers) as group:
+        shard(built, group, 1, "bfloat16")
         with FakeTensorMode(allow_non_fake_inputs=True):
             built._apply(lambda held: torch.empty_like(held, device="cpu"))
             optimizers = build_optimizers(built, settings_of().optimizer)
@@ -203,9 +204,6 @@ def test_what_is_reckoned_is_what_a_worker_holds_at_most(
                     summed = built(batch)
                 summed.backward()
             (peak,) = tracker.get_tracker_snapshot("peak").values()
-    finally:
-        if workers > 1:
-            dist.destroy_process_group()
     held = next(size for kind, size in peak.items() if str(kind) == "Total")
     assert reckoned(config, rows, workers).total(keeps=False) == pytest.approx(held, rel=0.2)
 
@@ -285,10 +283,8 @@ def test_a_run_that_its_gpu_does_not_hold_ends_before_its_first_step(
     monkeypatch.setattr(Device, "memory", lambda device: megabytes * 1e6)
     spec = make_spec(**settings)
     if not can:
-        folder = Path(shutil.copytree(base_model, tmp_path / "model"))
-        write_tiny(tiny_config(CONFIG_MAPPING["gpt2"], vocab_size=512), folder)
+        spec = on_model(spec, tiny_kind("gpt2", base_model, tmp_path / "model"))
         monkeypatch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
-        spec = spec.model_copy(update={"base_model_folder": str(folder)})
     with pytest.raises(UserError, match=told.replace("(", r"\(")):
         train_here(spec)
     assert not (Path(spec.run_folder) / METRICS_NAME).exists()

@@ -20,10 +20,9 @@ from transformers import (
 )
 
 from artifacts.errors import UserError
-from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.checkpointing.checkpoint import export_model
-from recipes.data.batch import IGNORED, Batch, read_batch
+from recipes.data.batch import IGNORED, read_batch
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
@@ -37,6 +36,8 @@ from recipes.model.decoder.network import (
     summed_cross_entropy,
     to_gradient_by_mask,
 )
+from tests.recipes.model.test_architectures import packed
+from tests.tiny import change_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -111,29 +112,13 @@ def test_families_with_a_built_in_decoder_use_it(folder: Path) -> None:
     assert isinstance(network, TransformersNetwork if is_gpt2 else Decoder)
 
 
-def row_of(tokens: torch.Tensor, segments: torch.Tensor, positions: torch.Tensor) -> Batch:
-    targets = tokens.roll(-1, dims=1)
-    targets[:, :-1][segments[:, 1:] != segments[:, :-1]] = IGNORED
-    targets[:, -1] = IGNORED
-    return Batch(tokens, targets, positions, segments)
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_two_documents_in_a_row_cost_what_they_cost_apart(folder: Path, precision: str) -> None:
     model = load_model(folder)
-    first, second = torch.randint(0, 96, (1, 70)), torch.randint(0, 96, (1, 33))
-    apart = [
-        row_of(part, torch.zeros_like(part), torch.arange(part.shape[1])[None])
-        for part in (first, second)
-    ]
-    together = row_of(
-        torch.cat((first, second), dim=1),
-        torch.cat((torch.zeros_like(first), torch.ones_like(second)), dim=1),
-        torch.cat((torch.arange(70), torch.arange(33)))[None],
-    )
+    documents = [torch.randint(0, 96, (length,)) for length in (70, 33)]
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-        expected = sum(float(model(batch)) for batch in apart)
-        found = float(model(together))
+        expected = sum(float(model(packed([document]))) for document in documents)
+        found = float(model(packed(documents)))
     assert found == pytest.approx(expected, rel=1e-5 if precision == "float32" else 3e-3)
 
 
@@ -156,10 +141,8 @@ def test_loss_and_its_gradients_are_those_of_plain_cross_entropy(rows: int) -> N
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
 
 
-def test_bfloat16_attention_is_close_to_float32(
-    base_model: Path, shards_folder: Path, shards: ShardStats
-) -> None:
-    batch = read_batch(ShardSet(shards_folder, shards, "train"), torch.arange(8).numpy())
+def test_bfloat16_attention_is_close_to_float32(base_model: Path, train_split: ShardSet) -> None:
+    batch = read_batch(train_split, torch.arange(8).numpy())
     losses, gradients = [], []
     for mixed in (False, True):
         model = load_model(base_model)
@@ -174,14 +157,9 @@ def test_bfloat16_attention_is_close_to_float32(
 
 
 def test_weights_that_do_not_fit_the_config_are_refused(base_model: Path, tmp_path: Path) -> None:
-    for path in base_model.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(
-        config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3')
-    )
+    changed = change_config(base_model, tmp_path / "changed", num_hidden_layers=3)
     with pytest.raises(UserError, match=r"do not fit config\.json"):
-        load_model(tmp_path)
+        load_model(changed)
 
 
 @torch.no_grad()

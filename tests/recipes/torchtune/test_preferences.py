@@ -19,7 +19,7 @@ from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from recipes.torchtune.objective import PreferenceScorer, read_preferences
 from tests.example_shards import example_shards
-from tests.recipes.conftest import course, spec_in, train_here, train_together
+from tests.recipes.conftest import course, losses, spec_in, train_here, train_together
 from tests.tiny_tasks import SMALL, TASKS
 
 STEPS = 8
@@ -97,9 +97,9 @@ def test_its_loss_is_dpos_of_the_answers_margins(
         PreferenceScorer().score(folder, examples, rows).values["preference_margin"]
         for folder in (base, Path(spec.export_folder))
     )
-    losses = np.log1p(np.exp(-BETA * (after - before)))
+    expected = np.log1p(np.exp(-BETA * (after - before)))
     # The scorer computes in the precision that the endpoint has.
-    assert losses.mean() / math.log(2) == pytest.approx(validation["end"], abs=0.02)
+    assert expected.mean() / math.log(2) == pytest.approx(validation["end"], abs=0.02)
 
 
 @pytest.mark.soak
@@ -110,8 +110,7 @@ def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
     for spec, workers in ((one, 1), (two, 2)):
         train_together(spec, workers)
     assert one.content() == two.content()
-    losses, others = ([step[0] for step in course(spec)] for spec in (one, two))
-    assert others == pytest.approx(losses, abs=2e-3)
+    assert losses(two) == pytest.approx(losses(one), abs=2e-3)
 
 
 def test_a_batch_has_both_conversations_and_marks_their_answers(

@@ -18,12 +18,16 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import read_batch
 from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
-from recipes.spec import TrainingSpec, read_result
+from recipes.spec import TrainingSpec
 from recipes.torchtune.settings import TorchtuneSettings
 from recipes.torchtune.trainer import TuneModel, runnable
 from tests.recipes.conftest import (
     SpecMaker,
     course,
+    exported,
+    losses,
+    on_model,
+    same,
     spec_in,
     stop_here,
     train_here,
@@ -95,11 +99,16 @@ def settings(
 
 def trained(spec: TrainingSpec) -> dict[str, torch.Tensor]:
     train_here(spec)
-    return load_file(Path(spec.export_folder) / "model.safetensors")
+    return exported(spec)
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+def assert_learnt(spec: TrainingSpec, make_spec: SpecMaker, tolerance: float) -> None:
+    """Train; our own engine measures the exported model as torchtune's has measured it."""
+    result = train_here(spec)
+    assert result.steps == STEPS
+    assert result.validation["end"] < 0.98 * result.validation["start"]
+    on = train_here(on_model(make_spec("on", steps=1), Path(spec.export_folder)))
+    assert on.validation["start"] == pytest.approx(result.validation["end"], rel=tolerance)
 
 
 @pytest.mark.parametrize("program", CONFIGS)
@@ -107,16 +116,7 @@ def test_it_learns_and_exports_what_it_learnt(
     program: str, make: Make, make_spec: SpecMaker
 ) -> None:
     spec = make(program)
-    trained(spec)
-    result = read_result(Path(spec.run_folder))
-    assert result is not None and result.steps == STEPS
-    assert result.validation["end"] < 0.98 * result.validation["start"]
-
-    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
-    train_here(on)
-    measured_by_ours = read_result(Path(on.run_folder))
-    assert measured_by_ours is not None
-    assert measured_by_ours.validation["start"] == pytest.approx(result.validation["end"], rel=1e-5)
+    assert_learnt(spec, make_spec, tolerance=1e-5)
 
 
 def test_it_trains_on_the_rows_of_our_own_engine(make: Make, make_spec: SpecMaker) -> None:
@@ -144,15 +144,8 @@ def test_dora_and_qlora_learn_and_are_merged(
 ) -> None:
     """Four-bit weights come in blocks, so the base model is a little wider than usual."""
     wide_model(tmp_path)
-    spec = make("lora_finetune_single_device", changes, config=config).model_copy(
-        update={"base_model_folder": str(tmp_path)}
-    )
-    trained(spec)
-    result = read_result(Path(spec.run_folder))
-    assert result is not None and result.validation["end"] < 0.98 * result.validation["start"]
-    on = make_spec("on", steps=1).model_copy(update={"base_model_folder": spec.export_folder})
-    measured_by_ours = train_here(on).validation["start"]
-    assert measured_by_ours == pytest.approx(result.validation["end"], rel=tolerance)
+    spec = on_model(make("lora_finetune_single_device", changes, config=config), tmp_path)
+    assert_learnt(spec, make_spec, tolerance)
 
 
 @pytest.mark.parametrize("program", ["full_finetune_single_device", "lora_finetune_distributed"])
@@ -185,8 +178,7 @@ def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
     for spec, workers in ((one, 1), (two, 2)):
         train_together(spec, workers)
     assert one.content() == two.content()
-    losses = [[step[0] for step in course(spec)] for spec in (one, two)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +211,7 @@ def test_its_model_computes_what_that_of_transformers_does(
     changes: dict[str, Any],
     name: str,
     tmp_path: Path,
-    shards_folder: Path,
-    shards: ShardStats,
+    train_split: ShardSet,
 ) -> None:
     from torchtune import config
 
@@ -236,7 +227,7 @@ def test_its_model_computes_what_that_of_transformers_does(
     network = config.instantiate(written.model)
     network.load_state_dict(config.instantiate(written.checkpointer).load_checkpoint()["model"])
     model = TuneModel(network, tmp_path, dict(written.model))
-    batch = read_batch(ShardSet(str(shards_folder), shards, "train"), np.arange(4))
+    batch = read_batch(train_split, np.arange(4))
 
     expected = load_model(tmp_path)
     torch.testing.assert_close(model(batch), expected(batch), rtol=1e-5, atol=0)

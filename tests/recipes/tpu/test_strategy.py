@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from artifacts.program.entry import INTERRUPTED
 from recipes.data.reader import DataOrder
@@ -19,16 +18,20 @@ from recipes.tpu.device import TPU_VARIABLE
 from tests.recipes.conftest import (
     SpecMaker,
     course,
+    exported,
     finish,
     kill_at,
+    losses,
+    rows_trained_on,
     run,
+    run_well,
+    same,
     settings_of,
     start,
     train_here,
     wait_for_step,
 )
-from tests.recipes.distributed.test_workers import rows_trained_on
-from tests.recipes.test_recipes import Prepared, same
+from tests.recipes.test_recipes import Prepared
 
 pytestmark = pytest.mark.soak
 
@@ -55,21 +58,14 @@ def program() -> list[str]:
 
 def train_on_chips(spec: TrainingSpec) -> str:
     """Run to the end; returns what was printed."""
-    code, output = run(spec, program())
-    assert code == 0, output
+    output = run_well(spec, program())
     assert f"{CHIPS} chips" in output
     return output
 
 
-def losses(spec: TrainingSpec) -> list[float]:
-    return [loss for loss, _, _ in course(spec)]
-
-
 def assert_alike(one: TrainingSpec, other: TrainingSpec) -> None:
     """Exported weights agree but for what attention does not see: a bias of its keys."""
-    ours, theirs = (
-        load_file(Path(spec.export_folder) / "model.safetensors") for spec in (one, other)
-    )
+    ours, theirs = exported(one), exported(other)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         if not name.endswith(("key.bias", "k_proj.bias")):
@@ -116,7 +112,7 @@ def test_a_killed_run_goes_on_exactly(make_spec: SpecMaker) -> None:
     assert "Going on from the checkpoint of step" in train_on_chips(killed)
 
     assert course(killed) == course(whole)
-    assert same(killed, whole)
+    assert same(exported(killed), exported(whole))
 
 
 def test_a_run_moves_from_chips_to_a_processor_and_back(make_spec: SpecMaker) -> None:
