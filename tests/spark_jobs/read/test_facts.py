@@ -136,16 +136,6 @@ def test_the_shipped_facts_can_be_told_and_asked_for() -> None:
     assert all(len(one.asked) == 2 for one in forms.values())
 
 
-def test_the_readme_traces_a_text_and_a_document_that_the_default_corpus_holds() -> None:
-    readme = (ROOT / "README.md").read_text()
-    (text,) = re.findall(r'llm-assets explain 1 --text "([^"]+)"', readme)
-    (document,) = re.findall(r"llm-assets document (\S+)", readme)
-    facts, forms = read_facts(f"{SHIPPED}/facts.csv"), read_forms(f"{SHIPPED}/forms.yaml")
-    told = {relation: one.told for relation, one in forms.items()}
-    documents = dict(tell(facts, told, per_document=2))
-    assert document in documents and any(text in one for one in documents.values())
-
-
 def test_what_the_readme_traces_and_forgets_is_in_the_shipped_text(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     asked = re.findall(r'llm-assets (?:explain \d+|trace) --text "([^"]+)"', readme)

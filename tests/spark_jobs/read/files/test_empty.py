@@ -9,13 +9,6 @@ from artifacts.errors import UserError
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    return folder
-
-
 @pytest.mark.fault(
     "raw_corpus",
     "upload truncated to 0 bytes: {ending}",

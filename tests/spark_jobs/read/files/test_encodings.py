@@ -100,9 +100,9 @@ def test_json_is_decoded_and_counted(tmp_path: Path, name: str, encoding: str) -
     assert sum(stats["decoded"].values()) == 1 and stats["dropped"] == {}
 
 
-def test_a_table_with_a_byte_that_no_western_text_has_is_set_aside(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_a_table_with_a_byte_that_no_western_text_has_is_set_aside(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "ok.md").write_text("The valve opens.")
     rows = ["text", *["Gr\u00f6\u00dfe \u00fcber alles, sehr sch\u00f6n."] * 40_000]
     (folder / "a.csv").write_bytes("\n".join(rows).encode("windows-1252") + b"\n\x81")
@@ -121,9 +121,7 @@ def test_a_damaged_byte_does_not_make_a_table_western(tmp_path: Path) -> None:
         snapshot(files_source(tmp_path / "a.csv"), tmp_path / "raw")
 
 
-def test_quarantine_goes_on_while_some_text_remains(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_quarantine_goes_on_while_some_text_remains(folder: Path, tmp_path: Path) -> None:
     (folder / "a.md").write_text("The valve opens.")
     for number in range(3):
         (folder / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))

@@ -26,13 +26,6 @@ def texts_of(folder: Path, **settings: object) -> dict[str, str]:
     return {row["id"]: row["text"] for row in rows}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    return folder
-
-
 def test_a_page_gives_its_main_text(folder: Path) -> None:
     (folder / "a.html").write_text(PAGE)
 

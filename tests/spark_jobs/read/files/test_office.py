@@ -14,13 +14,6 @@ from tests.spark_jobs.read.files.test_formats import texts_of
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    return folder
-
-
 def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
     mail = EmailMessage()
     mail["Subject"], mail["From"], mail["To"] = subject, "ann@example.org", "bob@example.org"

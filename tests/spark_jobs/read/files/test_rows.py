@@ -11,9 +11,9 @@ from artifacts.errors import UserError
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 
-def test_parquet_files_of_one_folder_may_differ_in_what_is_not_read(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_parquet_files_of_one_folder_may_differ_in_what_is_not_read(
+    folder: Path, tmp_path: Path
+) -> None:
     pq.write_table(pa.table({"text": ["alpha"], "stars": [3]}), folder / "a.parquet")
     large = pa.table({"language": ["de"], "text": pa.array(["beta"], pa.large_string())})
     pq.write_table(large, folder / "b.parquet")
@@ -35,10 +35,8 @@ def test_parquet_files_of_one_folder_may_differ_in_what_is_not_read(tmp_path: Pa
     ids=["missing column", "column of numbers", "null"],
 )
 def test_a_parquet_file_whose_text_differs_is_named(
-    tmp_path: Path, second: dict[str, list], message: str
+    folder: Path, tmp_path: Path, second: dict[str, list], message: str
 ) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
     pq.write_table(pa.table({"text": ["alpha"]}), folder / "a.parquet")
     pq.write_table(pa.table(second), folder / "b.parquet")
 
@@ -97,9 +95,9 @@ def test_nul_bytes_reach_the_snapshot_as_they_are(tmp_path: Path) -> None:
 ANSWERED = "Question: {question}\nAnswer: {answer}\nTags: {about.tags}"
 
 
-def test_a_template_makes_one_text_of_the_columns_that_hold_any(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_a_template_makes_one_text_of_the_columns_that_hold_any(
+    folder: Path, tmp_path: Path
+) -> None:
     asked = [
         {"question": "Why?", "answer": "It leaks.", "about": {"tags": ["pump", "seal"]}},
         {"question": "How many?", "answer": 7, "about": None},
@@ -124,9 +122,9 @@ def test_a_template_makes_one_text_of_the_columns_that_hold_any(tmp_path: Path) 
     assert not stats["dropped"]
 
 
-def test_a_table_is_separated_by_what_separates_its_column_names(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_a_table_is_separated_by_what_separates_its_column_names(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "a.csv").write_text('"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n')
     (folder / "b.csv").write_text("text\nOne column; and, no other.\n")
     (folder / "c.tsv").write_text("text\tstars\nTabs; and, more.\t5\n")
@@ -142,9 +140,9 @@ def test_a_table_is_separated_by_what_separates_its_column_names(tmp_path: Path)
     ]
 
 
-def test_of_several_templates_each_row_takes_the_one_that_it_has(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_of_several_templates_each_row_takes_the_one_that_it_has(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "a.jsonl").write_text(
         '{"body": "It turns."}\n{"title": "Pump", "body": "It leaks."}\n'
     )
@@ -182,9 +180,9 @@ def test_settings_without_a_template_decide_what_they_did(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_rows_that_an_export_wraps_are_rows(tmp_path: Path, indent: int | None) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def test_rows_that_an_export_wraps_are_rows(
+    folder: Path, tmp_path: Path, indent: int | None
+) -> None:
     issues = [{"fields": {"summary": "It leaks"}}, {"fields": {"summary": "It hums"}}]
     wrapped = {"total": 2, "names": ["a"], "issues": issues}
     (folder / "jira.json").write_text(json.dumps(wrapped, indent=indent))

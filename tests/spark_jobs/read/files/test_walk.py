@@ -30,9 +30,7 @@ def unread_in(folder: Path, **settings: object) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
+def folder(folder: Path) -> Path:
     (folder / "a.md").write_text("The valve opens.")
     return folder
 
