@@ -26,13 +26,18 @@ from llm_assets.pipes import (
     PipesVertexCustomJobClient,
     RetryPolicy,
 )
-from llm_assets.pipes.remote_job import RemoteRun
+from llm_assets.pipes.remote_job import RemoteJobPipesClient, RemoteRun
 from tests.forked import ForkedProcess, Surroundings
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
 from tests.stand_ins.processes import REPOSITORY
 
-PARENT = f"projects/{PROJECT}/locations/{REGION}"
 PROGRAM = Path(__file__).parent / "programs" / "report.py"
+CLIENTS: dict[str, type[RemoteJobPipesClient[Any]]] = {
+    "vertex": PipesVertexCustomJobClient,
+    "dataproc": PipesDataprocServerlessClient,
+    "batch": PipesGoogleBatchClient,
+    "tpu": PipesTpuVmClient,
+}
 QUICK = Limits(
     poll_seconds=0.1,
     reason_seconds=10.0,
@@ -102,49 +107,24 @@ class Runner:
             "fingerprint": self.fingerprint,
             "accept_succeeded": self.accept_succeeded,
         }
-        if self.service == "vertex":
-            return self.vertex_client().run(job=self.custom_job(steps), **common)
-        if self.service == "batch":
-            return self.batch_client().run(job=self.machines_job(steps), **common)
-        if self.service == "tpu":
-            return self.tpu_client().run(job=self.tpu_job(steps), **common)
-        return self.dataproc_client().run(job=self.batch(steps), **common)
+        describe = {
+            "vertex": self.custom_job,
+            "dataproc": self.batch,
+            "batch": self.machines_job,
+            "tpu": self.tpu_job,
+        }[self.service]
+        return self.client().run(job=describe(steps), **common)
 
     @property
     def place(self) -> str:
         """Where the service's jobs are made: a region, or a zone of it."""
         return f"{self.region}-a" if self.service == "tpu" else self.region
 
-    def reader(self) -> PipesGCSLiveMessageReader:
-        return PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
-
-    def vertex_client(self) -> PipesVertexCustomJobClient:
-        from google.cloud.aiplatform_v1 import JobServiceClient
-
-        options = {"api_endpoint": self.endpoint}
-        return PipesVertexCustomJobClient(
-            self.reader(), JobServiceClient(client_options=options), limits=self.limits
-        )
-
-    def dataproc_client(self) -> PipesDataprocServerlessClient:
-        from google.cloud.dataproc_v1 import BatchControllerClient
-
-        options = {"api_endpoint": self.endpoint}
-        return PipesDataprocServerlessClient(
-            self.reader(), BatchControllerClient(client_options=options), limits=self.limits
-        )
-
-    def batch_client(self) -> PipesGoogleBatchClient:
-        from google.cloud.batch_v1 import BatchServiceClient
-
-        client = BatchServiceClient(client_options={"api_endpoint": self.endpoint})
-        return PipesGoogleBatchClient(self.reader(), client, limits=self.limits)
-
-    def tpu_client(self) -> PipesTpuVmClient:
-        from google.cloud.tpu_v2 import TpuClient
-
-        client = TpuClient(client_options={"api_endpoint": self.endpoint})
-        return PipesTpuVmClient(self.reader(), client, limits=self.limits)
+    def client(self) -> RemoteJobPipesClient[Any]:
+        """The client under test."""
+        kind = CLIENTS[self.service]
+        reader = PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
+        return kind(reader, kind.jobs.connect(self.region, self.endpoint), limits=self.limits)
 
     def tpu_job(self, steps: Sequence[str]) -> dict[str, Any]:
         node = {"accelerator_type": "v5litepod-4", "runtime_version": "v2-alpha-tpuv5-lite"}

@@ -8,7 +8,9 @@ from tests.llm_assets.pipes.runner import Runner, failure_text, log_text
 from tests.stand_ins.google import REGION
 
 
-def test_messages_results_and_console_link_reach_the_run(each_runner: Runner) -> None:
+def test_messages_results_and_console_link_reach_all_who_follow_the_job(
+    each_runner: Runner,
+) -> None:
     instance = DagsterInstance.ephemeral()
     result = each_runner.run(["log:hello", "materialize"], instance)
     assert result.success
@@ -24,6 +26,10 @@ def test_messages_results_and_console_link_reach_the_run(each_runner: Runner) ->
     assert job.labels["dagster-run-id"].removeprefix("x-") == result.run_id
     assert job.labels["dagster-asset"] == "figures"
     assert job.labels["pipeskey"] == "figures-f1"
+    again = each_runner.run(["log:hello", "materialize"], instance)
+    assert len(each_runner.jobs()) == 1
+    assert "hello (start 1)" in log_text(instance, again)
+    assert again.asset_materializations_for_node("figures")[0].metadata["adopted"].value is True
 
 
 def console_path(runner: Runner, name: str) -> str:
@@ -33,16 +39,6 @@ def console_path(runner: Runner, name: str) -> str:
     if runner.service == "batch":
         return f"batch/jobsDetail/regions/{REGION}/jobs/{job_id}/details"
     return f"dataproc/batches/{REGION}/{job_id}"
-
-
-def test_succeeded_job_is_adopted_with_all_it_reported(each_runner: Runner) -> None:
-    assert each_runner.run(["log:hello", "materialize"]).success
-    instance = DagsterInstance.ephemeral()
-    again = each_runner.run(["log:hello", "materialize"], instance)
-    assert again.success
-    assert len(each_runner.jobs()) == 1
-    assert "hello (start 1)" in log_text(instance, again)
-    assert again.asset_materializations_for_node("figures")[0].metadata["adopted"].value is True
 
 
 def test_succeeded_job_whose_output_is_gone_is_replaced(vertex_runner: Runner) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -56,68 +57,64 @@ def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: Loca
 def test_key_revoked_while_a_job_runs_is_told_and_the_job_is_found_again(
     vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
 ) -> None:
-    def revoke() -> None:
-        wait_until(
-            lambda: [job.state.name for job in vertex_runner.jobs()] == ["JOB_STATE_RUNNING"]
-        )
-        google.tokens.revoked = True
+    def revoke(revoked: bool) -> None:
+        google.tokens.revoked = revoked
 
-    threading.Thread(target=revoke, daemon=True).start()
-    flag = tmp_path / "go"
-    text = failure_text(vertex_runner.run([f"wait:{flag}", "materialize"]))
-    (job,) = vertex_runner.jobs()
+    text = failure_of_run(vertex_runner, revoke, tmp_path / "go")
     assert "key in GOOGLE_APPLICATION_CREDENTIALS" in text
+
+
+def failure_of_run(runner: Runner, break_it: Callable[[bool], None], go: Path) -> str:
+    """What a run says where its service is broken while its job runs; the next run follows that."""
+
+    def once_it_runs() -> None:
+        wait_until(lambda: [job.state.name for job in runner.jobs()] == ["JOB_STATE_RUNNING"])
+        break_it(True)
+
+    threading.Thread(target=once_it_runs, daemon=True).start()
+    text = failure_text(runner.run([f"wait:{go}", "materialize"]))
+    (job,) = runner.jobs()
     assert "The job goes on and costs money" in text and job.name.rsplit("/")[-1] in text
-    google.tokens.revoked = False
-    flag.touch()
-    assert vertex_runner.run([f"wait:{flag}", "materialize"]).success
-    assert len(vertex_runner.jobs()) == 1
+    break_it(False)
+    go.touch()
+    assert runner.run([f"wait:{go}", "materialize"]).success
+    assert len(runner.jobs()) == 1
+    return text
 
 
 def test_role_taken_away_while_a_job_runs_is_told_and_the_job_is_found_again(
     vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
 ) -> None:
-    def take_away() -> None:
-        wait_until(
-            lambda: [job.state.name for job in vertex_runner.jobs()] == ["JOB_STATE_RUNNING"]
-        )
-        google.iam.denied.add("aiplatform.customJobs.get")
+    def take_away(away: bool) -> None:
+        google.iam.denied = {"aiplatform.customJobs.get"} if away else set()
 
-    threading.Thread(target=take_away, daemon=True).start()
-    flag = tmp_path / "go"
-    text = failure_text(vertex_runner.run([f"wait:{flag}", "materialize"]))
+    text = failure_of_run(vertex_runner, take_away, tmp_path / "go")
     assert "for roles/aiplatform.user on it" in text
-    assert "The job goes on and costs money" in text
-    google.iam.denied.clear()
-    flag.touch()
-    assert vertex_runner.run([f"wait:{flag}", "materialize"]).success
-    assert len(vertex_runner.jobs()) == 1
 
 
-def test_clock_that_is_off_is_told_as_such(vertex_runner: Runner, google: LocalGoogle) -> None:
-    message = (
-        "Getting metadata from plugin failed with error: ('invalid_grant: Invalid JWT: Token must "
-        "be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp "
-        "values in the JWT claim.', {'error': 'invalid_grant'})"
-    )
-    method = vertex_runner.create_method
-    google.server.faults.add(method, grpc.StatusCode.UNAVAILABLE, message, times=1000)
-    text = failure_text(vertex_runner.run(["materialize"]))
-    assert "The clock of this machine" in text and "gcloud auth" not in text
-    assert google.server.faults.count(method) == 1
-
-
-def test_login_that_has_expired_is_no_busy_service(
-    vertex_runner: Runner, google: LocalGoogle
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable "
+            "timeframe. Check your iat and exp values in the JWT claim.",
+            "The clock of this machine",
+        ),
+        ("Bad Request", "gcloud auth application-default login"),
+    ],
+    ids=["clock", "expired login"],
+)
+def test_refused_key_is_told_by_its_reason_and_no_busy_service(
+    vertex_runner: Runner, google: LocalGoogle, said: str, told: str
 ) -> None:
     message = (
-        "Getting metadata from plugin failed with error: ('invalid_grant: Bad Request', "
+        f"Getting metadata from plugin failed with error: ('invalid_grant: {said}', "
         "{'error': 'invalid_grant'})"
     )
     method = vertex_runner.create_method
     google.server.faults.add(method, grpc.StatusCode.UNAVAILABLE, message, times=1000)
     text = failure_text(vertex_runner.run(["materialize"]))
-    assert "gcloud auth application-default login" in text
+    assert told in text and ("gcloud auth" in text) == ("gcloud auth" in told)
     assert google.server.faults.count(method) == 1
 
 
