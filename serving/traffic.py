@@ -3,7 +3,6 @@
 import asyncio
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from time import monotonic
@@ -14,7 +13,7 @@ from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, GenerateRequest, Refused
 from serving.logs import log
 from serving.rollout import PROBE, CanaryFailed, TrafficSample
-from serving.settings import EndpointSettings, OpenAIEngine, Weights
+from serving.settings import EndpointSettings, OpenAIEngine
 
 PROBE_TOKENS = 2
 """One of the step that reads the prompt, and one of a step that writes."""
@@ -57,9 +56,18 @@ class EngineTraffic:
         return bool(self._old)
 
     async def _compare(self) -> EngineComparison | None:
-        """See `compare`; None where the engine cannot be, and a setting accepts that."""
+        """Ask the engine how likely every token of what was judged is.
+
+        Returns:
+            None where it does not say, and a setting accepts that.
+
+        Raises:
+            CanaryFailed: it differs from the evaluation by more than its weights' format explains.
+            EngineLost: it ended.
+        """
+        documents = self._new.desired.judged
         try:
-            return await compare(self._new, self._new.desired.judged, self._settings.weights)
+            found = [await bits_of(self._new, document) for document in documents]
         except Refused as error:
             engine = self._settings.engine
             if not isinstance(engine, OpenAIEngine):
@@ -71,6 +79,10 @@ class EngineTraffic:
                 ) from error
             log("not_compared", version=self.version, reason=str(error))
             return None
+        comparison = compared(documents, found, self._settings.weights)
+        if not comparison.fits:
+            raise CanaryFailed(f"its engine does not serve what was judged: {comparison}")
+        return comparison
 
     async def set_share(self, share: float) -> None:
         self._share(share)
@@ -126,22 +138,6 @@ class EngineTraffic:
                 largest = compared([document], [found], weights).largest
                 self._deviations.append(largest / LIMITS[weights][0])
             await asyncio.sleep(READ_PAUSE * (monotonic() - began))
-
-
-async def compare(
-    engine: EngineProcess, documents: Sequence[JudgedDocument], weights: Weights
-) -> EngineComparison:
-    """Ask an engine how likely every token of what was judged is.
-
-    Raises:
-        CanaryFailed: it differs from the evaluation by more than its weights' format explains.
-        EngineLost: it ended.
-    """
-    found = [await bits_of(engine, document) for document in documents]
-    comparison = compared(documents, found, weights)
-    if not comparison.fits:
-        raise CanaryFailed(f"its engine does not serve what was judged: {comparison}")
-    return comparison
 
 
 async def bits_of(engine: EngineProcess, document: JudgedDocument) -> float:

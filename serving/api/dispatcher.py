@@ -7,7 +7,7 @@ What Prometheus is told is counted here as well.
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from secrets import SystemRandom
@@ -261,14 +261,6 @@ class Attempt:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.route.in_flight -= 1
 
-    async def succeeds(self, requests: Sequence[GenerateRequest], deadline: float) -> bool:
-        """Whether all are answered, where nobody waits for that."""
-        try:
-            await self.run(requests, deadline)
-        except (EngineLost, Refused, TimeoutError):
-            return False
-        return True
-
     @property
     def stalled(self) -> bool:
         """Whether a client that leaves may have left since nothing comes any more."""
@@ -442,8 +434,11 @@ class Dispatcher:
         self, rival: Route, requests: Sequence[GenerateRequest], failures: Sequence[Attempt]
     ) -> None:
         """Have a version try what others failed on, which counts against them if it succeeds."""
-        asked = Attempt(rival, self.metrics)
-        succeeded = await asked.succeeds(requests, monotonic() + self.settings.request_timeout)
+        succeeded = False
+        with suppress(EngineLost, Refused, TimeoutError):
+            deadline = monotonic() + self.settings.request_timeout
+            await Attempt(rival, self.metrics).run(requests, deadline)
+            succeeded = True
         for attempt in failures:
             attempt.route.undecided -= 1
             if succeeded:
