@@ -220,6 +220,7 @@ def test_one_run_of_a_part_is_added_to_what_the_part_found_before_on_that_machin
     assert "is of another machine" in measure("changes", "--only", "second")
 
 
+@pytest.mark.soak
 def test_a_part_of_the_gpu_kit_ends_with_the_program_that_was_told_to_end(tmp_path: Path) -> None:
     """`timeout make gpu` left one on the GPU that nobody saw."""
     command = [sys.executable, "-m", "benchmarks.gpu", "resume", "--results", str(tmp_path)]

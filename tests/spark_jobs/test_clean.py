@@ -219,6 +219,7 @@ def test_personal_data_are_masked_where_asked(
     assert "10.0.0.1" in document["text"]
 
 
+@pytest.mark.soak
 def test_a_document_of_200_mb_is_dropped_for_its_length(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:

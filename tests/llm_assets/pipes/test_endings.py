@@ -67,6 +67,8 @@ DATAPROC = Service(
     "the job is canceled",
     "the run fails; the next run submits a new job",
 )
+MACHINES = (BATCH, pytest.param(TPU, marks=pytest.mark.soak, id="tpu"))
+"""A TPU's machines end as those of Batch do, by the same code but for the requests."""
 SPARK = pytest.param(DATAPROC, marks=pytest.mark.soak, id="dataproc")
 """Starts Java for each job."""
 
@@ -144,7 +146,7 @@ class Scene:
         wait_until(lambda: not self.left(), told=lambda: str(self.left()))
 
 
-@pytest.fixture(params=[*OWN, VERTEX, SPARK], ids=str)
+@pytest.fixture(params=[*MACHINES, VERTEX, SPARK], ids=str)
 def scene(
     request: pytest.FixtureRequest, google: LocalGoogle, program_in_bucket: None, tmp_path: Path
 ) -> Scene:
@@ -204,7 +206,7 @@ def test_job_that_ends_without_a_fault_of_its_input_is_started_again(
 
 
 @ending("the other workers lose their connection to one", "a log line", RESTARTED)
-@only(*OWN, VERTEX)
+@only(*MACHINES, VERTEX)
 def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     result = scene.run("lose-until:3")
     (event,) = result.asset_materializations_for_node("figures")
@@ -218,7 +220,7 @@ def test_job_that_lost_a_worker_is_started_again(scene: Scene) -> None:
     "its exit code",
     "restarted up to the limit; then the run fails",
 )
-@only(*OWN, VERTEX)
+@only(*MACHINES, VERTEX)
 def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     assert "75" in failure_text(scene.run("fail-until:99:75"))
     assert scene.started() == 1 + QUICK.restarts
@@ -230,7 +232,7 @@ def test_job_that_crashes_always_is_given_up(scene: Scene) -> None:
     "a log line each time",
     "restarted every time; only restarts without progress are counted",
 )
-@only(*OWN, VERTEX)
+@only(*MACHINES, VERTEX)
 def test_job_that_gets_on_is_started_again_without_end(scene: Scene) -> None:
     limits = dataclasses.replace(QUICK, progress=scene.started)
     assert scene.run("die-until:6:1", limits=limits).success
@@ -249,7 +251,7 @@ def test_job_whose_machine_is_lost_goes_on_on_another(scene: Scene) -> None:
 
 
 @ending("machine that stops reporting", "a log line that says so", RESTARTED)
-@only(*OWN)
+@only(*MACHINES)
 def test_job_whose_machine_is_silent_goes_on_on_another(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +273,7 @@ def test_job_whose_machine_is_silent_goes_on_on_another(
 
 
 @ending("machine preempted before the job runs", "a log line", "restarted on new machines")
-@only(*OWN, VERTEX)
+@only(*MACHINES, VERTEX)
 def test_job_pre_empted_before_it_ran_is_started_again(scene: Scene) -> None:
     scene.runner.hold_pending()
 
@@ -475,7 +477,7 @@ def test_cancelled_run_ends_its_job(scene: Scene, phase: str) -> None:
 
 
 @ending("run interrupted in its terminal (Ctrl-C)", "that it was interrupted", "{scene.removed}")
-@only(*OWN, VERTEX)
+@only(*MACHINES, VERTEX)
 def test_interrupted_run_ends_its_job(scene: Scene) -> None:
     end(scene.start("sleep:600", until=Phase.RUNNING), signal.SIGINT)
     scene.ends(starts=2)
@@ -515,7 +517,7 @@ def test_refused_cancelling_is_asked_for_again(scene: Scene) -> None:
 
 
 @ending("slow cancellation of the job", "nothing", "the run ends once the machines are gone")
-@only(*OWN)
+@only(*MACHINES)
 def test_run_waits_until_its_machines_are_gone(scene: Scene) -> None:
     process = scene.start("sleep:600", until=Phase.RUNNING)
     scene.runner.stand_in.deletion_seconds = 3.0
@@ -534,7 +536,7 @@ def test_lost_answer_to_a_cancelling_is_no_failure(scene: Scene) -> None:
 
 
 @ending("run relaunched while its job is being canceled", "nothing", "a new job is submitted")
-@only(*OWN, VERTEX)
+@only(*MACHINES, VERTEX)
 def test_job_that_is_being_cancelled_is_not_adopted(scene: Scene) -> None:
     scene.google.batch.deletion_seconds = scene.google.tpu.deletion_seconds = 8.0
     scene.google.vertex.cancel_seconds = 8.0

@@ -42,6 +42,7 @@ def read_apart(path: Path, output: Path) -> tuple[int, int, int]:
     return documents, too_large, megabytes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_sixty_documents_of_ten_megabytes_take_the_memory_of_a_few(
     tmp_path: Path, ending: str
@@ -63,6 +64,7 @@ def test_sixty_documents_of_ten_megabytes_take_the_memory_of_a_few(
     assert megabytes < 500
 
 
+@pytest.mark.soak
 def test_a_line_of_200_mb_is_passed_over_without_being_held(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with path.open("wb") as file:
