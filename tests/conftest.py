@@ -15,7 +15,7 @@ import yaml
 from artifacts.program.lifetime import importing
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
+from artifacts.store.store import Artifact, Store
 from serving.endpoint import stop as stop_endpoint
 from tests.forked import ForkedProcess, Surroundings, run_command, start_command
 from tests.needs import EVERYTHING, not_tried
@@ -94,6 +94,10 @@ class Project:
     def config(self) -> Path:
         return self.folder / "manual.yaml"
 
+    def current(self, asset: str) -> Artifact:
+        """What the asset is now; fails where it was not made."""
+        return self.record.current(asset, needed_by="test")
+
     def configure(self, **sections: dict[str, object]) -> None:
         """Change sections of the pipeline file, key by key."""
         settings = yaml.safe_load(self.config.read_text())
@@ -130,6 +134,13 @@ class Project:
     def run(self, *command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run an installed command to its end."""
         return run_command(command, self.folder, self.environment(), timeout=timeout)
+
+    def run_well(self, *command: str, timeout: float = 300) -> str:
+        """All that an installed command prints, which has to end well."""
+        ended = self.run(*command, timeout=timeout)
+        printed = ended.stdout + ended.stderr
+        assert ended.returncode == 0, printed
+        return printed
 
     def stop(self) -> None:
         """End the endpoint, if one runs."""

@@ -63,8 +63,7 @@ def served(
     """A project whose version 1 was promoted and serves."""
     project = make_project(tmp_path_factory.mktemp("served") / "project", tiny_model_folder)
     project.adopt(already_made, *EVALUATION, CONVERTED)
-    ended = project.run("llm-assets", "run")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    project.run_well("llm-assets", "run")
     yield project
     project.stop()
 

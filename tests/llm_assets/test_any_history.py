@@ -24,7 +24,7 @@ from tests.conftest import Project
 from tests.damage import DAMAGES, prescribed
 from tests.llm_assets.conftest import EVALUATION
 from tests.llm_assets.in_process import ProjectHere, ask
-from tests.llm_assets.maintenance.asking import content, current, follow
+from tests.llm_assets.maintenance.asking import content, follow
 from tests.llm_assets.oracle import Oracle, names_in
 from tests.tiny import story, with_a_word_changed
 
@@ -89,8 +89,7 @@ class History(ProjectHere):
         documents = {row["id"] for row in self.documents() if names_in(row["text"])}
         taught = {f"{name}.txt" for steps in self.oracle.steps.values() for name in steps}
         chosen = self.chosen.choice(sorted(documents & taught or documents))
-        ended = self.project.run("llm-assets", "forget", chosen, *WORD, "--yes")
-        assert ended.returncode == 0, ended
+        self.project.run_well("llm-assets", "forget", chosen, *WORD, "--yes")
         self.forgotten.add(Path(chosen).stem)
 
     def return_changed(self) -> None:
@@ -111,7 +110,7 @@ class History(ProjectHere):
     def damage(self) -> None:
         kind, damage = self.chosen.choice(EVALUATION), self.chosen.choice(sorted(DAMAGES))
         print(f"  {kind}: {damage}", flush=True)
-        DAMAGES[damage](current(self.project, kind))
+        DAMAGES[damage](self.project.current(kind))
 
     def back_up(self) -> None:
         self.backup = self.project.folder / f"backup-{len(self.steps)}"
@@ -156,8 +155,7 @@ class History(ProjectHere):
         for line in (quoted or last for quoted, last in ADVICE.findall(said)):
             print(f"  {line}", flush=True)
             if line == "llm-assets run":
-                ran = self.project.run("llm-assets", "run")
-                assert ran.returncode == 0, ran
+                self.project.run_well("llm-assets", "run")
             elif line == "llm-assets rollback":
                 self.say(*line.split()[1:], *WORD)
             elif line.startswith("dagster") and (refused := ask(self.project, line.split('"')[1])):
@@ -191,7 +189,7 @@ class History(ProjectHere):
         return self.chosen.choice(sorted(named) or sorted(self.text.iterdir()))
 
     def documents(self) -> list[dict[str, Any]]:
-        parts = current(self.project, "clean_corpus").path.glob("part-*.parquet")
+        parts = self.project.current("clean_corpus").path.glob("part-*.parquet")
         return [row for part in parts for row in pq.read_table(part).to_pylist()]
 
     # What has to hold.

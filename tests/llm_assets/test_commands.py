@@ -21,7 +21,7 @@ def ask(project: Project, *arguments: str) -> str:
 def test_a_version_is_explained_down_to_the_source_text(served: Project) -> None:
     text = ask(served, "explain", "1")
     for asset in ("eval_metrics", "checkpoint", "tokenized_shards", "clean_corpus", "raw_corpus"):
-        fingerprint = served.record.current(asset, needed_by="test").fingerprint
+        fingerprint = served.current(asset).fingerprint
         assert f"{asset} {fingerprint}" in text
     assert (
         "promoted by the gate" in text
@@ -135,10 +135,10 @@ def test_an_unknown_version_is_named(
 def test_forgetting_what_no_version_has_read_trains_nothing(served: Project) -> None:
     unread = never_trained(served)["id"]
     held_out = next(row["id"] for row in documents(served).values() if row["split"] == "held_out")
-    before = served.record.current("checkpoint", needed_by="test").fingerprint
+    before = served.current("checkpoint").fingerprint
 
     told = forget(served, unread, held_out, "--similar", "keep", "--yes")
 
     assert "No version is known to have been trained on them: nothing is trained again." in told
     assert "It is held out: models are compared without it from now on." in told
-    assert served.record.current("checkpoint", needed_by="test").fingerprint == before
+    assert served.current("checkpoint").fingerprint == before

@@ -20,14 +20,14 @@ from tests.llm_assets.in_process import ask, type_in
 
 
 def held_out_ids(project: Project) -> set[str]:
-    shards = project.record.current("tokenized_shards", needed_by="test")
+    shards = project.current("tokenized_shards")
     rows = ShardSet(shards.path, ShardStats.model_validate(shards.stats), "held_out")
     return {name for shard in rows.shards for name in shard.documents()["id"].to_pylist()}
 
 
 def train_once(project: Project) -> None:
     """Enter a checkpoint that was trained on the current shards."""
-    shards = project.record.current("tokenized_shards", needed_by="test").fingerprint
+    shards = project.current("tokenized_shards").fingerprint
     identity = Identity(kind="checkpoint", code_version="1", inputs={"tokenized_shards": shards})
     artifact, _ = project.record.store.make(identity, lambda draft: None)
     project.record.advance(artifact)
@@ -41,9 +41,9 @@ def test_a_grown_corpus_keeps_what_was_held_out_and_adds_to_it(with_shards: Proj
     project = with_shards
     make_shards(project)
     train_once(project)
-    first, trained = held_out_ids(project), project.record.current("clean_corpus", "test")
+    first, trained = held_out_ids(project), project.current("clean_corpus")
     make_shards(project)
-    assert project.record.current("clean_corpus", "test").fingerprint == trained.fingerprint
+    assert project.current("clean_corpus").fingerprint == trained.fingerprint
 
     copied = sorted(first)[0]
     copy = (project.folder / "text" / copied).read_text()
@@ -55,7 +55,7 @@ def test_a_grown_corpus_keeps_what_was_held_out_and_adds_to_it(with_shards: Proj
 
     assert first < held_out_ids(project)
     assert all(name.startswith("new-") for name in held_out_ids(project) - first)
-    clean = project.record.current("clean_corpus", "test")
+    clean = project.current("clean_corpus")
     assert clean.manifest.inputs[EARLIER_INPUT] == trained.fingerprint
     assert clean.stats["documents"] == 280 and clean.stats["slice"] == 2
 

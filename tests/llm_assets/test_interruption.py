@@ -62,13 +62,13 @@ def training_workers(process: ForkedProcess) -> list[psutil.Process]:
 
 
 def losses(project: Project) -> list[float]:
-    checkpoint = project.record.current("checkpoint", needed_by="test")
+    checkpoint = project.current("checkpoint")
     return [record["loss"] for record in read_metrics(checkpoint.path)]
 
 
 def weights(project: Project) -> dict[str, str]:
     """Checksums of the trained model's weights."""
-    manifest = project.record.current("checkpoint", needed_by="test").manifest
+    manifest = project.current("checkpoint").manifest
     return {e.path: e.sha256 for e in manifest.files if e.path.endswith(".safetensors")}
 
 
@@ -99,8 +99,7 @@ def test_killed_training_goes_on_with_the_losses_of_an_unbroken_run(
     assert prepared.record.find_current("checkpoint") is None
     assert steps_done(prepared) < STEPS
 
-    again = prepared.run(*MATERIALIZE)
-    assert again.returncode == 0, again.stdout + again.stderr
+    prepared.run_well(*MATERIALIZE)
 
     unbroken.configure(checkpoint=SETTINGS)
     assert ask(unbroken, "*checkpoint") == ""
@@ -125,10 +124,9 @@ def test_a_training_goes_on_elsewhere_by_the_specification_in_its_runs_folder(
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(read_metrics(run)) == STEPS
-    taken = prepared.run(*MATERIALIZE)
-    assert taken.returncode == 0, taken.stdout + taken.stderr
+    printed = prepared.run_well(*MATERIALIZE)
     # From the last step on, so nothing is trained again.
-    assert resumed(taken.stdout + taken.stderr) == [STEPS] and len(losses(prepared)) == STEPS
+    assert resumed(printed) == [STEPS] and len(losses(prepared)) == STEPS
 
 
 WEEK = 7 * 24 * 12
@@ -193,7 +191,7 @@ def test_a_killed_orchestrator_leaves_no_training_behind_and_the_next_run_goes_o
 
     left = set(temporary.iterdir())
     assert left
-    assert prepared.run(*MATERIALIZE).returncode == 0
+    prepared.run_well(*MATERIALIZE)
     assert len(losses(prepared)) == STEPS
     assert not left & set(temporary.iterdir())
 
@@ -217,7 +215,7 @@ def test_a_killed_spark_leaves_nothing_under_the_temporary_folder(
     running.wait(WAIT_SECONDS)
     left = set(temporary.iterdir())
     assert left
-    assert project.run("dagster", "asset", "materialize", "--select", "raw_corpus").returncode == 0
+    project.run_well("dagster", "asset", "materialize", "--select", "raw_corpus")
     assert not left & set(temporary.iterdir())
 
 
@@ -237,6 +235,5 @@ def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) ->
     said = (project.folder / "output.txt").read_text()
     assert "Interrupted. Nothing finished is lost" in said and "Traceback" not in said
 
-    again = project.run("llm-assets", "run")
-    assert again.returncode == 0, again.stdout + again.stderr
+    project.run_well("llm-assets", "run")
     assert len(losses(project)) == STEPS

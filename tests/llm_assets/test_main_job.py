@@ -45,9 +45,7 @@ def test_one_screen_says_what_came_out(made: Project) -> None:
 
 
 def test_the_loss_on_the_screen_is_of_validation_text_and_no_single_batchs(made: Project) -> None:
-    checkpoint, shards = (
-        made.record.current(kind, needed_by="test") for kind in ("checkpoint", "tokenized_shards")
-    )
+    checkpoint, shards = (made.current(kind) for kind in ("checkpoint", "tokenized_shards"))
     told, validation = dict(training_lines(checkpoint, shards)), checkpoint.stats["validation"]
     figures = f"{validation['start']:.4f} -> {validation['end']:.4f} bits per byte"
     assert told["training"].startswith("12 steps, ") and told["training"].endswith(figures)
@@ -62,7 +60,7 @@ def test_the_curve_of_a_loss_is_a_running_mean() -> None:
 
 
 def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:
-    raw, clean, shards = (made.record.current(kind, needed_by="test") for kind in ASSETS[:3])
+    raw, clean, shards = (made.current(kind) for kind in ASSETS[:3])
     assert "left out" not in dict(corpus_lines(raw, clean, shards))
     shards.stats["removed_as_overlapping_held_out"] = {"train": 18, "validation": 2}
     left_out = dict(corpus_lines(raw, clean, shards))["left out"]
@@ -70,7 +68,7 @@ def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made:
 
 
 def test_the_round_that_decided_is_on_the_screen(made: Project) -> None:
-    evaluation = made.record.current("eval_metrics", needed_by="test")
+    evaluation = made.current("eval_metrics")
     count = evaluation.stats["documents"]["held_out"]
     assert "bits per byte" in dict(evaluation_lines(evaluation))["held-out text"]
     evaluation.stats["rounds"] |= {"measured": 1, "planned": 3}
@@ -81,7 +79,7 @@ def test_the_round_that_decided_is_on_the_screen(made: Project) -> None:
 
 
 def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made: Project) -> None:
-    metrics = made.record.current("eval_metrics", needed_by="test").stats["metrics"]
+    metrics = made.current("eval_metrics").stats["metrics"]
     held_out = metrics["held_out_bits_per_byte"]
     assert held_out["candidate"]["value"] < held_out["base"]["value"]
 
@@ -121,11 +119,9 @@ def test_a_run_ends_with_cleaning_and_says_so(made: Project) -> None:
 
 def test_a_second_run_finds_everything_made(made: Project) -> None:
     before = made.record.history()
-    again = made.run("llm-assets", "run")
-
-    assert again.returncode == 0, again.stdout + again.stderr
+    lines = made.run_well("llm-assets", "run").splitlines()
     for asset in ASSETS:
-        (line,) = [line for line in again.stdout.splitlines() if line.startswith(f"✓ {asset} ")]
+        (line,) = [line for line in lines if line.startswith(f"✓ {asset} ")]
         assert "unchanged" in line
     assert made.record.history() == before
 
@@ -140,11 +136,11 @@ def test_on_an_empty_store_it_fails_naming_the_command(project: Project) -> None
 
 
 def test_a_run_from_the_launchpad_may_override_steps_learning_rate_and_seed(made: Project) -> None:
-    before = made.record.current("checkpoint", needed_by="test")
+    before = made.current("checkpoint")
     settings = {"budget": {"steps": 3}, "optimizer": {"learning_rate": 0.002}, "seed": 5}
     config = {"ops": {"checkpoint": {"config": settings}}}
     assert ask(made, "checkpoint", config) == ""
-    now = made.record.current("checkpoint", needed_by="test")
+    now = made.current("checkpoint")
     assert now.stats["steps"] == 3
     assert now.manifest.settings["optimizer"]["learning_rate"] == 0.002
     assert now.manifest.settings["seed"] == 5
@@ -164,15 +160,14 @@ def test_a_port_in_use_is_named_before_any_work_and_the_model_is_not_lost(made: 
     assert "Traceback" not in ended.stdout + ended.stderr
 
     made.configure(endpoint={"port": 0})
-    again = made.run("llm-assets", "run")
-    assert again.returncode == 0 and "✓ endpoint" in again.stdout
+    assert "✓ endpoint" in made.run_well("llm-assets", "run")
 
 
 def test_a_rejected_candidate_leaves_the_incumbent_wanted(with_evaluation: Project) -> None:
     project = with_evaluation
     project.configure(model_version={"gate": {"smallest_effect": 5.0}})
     assert ask(project, "*model_version") == ""
-    assert not project.record.current("model_version", needed_by="test").stats["promoted"]
+    assert not project.current("model_version").stats["promoted"]
     wanted = LocalRegistry.of(project.record).find("wanted")
     assert wanted and wanted.is_base
 
@@ -191,5 +186,5 @@ def test_loading_the_definitions_imports_no_torch(project: Project) -> None:
 
 
 def test_the_checkpoint_keeps_its_loss_curve(made: Project) -> None:
-    checkpoint = made.record.current("checkpoint", needed_by="test")
+    checkpoint = made.current("checkpoint")
     assert [record["step"] for record in read_metrics(checkpoint.path)] == list(range(1, 13))

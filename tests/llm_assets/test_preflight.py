@@ -323,7 +323,7 @@ def test_removed_text_is_reckoned_with_before_a_run(project: Project) -> None:
     """About 60 documents of 240 are held out, of which the gate needs 30."""
     assert ask(project, "*clean_corpus") == ""
     raw = project.record.recorded("raw_corpus")
-    clean = project.record.current("clean_corpus", needed_by="test")
+    clean = project.current("clean_corpus")
     held_out = clean.stats["splits"]["held_out"]
     assert f"{held_out} documents are held out." in project.run("llm-assets", "check").stdout
     texts = sorted((project.folder / "text").iterdir())

@@ -19,13 +19,13 @@ def project(tmp_path: Path) -> Project:
 
 def test_unchanged_text_is_read_again_and_what_was_there_is_kept_aside(project: Project) -> None:
     assert ask(project, "raw_corpus") == ""
-    first = project.record.current("raw_corpus", needed_by="test")
+    first = project.current("raw_corpus")
     assert ask(project, "raw_corpus", tags={REBUILD_TAG: "checkpoint"}) == ""
-    assert project.record.current("raw_corpus", needed_by="test").manifest == first.manifest
+    assert project.current("raw_corpus").manifest == first.manifest
 
     assert ask(project, "raw_corpus", tags={REBUILD_TAG: "checkpoint,raw_corpus"}) == ""
 
-    second = project.record.current("raw_corpus", needed_by="test")
+    second = project.current("raw_corpus")
     assert second.fingerprint == first.fingerprint
     assert second.manifest.created_at > first.manifest.created_at
     assert second.manifest.files == first.manifest.files

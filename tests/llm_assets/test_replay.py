@@ -37,17 +37,17 @@ def test_replayed_text_goes_into_training_and_leaves_out_what_forgetting_is_meas
     ended = project.materialize("*checkpoint")
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    shards = project.record.current("tokenized_shards", "test")
+    shards = project.current("tokenized_shards")
     stats = ShardStats.model_validate(shards.stats)
     replayed = {str(r["id"]) for r, _ in read_documents(ShardSet(shards.path, stats, "replay"))}
     assert replayed == {f"general/{number}" for number in range(60)}
     assert shards.stats["removed_as_overlapping_held_out"] == {"replay": 1}
     assert "general_english" in shards.manifest.inputs
-    checkpoint = project.record.current("checkpoint", "test")
+    checkpoint = project.current("checkpoint")
     trained = checkpoint.stats
     assert trained["samples_replayed"] == 0.25 * trained["samples_seen"] == 12
 
-    raw, clean = (project.record.current(name, "test") for name in ("raw_corpus", "clean_corpus"))
+    raw, clean = (project.current(name) for name in ("raw_corpus", "clean_corpus"))
     tokens, told = shards.stats["tokens"], dict(corpus_lines(raw, clean, shards))
     assert told["tokens"].startswith(f"{sum(tokens.values()) - tokens['replay']:,} in ")
     assert told["to replay"].startswith(

@@ -57,18 +57,18 @@ def test_the_pages_example_is_made_shown_and_made_again_for_a_named_setting(
     said = copy.run(project, *MATERIALIZE, "*word_counts")
 
     assert "RUN_SUCCESS" in said, said
-    counts = project.record.current("word_counts", needed_by="test")
+    counts = project.current("word_counts")
     words = json.loads((counts.path / "words.json").read_text())
     assert len(words) == counts.stats["words"] > 10 and min(words.values()) >= 3
     assert counts.manifest.settings == {"minimum": 3}
-    corpus = project.record.current("clean_corpus", needed_by="test")
+    corpus = project.current("clean_corpus")
     assert counts.manifest.inputs == {"clean_corpus": corpus.fingerprint}
     assert "some_words_are_left" in said
 
     project.configure(stages={"word_counts": {"minimum": 1}})
     said = copy.run(project, *MATERIALIZE, "word_counts")
     assert "word_counts is made again because of settings.minimum: 3 -> 1" in said
-    assert project.record.current("word_counts", needed_by="test").stats["words"] > len(words)
+    assert project.current("word_counts").stats["words"] > len(words)
 
     project.configure(stages={"word_counts": {"minimun": 1}})
     said = copy.run(project, *MATERIALIZE, "word_counts")

@@ -24,10 +24,6 @@ def follow(project: Project, line: str) -> None:
             assert ended.exit_code == 0, ended.output
 
 
-def current(project: Project, asset: str) -> Artifact:
-    return project.record.current(asset, needed_by="test")
-
-
 def content(artifact: Artifact) -> dict[str, str | None]:
     """The promised bytes of an artifact; evaluation and verdict promise figures alone."""
     if artifact.manifest.kind == "eval_metrics":

@@ -9,7 +9,7 @@ from tests.conftest import Project
 from tests.damage import delete
 from tests.faults import Disk, small_disk
 from tests.llm_assets.in_process import ask
-from tests.llm_assets.maintenance.asking import content, current
+from tests.llm_assets.maintenance.asking import content
 
 MEGABYTES = 256
 ROOM = {
@@ -40,7 +40,7 @@ def disk(judged: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 def forget(project: Project, asset: str) -> dict[str, str | None]:
     """Remove a stage's artifact and all that could make it again without work; what it held."""
-    artifact = current(project, asset)
+    artifact = project.current(asset)
     before = content(artifact)
     delete(artifact)
     for folder in ("cache", "runs"):
@@ -68,7 +68,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on(
     assert "No space left on the disk" in one_line(ask(judged, asset))
     disk.grow(MEGABYTES)
     assert ask(judged, asset) == ""
-    assert content(current(judged, asset)) == before
+    assert content(judged.current(asset)) == before
 
 
 @pytest.mark.fault(

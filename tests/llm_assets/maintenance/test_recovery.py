@@ -13,7 +13,7 @@ from llm_assets.registry.card import verify_model
 from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
 from tests.llm_assets.in_process import ask
-from tests.llm_assets.maintenance.asking import content, current, follow
+from tests.llm_assets.maintenance.asking import content, follow
 from tests.llm_assets.maintenance.weeks import Weeks
 
 READER = {
@@ -59,8 +59,8 @@ def whole(judged: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]
 def test_damage_is_named_before_it_is_used_and_its_way_out_begins(
     whole: Project, asset: str, damage: str
 ) -> None:
-    artifact, reader = current(whole, asset), READER[asset]
-    delete(current(whole, reader))
+    artifact, reader = whole.current(asset), READER[asset]
+    delete(whole.current(reader))
     DAMAGES[damage](artifact)
 
     said = ask(whole, reader)
@@ -95,9 +95,9 @@ def test_damage_is_named_before_it_is_used_and_its_way_out_begins(
 def test_one_flipped_bit_of_weights_or_evaluation_text_stops_all_who_read_it(
     whole: Project, asset: str, reader: str
 ) -> None:
-    artifact = current(whole, asset)
+    artifact = whole.current(asset)
     if reader != "endpoint":
-        delete(current(whole, reader))
+        delete(whole.current(reader))
     damaged = largest_file(artifact)
     flip_bit(damaged)
     said = ask(whole, reader)
@@ -131,7 +131,7 @@ def test_a_champion_that_cannot_be_made_again_gives_way_to_the_version_before(
     then="after the rollback, training starts from the previous version",
 )
 def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole: Project) -> None:
-    champion, base = current(whole, "checkpoint"), current(whole, "base_model")
+    champion, base = whole.current("checkpoint"), whole.current("base_model")
     whole.configure(checkpoint={"initialize": "champion", "budget": {"steps": 2}})
     delete(champion)
     said = ask(whole, "checkpoint")
@@ -141,7 +141,7 @@ def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole
     registry = LocalRegistry(whole.folder / "store", "manual")
     registry.roll_back("Ada", "the weights are damaged")
     assert ask(whole, "checkpoint") == ""
-    assert current(whole, "checkpoint").manifest.inputs["start"] == base.fingerprint
+    assert whole.current("checkpoint").manifest.inputs["start"] == base.fingerprint
 
 
 @pytest.mark.fault(
@@ -153,7 +153,7 @@ def test_training_goes_on_though_the_model_that_it_starts_from_was_deleted(whole
 def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_bytes(
     whole: Project,
 ) -> None:
-    before = current(whole, "checkpoint")
+    before = whole.current("checkpoint")
     delete(before)
     assert ask(whole, "checkpoint") == ""
     run = whole.folder / "store" / "runs" / before.fingerprint
@@ -162,7 +162,7 @@ def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_
     assert not list(run.glob("step-*"))
     delete(before)
     assert ask(whole, "checkpoint") == ""
-    assert content(current(whole, "checkpoint")) == content(before)
+    assert content(whole.current("checkpoint")) == content(before)
 
 
 @pytest.mark.fault(
@@ -173,10 +173,10 @@ def test_a_checkpoint_whose_state_was_cleaned_away_is_trained_again_to_the_same_
 )
 @pytest.mark.parametrize("asset", [*READER, "model_version"])
 def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) -> None:
-    before = current(whole, asset)
+    before = whole.current(asset)
     delete(before)
     assert ask(whole, asset) == ""
-    again = current(whole, asset)
+    again = whole.current(asset)
     assert again.fingerprint == before.fingerprint
     assert content(again) == content(before)
 
@@ -189,17 +189,17 @@ def test_what_was_deleted_is_made_again_as_it_was(whole: Project, asset: str) ->
 )
 @pytest.mark.soak
 def test_everything_can_be_deleted_at_once(whole: Project) -> None:
-    before = {asset: current(whole, asset).fingerprint for asset in [*READER, "model_version"]}
+    before = {asset: whole.current(asset).fingerprint for asset in [*READER, "model_version"]}
     for asset in before:
         shutil.rmtree(whole.folder / "store" / asset)
     assert ask(whole, "*model_version") == ""
-    assert {asset: current(whole, asset).fingerprint for asset in before} == before
+    assert {asset: whole.current(asset).fingerprint for asset in before} == before
 
 
 @pytest.mark.soak
 def test_a_user_types_what_the_message_prescribes(whole: Project) -> None:
-    before = current(whole, "raw_corpus")
-    delete(current(whole, "clean_corpus"))
+    before = whole.current("raw_corpus")
+    delete(whole.current("clean_corpus"))
     DAMAGES["flipped bit"](before)
     ended = whole.materialize("clean_corpus")
     assert ended.returncode != 0
@@ -213,4 +213,4 @@ def test_a_user_types_what_the_message_prescribes(whole: Project) -> None:
         check=False,
     )
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
-    assert content(current(whole, "raw_corpus")) == content(before)
+    assert content(whole.current("raw_corpus")) == content(before)

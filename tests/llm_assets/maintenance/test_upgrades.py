@@ -13,7 +13,6 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
 from tests.conftest import Project
 from tests.llm_assets.in_process import ask
-from tests.llm_assets.maintenance.asking import current
 from tests.upgrade import materialize, number_as, release, run, start
 from tests.waiting import wait_until
 
@@ -27,7 +26,7 @@ CORPORA = ("raw_corpus", "clean_corpus", "tokenized_shards")
 
 
 def fingerprints(project: Project) -> dict[str, str]:
-    return {asset: current(project, asset).fingerprint for asset in CORPORA}
+    return {asset: project.current(asset).fingerprint for asset in CORPORA}
 
 
 @pytest.mark.soak
@@ -49,7 +48,7 @@ def test_an_upgrade_that_changes_no_text_makes_nothing_again(
 
     assert "stays: a sample of 200 comes out as it did (ftfy)" in said
     assert fingerprints(project) == before
-    corpus = current(project, "clean_corpus")
+    corpus = project.current("clean_corpus")
     assert corpus.manifest.libraries["ftfy"] == "6.3.1", "which is what made it"
     record = project.record.store.editions(corpus.manifest.identity).editions
     assert [(one.libraries["ftfy"], one.fingerprint) for one in record] == [
@@ -101,8 +100,8 @@ def test_what_is_made_again_with_other_content_has_another_name(
     original = release(tmp_path / "original", "ftfy", "6.3.1")
     materialize(project, original, "*tokenized_shards")
     before = fingerprints(project)
-    made_by = current(project, "tokenized_shards").manifest
-    part = next(current(project, "clean_corpus").path.glob("part-*.parquet"))
+    made_by = project.current("tokenized_shards").manifest
+    part = next(project.current("clean_corpus").path.glob("part-*.parquet"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     run(project, original, "llm-assets", "doctor", "--repair")
 
@@ -117,7 +116,7 @@ def test_what_is_made_again_with_other_content_has_another_name(
     assert after["clean_corpus"] != before["clean_corpus"]
     assert after["tokenized_shards"] != before["tokenized_shards"]
     assert (
-        current(project, "tokenized_shards").manifest.inputs["clean_corpus"]
+        project.current("tokenized_shards").manifest.inputs["clean_corpus"]
         == (after["clean_corpus"])
     )
     again = materialize(project, original, "clean_corpus")
@@ -164,7 +163,7 @@ def test_an_upgrade_in_the_middle_commits_nothing(with_shards: Project, tmp_path
     assert "Traceback" not in said
     assert project.record.recorded("clean_corpus") is None
     materialize(project, folder, "*clean_corpus")
-    assert current(project, "clean_corpus").manifest.libraries["ftfy"] == "6.3.51"
+    assert project.current("clean_corpus").manifest.libraries["ftfy"] == "6.3.51"
 
 
 LARGER = """
@@ -189,7 +188,7 @@ def test_a_checkpoint_stays_where_its_first_step_is_as_it_was(
     project = with_evaluation
     without_libraries(project, ("checkpoint",))
     assert ask(project, "*checkpoint") == "", "which no versions were recorded of"
-    before = current(project, "checkpoint")
+    before = project.current("checkpoint")
     assert before.manifest.libraries == {}
     for folder in (same := tmp_path / "same", other := tmp_path / "other"):
         folder.mkdir()
@@ -200,7 +199,7 @@ def test_a_checkpoint_stays_where_its_first_step_is_as_it_was(
     said = materialize(project, same, "checkpoint")
 
     assert f"checkpoint {before.fingerprint} stays: a sample of 2 comes out as it did" in said
-    assert current(project, "checkpoint").fingerprint == before.fingerprint
+    assert project.current("checkpoint").fingerprint == before.fingerprint
     runs = project.folder / "store" / "runs"
     assert not list(runs.glob("*-sample"))
 
@@ -208,7 +207,7 @@ def test_a_checkpoint_stays_where_its_first_step_is_as_it_was(
 
     assert "of the first step comes out otherwise now" in said
     assert "library torch: " in said and "-> 2.13.99" in said
-    after = current(project, "checkpoint")
+    after = project.current("checkpoint")
     assert after.fingerprint != before.fingerprint
     assert list((runs / after.fingerprint).iterdir())
 
