@@ -53,6 +53,19 @@ def story(name: str, words: int = 60) -> str:
     return f"About {name}. " + " ".join(f"{name}{number}" for number in range(words))
 
 
+SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is")]
+
+
+def invented_words(generator: random.Random, count: int) -> list[str]:
+    return ["".join(generator.choices(SYLLABLES, k=3)) for _ in range(count)]
+
+
+def invented_text(generator: random.Random, words: Sequence[str], sentences: int) -> str:
+    """Sentences of eight of the words."""
+    lines = [" ".join(generator.choices(words, k=8)).capitalize() for _ in range(sentences)]
+    return ". ".join(lines) + "."
+
+
 def with_a_word_changed(text: str) -> str:
     words = text.split()
     return " ".join([*words[:5], "otherwise", *words[6:]])

@@ -8,20 +8,20 @@ import pytest
 from artifacts.store.store import Artifact
 from recipes.data.records import SEEN_NAME, LineageRecord
 from tests.conftest import Project, make_project
+from tests.tiny import invented_text, invented_words
 
 STEPS, TOKENS_PER_STEP = 24, 4 * 64
 REPLAY_SHARE = 0.25
 """Of a run's tokens, those that the lineage has seen before: the default of the settings."""
-SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is")]
 
 
 def write_subject(project: Project, documents: int) -> None:
     """Documents in words that no document before them has."""
     generator = random.Random(5)
-    words = ["".join(generator.choices(SYLLABLES, k=3)) for _ in range(60)]
+    words = invented_words(generator, 60)
     for number in range(documents):
-        sentences = [" ".join(generator.choices(words, k=8)).capitalize() for _ in range(6)]
-        (project.folder / "text" / f"subject-{number}.txt").write_text(". ".join(sentences) + ".")
+        text = invented_text(generator, words, sentences=6)
+        (project.folder / "text" / f"subject-{number}.txt").write_text(text)
 
 
 def run_with_more(project: Project, documents: int) -> tuple[Artifact, str]:
@@ -31,14 +31,13 @@ def run_with_more(project: Project, documents: int) -> tuple[Artifact, str]:
         # A tiny model forgets all English in so many steps.
         model_version={"gate": {"general_tolerance": 100.0}},
     )
-    assert project.run("llm-assets", "run").returncode == 0
-    first = project.record.current("checkpoint", "test")
+    project.run_well("llm-assets", "run")
+    first = project.current("checkpoint")
     write_subject(project, documents)
-    ended = project.run("llm-assets", "run")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    second = project.record.current("checkpoint", "test")
+    printed = project.run_well("llm-assets", "run")
+    second = project.current("checkpoint")
     assert second.manifest.inputs["start"] == first.fingerprint
-    return second, ended.stdout
+    return second, printed
 
 
 def assert_little_was_seen_before(checkpoint: Artifact) -> None:
@@ -51,10 +50,10 @@ def test_a_new_subject_arrives_and_the_model_that_learnt_it_becomes_champion(
     project: Project,
 ) -> None:
     second, output = run_with_more(project, 200)
-    metrics = project.record.current("eval_metrics", "test").stats["metrics"]
+    metrics = project.current("eval_metrics").stats["metrics"]
     newest = metrics["held_out_newest_bits_per_byte"]
     assert newest["candidate"]["value"] < newest["incumbent"]["value"] - 0.2
-    verdict = project.record.current("model_version", "test").stats
+    verdict = project.current("model_version").stats
     assert verdict["promoted"], verdict["reasons"]
     assert "serves version 2" in " ".join(output.split())
     # It learnt the new text, and what else the first run had left unread.
@@ -90,4 +89,4 @@ def test_a_pilot_with_too_little_text_to_judge_by_grows_out_of_it(
 
 
 def reasons(project: Project) -> str:
-    return " ".join(project.record.current("model_version", "test").stats["reasons"])
+    return " ".join(project.current("model_version").stats["reasons"])

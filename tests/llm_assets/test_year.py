@@ -22,9 +22,9 @@ from llm_assets.registry.state import GATE
 from tests.conftest import Project
 from tests.damage import delete
 from tests.llm_assets.in_process import ProjectHere, ask
+from tests.tiny import invented_text, invented_words
 
 NEW_DOCUMENTS = 12
-SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is")]
 CHECKPOINT: dict[str, Any] = {
     "recipe": "continued_pretraining",
     "initialize": "champion",
@@ -89,15 +89,8 @@ def write_documents(folder: Path, subject: int, week: int, count: int) -> None:
 
 
 def document(subject: int, name: str) -> str:
-    words = vocabulary(subject)
-    chosen = random.Random(f"{subject} {name}")
-    sentences = [" ".join(chosen.choices(words, k=8)).capitalize() for _ in range(8)]
-    return ". ".join(sentences) + "."
-
-
-def vocabulary(subject: int) -> list[str]:
-    of_subject = random.Random(subject)
-    return ["".join(of_subject.choices(SYLLABLES, k=3)) for _ in range(40)]
+    words = invented_words(random.Random(subject), 40)
+    return invented_text(random.Random(f"{subject} {name}"), words, sentences=8)
 
 
 class Year(ProjectHere):
@@ -212,10 +205,10 @@ def live_through(year: Year, calendar: Calendar) -> None:
             year.say("reject", str(newest), "--name", "Ada", "--reason", "it swears")
             assert year.wanted == before
         if week == calendar.deleted_after:
-            corpus = project.record.current("clean_corpus", "test")
+            corpus = project.current("clean_corpus")
             delete(corpus)
             year.retrain()
-            again = project.record.current("clean_corpus", "test")
+            again = project.current("clean_corpus")
             assert again.manifest.files == corpus.manifest.files and again.path.exists()
         if week == calendar.rolled_back_after and (previous := year.state.find("previous")):
             year.say("rollback", "--name", "Bo", "--reason", "users complain")

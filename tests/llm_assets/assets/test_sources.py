@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dagster import AssetKey, AssetSelection, DagsterInstance, build_sensor_context
+from dagster import AssetKey, AssetSelection, DagsterInstance
 
-from llm_assets.config import load_settings
-from llm_assets.definitions import build_definitions
 from tests.conftest import Project, make_project
+from tests.llm_assets.automation.conftest import Automated
 
 TEXT, NOTES = AssetKey(["sources", "text"]), AssetKey(["sources", "my_20_notes"])
 LAST_CHANGE = "dagster/last_updated_timestamp"
@@ -28,12 +27,8 @@ def project(tmp_path: Any) -> Project:
     return made
 
 
-class Watched:
+class Watched(Automated):
     """A project and Dagster's history of it."""
-
-    def __init__(self, project: Project, instance: DagsterInstance) -> None:
-        self.instance = instance
-        self.defs = build_definitions(load_settings(project.config), str(project.config))
 
     def read(self) -> dict[str, str]:
         """Make the raw corpus; of its inputs the versions, as Dagster has them."""
@@ -45,14 +40,6 @@ class Watched:
         beginning = "dagster/input_data_version/"
         tags = dict(made.tags or {})
         return {k.removeprefix(beginning): v for k, v in tags.items() if k.startswith(beginning)}
-
-    def tick(self) -> None:
-        keys = ("llm_assets__pipeline", "llm_assets__registry")
-        resources = {key: self.defs.resources[key] for key in keys}
-        context = build_sensor_context(
-            instance=self.instance, definitions=self.defs, resources=resources
-        )
-        self.defs.resolve_sensor_def("source_text_changed").evaluate_tick(context)
 
     def seen(self, key: AssetKey) -> list[tuple[str, dict[str, Any]]]:
         """Data version and metadata of each observation, the newest first."""

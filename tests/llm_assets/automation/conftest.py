@@ -57,7 +57,7 @@ class Automated:
 
     def tick(self, name: str = "source_text_changed") -> RunRequest | str:
         """One tick of a sensor: the run it asks for, or why it asks for none."""
-        defs = self._definitions()
+        defs = self.defs
         keys = ("llm_assets__pipeline", "llm_assets__registry")
         resources = {key: defs.resources[key] for key in keys}
         context = build_sensor_context(
@@ -70,7 +70,9 @@ class Automated:
         (request,) = data.run_requests
         return request
 
-    def _definitions(self) -> Definitions:
+    @property
+    def defs(self) -> Definitions:
+        """What its pipeline file defines."""
         config = self.project.config
         return _defined(str(config), config.read_text())
 
@@ -88,7 +90,7 @@ class Automated:
 
     def _create(self, tags: dict[str, str], status: DagsterRunStatus) -> str:
         run = self.instance.create_run_for_job(
-            self._definitions().resolve_job_def("retraining"),
+            self.defs.resolve_job_def("retraining"),
             tags=tags,
             status=DagsterRunStatus.NOT_STARTED,
         )
