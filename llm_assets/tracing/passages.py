@@ -88,7 +88,11 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     if not words:
         raise UserError("Give a piece of text to look for.")
     runs = training_text.runs_behind(store, state, version)
-    behind = (version.lineage, *(_inputs_of_shards(store, run) for run in runs[::-1]))
+    read = (training_text.shards_of(store, run) for run in reversed(runs))
+    manifests = (find_manifest(store, "tokenized_shards", name) for name in read)
+    # Newest first, as far as it is known what they were.
+    shards = [one for one in manifests if one]
+    behind = (version.lineage, *(one.inputs for one in shards))
     names = [(kind, of[kind]) for of in behind for kind in training_text.TEXT_KINDS if kind in of]
     corpora = {name: store.find_named(*name) for name in names}
     if not corpora and not runs:
@@ -99,9 +103,14 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
     # A text that several corpora have is told of as the first one has it.
     rows = {row["text_hash"]: row for row in reversed(held)}
-    found = exposures(
-        runs, list(rows.values()), _trained_passages(store, version, runs, rows, words)
-    )
+    tokenizer = training_text.find_tokenizer(store, version) if rows and shards else None
+    passages: dict[str, bool] = {}
+    # Of examples, the tokens are not the text's alone.
+    if tokenizer and shards[0].stats.get("form", "pretraining") == "pretraining":
+        records = [run.record for run in runs if run.record]
+        first = 0 if shards[0].stats["start_token_id"] is None else 1
+        passages = _trained_passages(records, tokenizer, first, rows, words)
+    found = exposures(runs, list(rows.values()), passages)
     return Passages(
         sorted(found, key=lambda one: (not one.is_trained, one.document)),
         searched=len(there),
@@ -136,48 +145,31 @@ def exposures(
     ]
 
 
-def _inputs_of_shards(store: Store, run: training_text.TrainingRun) -> dict[str, str]:
-    """What the shards were made from that a run read, while that is known."""
-    name = training_text.shards_of(store, run)
-    shards = find_manifest(store, "tokenized_shards", name) if name else None
-    return shards.inputs if shards else {}
-
-
 def _trained_passages(
-    store: Store,
-    version: ModelVersion,
-    runs: Sequence[training_text.TrainingRun],
+    records: Sequence[str],
+    tokenizer: Tokenizer,
+    first: int,
     rows: dict[str, dict[str, Any]],
     words: Sequence[str],
 ) -> dict[str, bool]:
     """Text to whether all tokens of the words, wherever they stand in it, were trained on.
 
-    Texts that nothing was trained on of are left out, and all where the tokenizer is gone or the
-    corpus consists of examples, whose tokens are not the text's alone.
+    Texts that nothing was trained on of are left out.
+
+    Args:
+        records: URLs of what the runs were trained on (`recipes.data.records`).
+        first: number of a text's own first token.
     """
-    records = [run.record for run in runs if run.record]
-    manifests = [
-        find_manifest(store, "tokenized_shards", n)
-        for r in runs
-        if (n := training_text.shards_of(store, r))
-    ]
-    stats = next((one.stats for one in reversed(manifests) if one), None)
-    tokenizer = training_text.find_tokenizer(store, version) if rows and stats else None
-    if stats is None or tokenizer is None or stats.get("form", "pretraining") != "pretraining":
-        return {}
     pattern = re.compile(r"\s+".join(map(re.escape, words)))
     numbers = text_numbers(list(rows))
     stretches = training_text.stretches_of(records, numbers)
     found = {}
     for number, (text, row) in zip(numbers.tolist(), rows.items(), strict=True):
-        of_text = stretches.filter(pc.equal(stretches["text"], pa.scalar(number, pa.uint64())))
-        if of_text.num_rows:
-            read = np.zeros(int(pc.max(of_text["end"]).as_py()), bool)
-            for start, end in zip(
-                of_text["start"].to_pylist(), of_text["end"].to_pylist(), strict=True
-            ):
-                read[start:end] = True
-            first = 0 if stats["start_token_id"] is None else 1
+        of_text = training_text.rows_of(stretches, number).to_pylist()
+        if of_text:
+            read = np.zeros(max(one["end"] for one in of_text), bool)
+            for one in of_text:
+                read[one["start"] : one["end"]] = True
             places = _places(row["text"], pattern, tokenizer)
             found[text] = any(
                 first + end <= len(read) and read[first + begin : first + end].all()
@@ -358,7 +350,8 @@ def find_stretches(
     found: list[TextMatch] = []
     covered = np.zeros(len(tokens), np.int64)
     # A stretch begins no earlier and ends no later than one that holds it, and is shorter.
-    for first, length in sorted({(int(f), int(n)) for f, n in every[:, :2]}, key=_longest_first):
+    stretches = {(int(first), int(length)) for first, length in every[:, :2]}
+    for first, length in sorted(stretches, key=lambda one: (-one[1], one[0])):
         if covered[first] >= first + length:
             continue
         covered[first : first + length] = np.maximum(
@@ -368,10 +361,6 @@ def find_stretches(
         places = [TokenPosition(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
         found.append(TextMatch(first, length, places))
     return found
-
-
-def _longest_first(stretch: tuple[int, int]) -> tuple[int, int]:
-    return -stretch[1], stretch[0]
 
 
 def _texts(shard: training_text.IndexedShard, matches: Matches) -> np.ndarray:

@@ -23,6 +23,8 @@ from serving import journal
 from serving.settings import JournalSettings
 
 MOST_CHARACTERS = 100_000
+MOST_SHOWN = 5
+"""Documents, and sources of a stretch."""
 
 
 @dataclass(frozen=True)
@@ -41,39 +43,25 @@ def find_answers(
     text: str | None,
     version: int | None,
 ) -> list[AnswerToTrace]:
-    """The answers to a request; without one a text, as an answer of a version or the serving one.
-
-    Raises:
-        UserError: no version serves, there is none of that number, or as `answers_to_request`.
-    """
-    if request:
-        return answers_to_request(state, folder, settings, request, text)
-    if version is not None:
-        return [AnswerToTrace(state.get(version), text or "")]
-    serving = state.find("champion") or state.find("wanted")
-    if serving is None:
-        raise UserError("No version is registered yet: build one with `llm-assets run`.")
-    return [AnswerToTrace(serving, text or "")]
-
-
-def answers_to_request(
-    state: RegistryState,
-    folder: Path,
-    settings: JournalSettings,
-    request: str,
-    text: str | None,
-) -> list[AnswerToTrace]:
-    """The answers to a request, as the endpoint kept them.
+    """The answers to a request, as the endpoint kept them; without one, a text as an answer.
 
     Args:
         folder: the endpoint's state folder.
         request: its `X-Request-Id`, or the `id` of the answer.
-        text: the answer, where only its hash was kept.
+        text: the answer, where only its hash was kept, or there is no request.
+        version: that gave the text, by default the serving one.
 
     Raises:
-        UserError: the request is not on record, or its text was not kept and none is given, or
-            another is.
+        UserError: no version serves, or there is none of that number; the request is not on record,
+            or its text was not kept and none is given, or another is.
     """
+    if not request:
+        answered = state.find("champion") or state.find("wanted")
+        if version is not None:
+            answered = state.get(version)
+        if answered is None:
+            raise UserError("No version is registered yet: build one with `llm-assets run`.")
+        return [AnswerToTrace(answered, text or "")]
     entries = journal.find_entries(folder, request, settings.days)
     if not entries:
         kept = f"answers are kept for {settings.days:g} day{'s' * (settings.days != 1)}"
@@ -173,17 +161,8 @@ class Tracer:
         self._store, self._report = store, report
         self._text: TrainingText | None = None
 
-    def trace(
-        self,
-        state: RegistryState,
-        version: ModelVersion,
-        answer: str,
-        count: int = 5,
-    ) -> Trace:
+    def trace(self, state: RegistryState, version: ModelVersion, answer: str) -> Trace:
         """Look for an answer in the text that a version was trained on.
-
-        Args:
-            count: documents, and sources of a stretch, that are shown.
 
         Raises:
             UserError: the answer is empty or too long, or the version was trained on nothing here.
@@ -207,7 +186,7 @@ class Tracer:
                 raise
             gone = [str(error), *passages.missing]
             return Trace(version.version, answer, SHORTEST, [], [], passages.documents, 0, gone)
-        found = _trace(text, answer, count)
+        found = _trace(text, answer)
         if found.verbatim:
             return found
         # Nothing is said not to be there that `llm-assets explain` finds: stretches are looked for
@@ -229,12 +208,12 @@ class Tracer:
         return self._text
 
 
-def _trace(text: TrainingText, answer: str, count: int) -> Trace:
+def _trace(text: TrainingText, answer: str) -> Trace:
     encoded = text.tokenizer.encode(answer, add_special_tokens=False)
     tokens = np.asarray(encoded.ids, np.int64)
     found = find_stretches(text.shards, tokens, text.records, text.read)
-    near = find_nearest(text.shards, tokens, text.texts, count)
-    parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:count]]
+    near = find_nearest(text.shards, tokens, text.texts, MOST_SHOWN)
+    parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:MOST_SHOWN]]
     # Told of all at once, since records and licenses are looked up by it.
     sources = iter(text.describe([*parts, *text.beginnings([one.text for one in near])]))
     stretches = [
@@ -243,7 +222,7 @@ def _trace(text: TrainingText, answer: str, count: int) -> Trace:
             encoded.offsets[one.first + one.length - 1][1],
             one.length,
             len(one.places),
-            list(islice(sources, len(one.places[:count]))),
+            list(islice(sources, min(MOST_SHOWN, len(one.places)))),
         )
         for one in found
     ]

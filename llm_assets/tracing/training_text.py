@@ -240,10 +240,15 @@ def stretches_of(
 
 def _lessons(run: TrainingRun, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
     for text in table["text"].unique().to_pylist():
-        of_text = table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
+        of_text = rows_of(table, text)
         tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
         steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
         yield text, Lesson(run, steps, rows, tokens)
+
+
+def rows_of(table: pa.Table, text: int) -> pa.Table:
+    """The rows of a table of stretches that are of one text."""
+    return table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
 
 
 def _run(store: Store, state: RegistryState, checkpoint: str) -> TrainingRun:
@@ -313,7 +318,7 @@ class TrainingText:
         missing: list[str] = []
         for run in reversed(runs):
             name = shards_of(store, run)
-            artifact = store.find_named("tokenized_shards", name) if name else None
+            artifact = store.find_named("tokenized_shards", name)
             if artifact is None:
                 # Without the checkpoint's manifest nobody knows which shards they were.
                 gone = ("tokenized_shards", name) if name else ("checkpoint", run.checkpoint)
@@ -380,7 +385,7 @@ class TrainingText:
         """The first words that were trained on of each text, in a row that was, if still there."""
         lessons = stretches_of(self.records, texts, self.read)
         found = [
-            min(self._parts(text, _of_text(lessons, text)), key=lambda part: part[0])
+            min(self._parts(text, rows_of(lessons, text).to_pylist()), key=lambda part: part[0])
             for text in texts
         ]
         return [part for _, part in found]
@@ -407,8 +412,12 @@ class TrainingText:
 
     def describe(self, parts: Sequence[Part]) -> list[Source]:
         """Parts of documents in words, in their order."""
-        records = [self._record(shard, segment) for shard, segment, _, _ in parts]
-        texts = [_text_of(shard, segment) for shard, segment, _, _ in parts]
+        places = [
+            (shard, int(shard.shard.segments["document"][segment]))
+            for shard, segment, _, _ in parts
+        ]
+        records = [shard.documents.slice(number, 1).to_pylist()[0] for shard, number in places]
+        texts = [int(shard.index.texts[number]) for shard, number in places]
         lessons = lessons_by_text(self.runs, texts, self.read)
         # A text that was made from a document has its license.
         documents = ((record, document_of(record["id"])) for record in records)
@@ -437,10 +446,6 @@ class TrainingText:
         return Source(
             record["id"], record["source"], license, name, row, before, text, after, lessons
         )
-
-    def _record(self, shard: IndexedShard, segment: int) -> dict[str, str]:
-        number = int(shard.shard.segments["document"][segment])
-        return shard.documents.slice(number, 1).to_pylist()[0]
 
     def _look_up_licenses(self, sources: dict[str, str | None]) -> None:
         """Note the licenses of documents, given by id and, where known, source; or that none is
@@ -474,28 +479,21 @@ def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str | None]) -> 
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
-def shards_of(store: Store, run: TrainingRun) -> str | None:
-    """Fingerprint of the shards that a run took rows from; None where its manifest is gone."""
+def shards_of(store: Store, run: TrainingRun) -> str:
+    """Fingerprint of the shards that a run took rows from; empty where its manifest is gone."""
     manifest = find_manifest(store, "checkpoint", run.checkpoint)
-    return manifest.inputs["tokenized_shards"] if manifest else None
+    return manifest.inputs["tokenized_shards"] if manifest else ""
 
 
 def find_tokenizer(store: Store, version: ModelVersion) -> Tokenizer | None:
     """A version's tokenizer: with its weights, or else with the base model that has the same."""
-    places = [("checkpoint", version.model_fingerprint, f"/{MODEL_FOLDER}")]
-    places += [("base_model", name, "") for name in [version.lineage.get("base_model")] if name]
+    places = (
+        ("checkpoint", version.model_fingerprint, f"/{MODEL_FOLDER}"),
+        ("base_model", version.lineage.get("base_model", ""), ""),
+    )
     for kind, fingerprint, folder in places:
         artifact = store.find_named(kind, fingerprint)
         path = f"{artifact.path}{folder}/tokenizer.json" if artifact else ""
         if path and files.exists(path):
             return Tokenizer.from_file(path)
     return None
-
-
-def _text_of(shard: IndexedShard, segment: int) -> int:
-    """What the text of a segment is known by."""
-    return int(shard.index.texts[shard.shard.segments["document"][segment]])
-
-
-def _of_text(lessons: pa.Table, text: int) -> list[dict[str, int]]:
-    return lessons.filter(pc.equal(lessons["text"], pa.scalar(text, pa.uint64()))).to_pylist()

@@ -21,7 +21,7 @@ from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.state import ModelVersion
 from llm_assets.tracing import training_text
 from llm_assets.tracing.passages import Passages, find_passages
-from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, answers_to_request
+from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, find_answers
 from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
@@ -335,19 +335,19 @@ def test_a_request_leads_to_its_answer_where_the_settings_kept_it(lab: Lab, tmp_
     journal.write("off", VERSION, asked, ["unseen"])
     state = lab.registry.state()
 
-    (found,) = answers_to_request(state, tmp_path, settings, "open", None)
+    (found,) = find_answers(state, tmp_path, settings, "open", None, None)
     assert (found.version.version, found.answer) == (1, "the answer")
     with pytest.raises(UserError, match=r"Version 1 answered .* with --text"):
-        answers_to_request(state, tmp_path, settings, "hashed", None)
-    (found,) = answers_to_request(state, tmp_path, settings, "hashed", "another answer")
+        find_answers(state, tmp_path, settings, "hashed", None, None)
+    (found,) = find_answers(state, tmp_path, settings, "hashed", "another answer", None)
     assert found.answer == "another answer"
     with pytest.raises(UserError, match="hash differs"):
-        answers_to_request(state, tmp_path, settings, "hashed", "another answer.")
+        find_answers(state, tmp_path, settings, "hashed", "another answer.", None)
     for unknown in ("off", "never"):
         with pytest.raises(UserError, match="of another pipeline, or too old"):
-            answers_to_request(state, tmp_path, settings, unknown, None)
+            find_answers(state, tmp_path, settings, unknown, None, None)
     with pytest.raises(UserError, match=r"'open' on record in .*: the id is wrong, of another"):
-        answers_to_request(state, tmp_path / "of another pipeline", settings, "open", None)
+        find_answers(state, tmp_path / "of another pipeline", settings, "open", None, None)
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
     assert "another" not in kept and "unseen" not in kept and "the answer" in kept
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.rglob("*"))
@@ -365,6 +365,6 @@ def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
     past = today.with_stem("2001-01-01")
     today.rename(past)
     with pytest.raises(UserError, match=r"too old \(answers are kept for 2 days"):
-        answers_to_request(lab.registry.state(), tmp_path, settings, "old", None)
+        find_answers(lab.registry.state(), tmp_path, settings, "old", None, None)
     Journal(tmp_path, lambda: JournalSettings(keep="off")).write("new", VERSION, [], [])
     assert not past.exists()
