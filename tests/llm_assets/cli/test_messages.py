@@ -1,7 +1,6 @@
 """A user's mistake is one message without a trace, on both ways in."""
 
 import contextlib
-import json
 import sqlite3
 import threading
 from pathlib import Path
@@ -132,11 +131,15 @@ def test_a_history_on_a_full_disk_is_called_what_it_is(project: Project) -> None
         assert project.materialize("base_model").returncode == 0
 
 
-def test_runs_of_one_second_have_a_log_each(project: Project) -> None:
+def test_runs_are_refused_before_any_work_and_those_of_one_second_have_a_log_each(
+    project: Project,
+) -> None:
     project.configure(base_model={"folder": "nowhere"})
     runs = [project.fork("llm-assets", "run") for _ in range(3)]
     assert [run.wait(120) for run in runs] == [1, 1, 1]
     assert len(list((project.folder / ".llm_assets" / "logs").glob("run-*.log"))) == 3
+    assert "it has no config.json" in (project.folder / "output.txt").read_text()
+    assert not (project.folder / "store" / "raw_corpus").exists()
 
 
 def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> None:
@@ -149,15 +152,6 @@ def test_what_is_not_read_is_on_the_screen_and_in_the_log(project: Project) -> N
     checked = every_file_was_read(project.record.current("raw_corpus", needed_by="test"))
     assert not checked.passed
     assert "Files or documents left out: 1 (1 .png)" in str(checked.description)
-
-
-def test_status_and_versions_speak_json(project: Project) -> None:
-    status = project.run("llm-assets", "--config", str(project.config), "status", "--json")
-    versions = project.run("llm-assets", "versions", "--json")
-
-    assert json.loads(status.stdout)["pipeline"] == "manual"
-    assert json.loads(status.stdout)["champion"] is None
-    assert json.loads(versions.stdout) == []
 
 
 def test_advice_says_how_its_commands_find_the_pipeline_file_that_was_given(
@@ -173,15 +167,6 @@ def test_advice_says_how_its_commands_find_the_pipeline_file_that_was_given(
     # Where the variable names the file already, such a command finds it.
     moved.rename(project.config)
     assert "export" not in project.run("llm-assets", *trace).stderr
-
-
-def test_the_preflight_refuses_a_run_before_any_work(project: Project, tmp_path: Path) -> None:
-    project.configure(base_model={"folder": str(tmp_path / "nothing")})
-
-    ended = project.run("llm-assets", "run")
-
-    assert ended.returncode == 1 and "it has no config.json" in ended.stderr
-    assert not (project.folder / "store" / "raw_corpus").exists()
 
 
 @pytest.mark.fault(
@@ -216,7 +201,9 @@ def test_a_source_that_never_rests_is_read_again_and_then_named(project: Project
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
+        ("status --json", '"pipeline": "manual",\n  "platform": "local",\n  "champion": null,'),
         ("versions", "Nothing is registered yet"),
+        ("versions --json", "[]"),
         ("clean", "Nothing to delete"),
         ("doctor", "0 artifact(s)"),
         (f"doctor checkpoint/{'0' * 20}", f"has no artifact checkpoint/{'0' * 20}. `llm-assets d"),
