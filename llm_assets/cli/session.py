@@ -16,7 +16,6 @@ from llm_assets.registry.base import LocalRegistry, Registry
 
 if TYPE_CHECKING:
     from llm_assets.endpoint.base import ServingPlatform
-    from llm_assets.pipeline import PipelineResource
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,7 @@ class Session:
         """The registry of the pipeline's model versions."""
         if self.settings.platform == "local":
             return LocalRegistry.of(self.record)
-        return self._resources["registry"].open(self.pipeline)
-
-    @property
-    def pipeline(self) -> "PipelineResource":
-        """Settings and store as assets use them."""
-        return self._resources["pipeline"]
+        return self._resources["registry"].open(self._resources["pipeline"])
 
     @property
     def serving(self) -> "ServingPlatform":

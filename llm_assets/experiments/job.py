@@ -55,7 +55,6 @@ from llm_assets.runners.training import TrainingRunner
 from recipes.evaluation.settings import (
     CODE_VERSION,
     SCORES_NAME,
-    EvaluationSettings,
     GenerationSettings,
     Metric,
     ModelSource,
@@ -293,7 +292,9 @@ def trial_metrics(
     base_model: Artifact,
 ) -> BuildPlan:
     """The trial's model, its base and the wanted version, measured on validation text."""
-    settings = _alone(pipeline.settings.eval_metrics)
+    # The metric that decides, and nothing besides.
+    alone = {"generation": GenerationSettings(samples=0), "tasks": ()}
+    settings = pipeline.settings.eval_metrics.model_copy(update=alone)
     shards = pipeline.record.current("tokenized_shards")
     inputs = {"tokenized_shards": shards.fingerprint}
     wanted = registry.open(pipeline).find("wanted")
@@ -313,15 +314,6 @@ def trial_metrics(
         libraries=settings.libraries | package_of(pipeline.settings.checkpoint),
     )
     return BuildPlan(identity, build)
-
-
-def _alone(settings: EvaluationSettings) -> EvaluationSettings:
-    """The settings for the metric that decides, and nothing besides."""
-    others = {
-        "generation": GenerationSettings(samples=0),
-        "tasks": (),
-    }
-    return settings.model_copy(update=others)
 
 
 STAGES = (raw_corpus, clean_corpus, base_model, tokenized_shards, checkpoint, trial_metrics)
@@ -482,10 +474,7 @@ def _metadata(
     result: TrialResult, done: Mapping[str, TrialResult], made: Sequence[str]
 ) -> dict[str, Any]:
     """Of one result, with the table of all so far."""
-    figures = {
-        name: getattr(result, name)
-        for name in ("score", "gain", "gain_low", "gain_high", "training_seconds", "cost")
-    }
+    figures = {"score", "gain", "gain_low", "gain_high", "training_seconds", "cost"}
     shown = (
         # The UI breaks cells at spaces.
         [row[COLUMNS.index(name)].replace("=", " = ") for name in UI_COLUMNS]
@@ -497,6 +486,6 @@ def _metadata(
         "trials": table(UI_COLUMNS, shown),
         "measured": caption(done.values()),
         "made": ", ".join(made) or "nothing; everything existed already",
-        **readable({name: value for name, value in figures.items() if value is not None}),
+        **readable(result.model_dump(include=figures, exclude_none=True)),
         RESULT: MetadataValue.json(result.model_dump(mode="json")),
     }

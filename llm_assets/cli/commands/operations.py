@@ -45,7 +45,7 @@ def clean(yes: bool, as_json: bool) -> None:
     session = open_session()
     settings = session.settings
     cleaning = clean_store(
-        session.pipeline.record,
+        session.record,
         session.registry,
         settings.retention,
         settings.forgetting,

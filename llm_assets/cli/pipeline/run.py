@@ -172,13 +172,11 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         for note in preflight(settings, seconds, is_judged=is_judged).notes:
             console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
         progress = Progress(console, assets, settings)
-        with progress:
-            job = graph.resolve_job_def(ASSET_JOB)
-            # Named one by one, since the UI shows what is named as the run's target.
-            tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
-            tags |= {JUDGED_TAG: "yes"} if is_judged else {}
-            result = _execute(job, progress, settings.name, keys, tags=tags)
-        if result is None or progress.interrupted:
+        # Named one by one, since the UI shows what is named as the run's target.
+        tags = {REBUILD_TAG: ",".join(rebuild)} if rebuild else {}
+        tags |= {JUDGED_TAG: "yes"} if is_judged else {}
+        result = _execute(graph, progress, settings, keys, tags=tags)
+        if result is None:
             console.print(f"\n{INTERRUPTED}")
             return 130
         if not result.success:
@@ -231,39 +229,29 @@ def materialize_assets(
         )
 
 
-def run_partition(
-    settings: PipelineSettings, asset: str, partition: str, quiet: bool
-) -> dg.ExecuteInProcessResult:
-    """Make a partition of an asset in this process; raises UserError where it was interrupted.
+def _run_in_this_process(
+    settings: PipelineSettings,
+    assets: Sequence[str],
+    run_config: dict[str, Any] | None = None,
+    partition: str | None = None,
+    quiet: bool = False,
+) -> tuple[dg.ExecuteInProcessResult, Path]:
+    """The result of making some assets, and the log of it; raises UserError once interrupted.
 
     Args:
         quiet: leaves the terminal to what the caller prints.
     """
-    result, _ = _run_in_this_process(settings, [asset], None, quiet, partition)
-    return result
-
-
-def _run_in_this_process(
-    settings: PipelineSettings,
-    assets: Sequence[str],
-    run_config: dict[str, Any] | None,
-    quiet: bool = False,
-    partition: str | None = None,
-) -> tuple[dg.ExecuteInProcessResult, Path]:
-    """The result of making some assets, and the log of it."""
     use_this_folders_history()
     log_path = _log_path()
     with _terminal(log_path, verbose=False) as terminal:
         from llm_assets.definitions import defs
 
         graph = defs()
-        job = graph.resolve_job_def(ASSET_JOB)
         keys = [asset_key(settings, name) for name in assets]
         steps = assets if partition else [key.path[-1] for key in _assets_in_order(graph)]
         progress = Progress(Console(file=terminal, quiet=quiet), steps, settings)
-        with progress:
-            result = _execute(job, progress, settings.name, keys, run_config, partition=partition)
-    if result is None or progress.interrupted:
+        result = _execute(graph, progress, settings, keys, run_config, partition=partition)
+    if result is None:
         raise UserError(INTERRUPTED)
     return result, log_path
 
@@ -273,31 +261,31 @@ def _log_path() -> Path:
 
 
 def _execute(
-    job: dg.JobDefinition,
+    graph: dg.Definitions,
     progress: Progress,
-    pipeline: str,
+    settings: PipelineSettings,
     assets: Sequence[dg.AssetKey],
     run_config: dict[str, Any] | None = None,
     tags: Mapping[str, str] = MappingProxyType({}),
     partition: str | None = None,
 ) -> dg.ExecuteInProcessResult | None:
-    from dagster import DagsterExecutionInterruptedError
-
+    """Run the job of all assets for some of them; None where it was interrupted."""
     run_id = str(uuid4())
-    with dg.DagsterInstance.get() as instance:
+    with progress, dg.DagsterInstance.get() as instance:
         instance.add_event_listener(run_id, progress.handle)
         try:
-            return job.execute_in_process(
+            result = graph.resolve_job_def(ASSET_JOB).execute_in_process(
                 instance=instance,
                 run_id=run_id,
                 raise_on_error=False,
                 asset_selection=assets,
                 partition_key=partition,
                 run_config=run_config,
-                tags={PIPELINE_TAG: pipeline, PROCESS_TAG: describe_holder(), **tags},
+                tags={PIPELINE_TAG: settings.name, PROCESS_TAG: describe_holder(), **tags},
             )
-        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+        except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
             return None
+    return None if progress.interrupted else result
 
 
 def _assets_in_order(defs: dg.Definitions) -> list[dg.AssetKey]:
@@ -351,17 +339,15 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     use_this_folders_history()
     with dg.DagsterInstance.get() as instance:
         instance.add_dynamic_partitions(str(partitions(settings).name), trials)
-    asset = settings.dagster_name(ASSET)
-    return ranked(
-        _result(trial, asset, run_partition(settings, ASSET, trial, quiet)) for trial in trials
-    )
+    return ranked(_try(settings, trial, quiet) for trial in trials)
 
 
-def _result(trial: str, asset: str, ended: dg.ExecuteInProcessResult) -> TrialResult:
+def _try(settings: PipelineSettings, trial: str, quiet: bool) -> TrialResult:
+    ended, _ = _run_in_this_process(settings, [ASSET], partition=trial, quiet=quiet)
     for event in ended.filter_events(lambda event: event.is_step_failure):
         reason = failure_reason(event.step_failure_data)
         return TrialResult(trial=trial, verdict="failed", reason=reason)
-    (made,) = ended.asset_materializations_for_node(asset)
+    (made,) = ended.asset_materializations_for_node(settings.dagster_name(ASSET))
     return TrialResult.model_validate(made.metadata[RESULT].value)
 
 
