@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -500,15 +499,9 @@ HELD_SCHEMA = pa.schema([("ngram", pa.int64()), ("part", pa.int64())])
 _TEXTS_IN_PART = 1 << 32
 
 
-class References(ABC):
-    """The n-grams of all held-out and evaluation texts."""
-
-    @abstractmethod
-    def of_part(self, number: int) -> NGrams:
-        """Those that a part's training text holds, of each text that holds them.
-
-        There may be others among them, which change no overlap.
-        """
+References = Callable[[int], NGrams]
+"""A part's number to the n-grams of held-out and evaluation texts that its training text holds, of
+each text that holds them. There may be others among them, which change no overlap."""
 
 
 @dataclass(frozen=True)
@@ -540,16 +533,6 @@ def find_references(
     return _join_references(comparison, text_bytes // BYTES_PER_WORD)
 
 
-@dataclass(frozen=True)
-class SentReferences(References):
-    """All n-grams in one file, which a worker reads once."""
-
-    url: str
-
-    def of_part(self, number: int) -> NGrams:
-        return load_ngrams(self.url)
-
-
 def _send_references(comparison: OverlapSearch) -> References:
     """Gather the n-grams on the driver, and write them for all tasks."""
     folder = comparison.scratch
@@ -562,24 +545,16 @@ def _send_references(comparison: OverlapSearch) -> References:
     urls += [comparison.evaluation] if comparison.evaluation else []
     url = save_ngrams(folder, join_ngrams(map(load_ngrams, urls)))
     comparison.overlaps.remember(url)
-    return SentReferences(url)
+    return partial(_sent, url=url)
+
+
+def _sent(_: int, url: str) -> NGrams:
+    """All n-grams, in one file that a worker reads once."""
+    return load_ngrams(url)
 
 
 def _write(part: parquet.Part, ngrams: PartNGrams, folder: str) -> dict[str, Any]:
     return {"url": save_ngrams(folder, group_ngrams(ngrams.of_held_out(part)))}
-
-
-@dataclass(frozen=True)
-class JoinedReferences(References):
-    """The n-grams that each part holds, apart."""
-
-    rows: parquet.PartRows
-    """Of `REFERENCE_SCHEMA`, by the number of the part."""
-
-    def of_part(self, number: int) -> NGrams:
-        place = self.rows.places.get(number)
-        found = place.read() if place else REFERENCE_SCHEMA.empty_table()
-        return _as_ngrams(*(np.asarray(found[name]) for name in REFERENCE_SCHEMA.names))
 
 
 def _join_references(comparison: OverlapSearch, rows: int) -> References:
@@ -592,7 +567,14 @@ def _join_references(comparison: OverlapSearch, rows: int) -> References:
     list_held = partial(_list_held, ngrams=ngrams)
     held = work.over_parts(comparison.parts, list_held, HELD_SCHEMA)
     found = held.join(_without_set_phrases(work, references), "ngram")
-    return JoinedReferences(work.by_part(found, REFERENCE_SCHEMA, "finding held-out n-grams"))
+    places = work.by_part(found, REFERENCE_SCHEMA, "finding held-out n-grams").places
+    return partial(_joined, places=places)
+
+
+def _joined(number: int, places: dict[int, parquet.RowLocation]) -> NGrams:
+    """Those that the part holds, from its rows of `REFERENCE_SCHEMA`."""
+    found = places[number].read() if number in places else REFERENCE_SCHEMA.empty_table()
+    return _as_ngrams(*(np.asarray(found[name]) for name in REFERENCE_SCHEMA.names))
 
 
 def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:

@@ -133,8 +133,7 @@ def _documents_of(
         documents = documents.append_column(column, tokens[column])
     found = np.zeros(len(ids))
     if plan.references:
-        references = plan.references.of_part(number)
-        found = overlaps.of_documents(name, ids, texts, references)
+        found = overlaps.of_documents(name, ids, texts, plan.references(number))
     return _choose(documents, found, plan)
 
 
