@@ -33,6 +33,7 @@ from spark_jobs.clean.decide.decider import (
     DecidedDocuments,
     DecisionContext,
     DocumentPart,
+    Example,
     find_duplicates,
     write_duplicates,
 )
@@ -306,20 +307,16 @@ def dropped_examples(
     outcome: DecidedDocuments, parts: list[DocumentPart]
 ) -> dict[str, list[dict[str, str]]]:
     """The examples of each reason, with the beginning of each."""
+
+    def beginning(one: Example) -> str:
+        # The part with one of the few examples is read on the driver: tens of megabytes.
+        (text,) = parts[one.part].read_rows("text", pa.array([one.row])).to_pylist()
+        return str(text[:EXAMPLE_CHARACTERS])
+
     return {
-        reason: [
-            # The part with one of the few examples is read on the driver: tens of megabytes.
-            {"id": one.id, "text": _beginning(parts[one.part], one.row)}
-            for one in examples
-        ]
+        reason: [{"id": one.id, "text": beginning(one)} for one in examples]
         for reason, examples in outcome.examples.items()
     }
-
-
-def _beginning(part: DocumentPart, row: int) -> str:
-    texts = part.prepared.read(["text"])["text"]
-    text: str = texts[row].as_py()
-    return text[:EXAMPLE_CHARACTERS]
 
 
 def compare_documents(spec: CleanSpec, clean_corpus: str) -> Iterator[tuple[str, object, object]]:

@@ -168,20 +168,15 @@ def write_table(url: str, table: pa.Table) -> None:
 def to_parquet(table: pa.Table, compression: str | dict[str, str] = "zstd") -> bytes:
     """A table as a Parquet file of one row group."""
     sink = pa.BufferOutputStream()
-    rows = max(1, table.num_rows)
-    pq.write_table(table, sink, row_group_size=rows, **parquet_options(table.schema, compression))
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=max(1, table.num_rows),
+        compression=compression,
+        use_dictionary=[name for name in table.column_names if name in ("source", "reason")],
+        write_page_checksum=True,
+    )
     return sink.getvalue().to_pybytes()
-
-
-def parquet_options(
-    schema: pa.Schema, compression: str | dict[str, str] = "zstd"
-) -> dict[str, Any]:
-    """How Parquet files are written here."""
-    return {
-        "compression": compression,
-        "use_dictionary": [name for name in schema.names if name in ("source", "reason")],
-        "write_page_checksum": True,
-    }
 
 
 class RowLocation(NamedTuple):

@@ -88,7 +88,7 @@ class TokenizeSpec(BaseModel):
     cache: str | None = None
     """Folder of what earlier runs made (`artifacts.cache`); it decides speed, never results."""
     held_out_in_memory: int = HELD_OUT_IN_MEMORY
-    """Most megabytes of held-out text whose n-grams every task holds (`held_out.choice`); past it
+    """Most megabytes of held-out text whose n-grams every task holds (`find_references`); past it
     they are joined with the other text's, and the shards are the same."""
 
     def parts(self, columns: list[str]) -> list[Part]:
@@ -325,10 +325,6 @@ def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> 
         stats: the manifest's stats.
         settings: the settings that decided the content.
     """
-    files.write(f"{output}/{CARD_NAME}", _card(stats, settings).encode())
-
-
-def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
     splits = [
         f"| {split} | {stats['documents'][split]:,} | {stats['tokens'][split]:,} "
         f"| {stats['rows'][split]:,} |"
@@ -337,7 +333,7 @@ def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
     sources = [f"| {name} | {count:,} |" for name, count in stats["tokens_by_source"].items()]
     weights = stats["mixing"]["weights"] or "each source once"
     removed = sum(stats["removed_as_overlapping_held_out"].values())
-    return "\n".join(
+    card = "\n".join(
         [
             "# Packed token rows",
             "",
@@ -368,6 +364,7 @@ def _card(stats: dict[str, Any], settings: dict[str, Any]) -> str:
             "",
         ]
     )
+    files.write(f"{output}/{CARD_NAME}", card.encode())
 
 
 def libraries_of(settings: TokenizedShardsSettings, form: Form) -> set[str]:

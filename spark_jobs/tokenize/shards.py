@@ -237,14 +237,6 @@ class ShardPlan:
         return firsts[splits] + within
 
 
-def write_shard_of(number: int, documents: pa.Table, plan: ShardPlan) -> dict[str, Any]:
-    """Write the shard of this number from documents in any order, and describe it."""
-    split, name = plan.shard_names[number]
-    keys = ("slice", "position", "id")
-    ordered = documents.sort_by([(key, "ascending") for key in keys])
-    return write_documents(name, split, ordered, plan)
-
-
 def write_documents(
     name: str, split: format.Split, documents: pa.Table, plan: ShardPlan
 ) -> dict[str, Any]:
@@ -254,7 +246,8 @@ def write_documents(
     if plan.form != "pretraining":
         marks = _flat_marks(documents["targets"], lengths)
     rows = _pack(tokens, marks, lengths, documents["slice"].to_numpy(), plan)
-    _check_nothing_lost(name, rows, len(tokens))
+    packed = int(rows.segments["length"].sum())
+    assert packed == len(tokens), f"packing {name} made {packed} tokens of {len(tokens)}"
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
     columns = ["id", "cluster", "source", "bytes", "length", "text_hash", "slice"]
     table = table.select(columns)
@@ -317,12 +310,6 @@ def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarr
     offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset :][: len(chunk) + 1]
     content = np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     return content.view(dtype), np.diff(offsets).astype(np.int64) // dtype.itemsize
-
-
-def _check_nothing_lost(name: str, rows: format.PackedRows, tokens: int) -> None:
-    packed = int(rows.segments["length"].sum())
-    if packed != tokens:
-        raise AssertionError(f"packing {name} made {packed} tokens of {tokens}")
 
 
 def _store(url: str, name: str, rows: format.PackedRows, documents: pa.Table) -> None:
@@ -429,4 +416,6 @@ def receive(arrived: tuple[int, pa.Table], plan: ShardPlan) -> dict[str, Any]:
         return {"unused": dict(counts)}
     if number <= FIRST_LIST:
         return {"removed": write_list(FIRST_LIST - number, rows, plan.output)}
-    return {"shard": write_shard_of(number, rows, plan)}
+    split, name = plan.shard_names[number]
+    ordered = rows.sort_by([(key, "ascending") for key in ("slice", "position", "id")])
+    return {"shard": write_documents(name, split, ordered, plan)}
