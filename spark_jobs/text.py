@@ -127,7 +127,7 @@ def sum_words(folded: list[str]) -> WordSums:
     """Hash texts so far that any run of their words has its hash in constant time.
 
     Args:
-        folded: texts as `text.normalize.fold` leaves them: words parted by single spaces.
+        folded: texts as `fold` leaves them: words parted by single spaces.
     """
     content, starts, ends = find_words(folded)
     sums = _prefix_sums(content)
@@ -215,7 +215,7 @@ def shapes(folded: list[str], words: WordSums) -> tuple[np.ndarray, np.ndarray]:
     """The shapes of texts, and how much of each is the same in all texts of its shape.
 
     Args:
-        folded: texts as `text.normalize.fold` leaves them.
+        folded: texts as `fold` leaves them.
         words: theirs.
 
     Returns:

@@ -133,7 +133,7 @@ class SparkDecider(decider.Decider):
         return int(last[0]["last"] or 0) + 1
 
     def _find_near(self, texts: DataFrame, parts: list[decider.DocumentPart]) -> _Near:
-        """Cluster the near-copies among different texts, as `in_memory.near_duplicates` does."""
+        """Cluster the near-copies among different texts, as `find_near_duplicates` does."""
         work, settings = self._work, self._run.settings.near_duplicates
         if not settings.enabled:
             edges = work.empty(pairs.EDGE_SCHEMA)
@@ -349,8 +349,9 @@ _TEXT = [
     ("copies", _NUMBER),
     ("cluster", _NUMBER),
 ]
-_FACTS = [f"cluster_{name}" for name in history.ClusterFacts.__dataclass_fields__]
-FACT_SCHEMA = pa.schema([*_TEXT, *((name, _NUMBER) for name in _FACTS)])
+_FACTS = {name: f"cluster_{name}" for name in history.ClusterFacts.__dataclass_fields__}
+"""Fields of `history.ClusterFacts` to their columns."""
+FACT_SCHEMA = pa.schema([*_TEXT, *((column, _NUMBER) for column in _FACTS.values())])
 FATE_SCHEMA = pa.schema(
     [
         *_TEXT,
@@ -369,7 +370,7 @@ def decide_survivors(
     """What was decided of every text.
 
     Args:
-        texts: of `record.group_exact`.
+        texts: of `group_exact`.
         copies: the clusters of near-copies, of `pairs.connect`.
 
     Returns:
@@ -390,12 +391,12 @@ def decide_survivors(
         _state_facts, from_arrow_schema(FACT_SCHEMA)
     )
     largest = own.groupBy("cluster").agg(
-        *(F.max(name).alias(name) for name in _FACTS),
+        *(F.max(column).alias(column) for column in _FACTS.values()),
         F.min("text_hash").alias("cluster_name"),
         F.sum((F.col("copies") == F.col("text")).cast("long")).alias("groups"),
     )
-    together = own.drop(*_FACTS).join(largest, "cluster")
-    columns = [*(name for name, _ in _TEXT), *_FACTS, "cluster_name", "groups"]
+    together = own.drop(*_FACTS.values()).join(largest, "cluster")
+    columns = [*(name for name, _ in _TEXT), *_FACTS.values(), "cluster_name", "groups"]
     fates = together.select(*columns).mapInArrow(
         partial(_apply_rules, split=split), from_arrow_schema(FATE_SCHEMA)
     )
@@ -441,10 +442,8 @@ def _apply_rules(
     """Texts with the facts of their clusters to rows of `FATE_SCHEMA`."""
     for batch in batches:
         texts = _facts_of(batch)
-        names = list(history.ClusterFacts.__dataclass_fields__)
-        clusters = history.ClusterFacts(
-            **{n: batch[fact].to_numpy() for n, fact in zip(names, _FACTS, strict=True)}
-        )
+        facts = {name: batch[column].to_numpy() for name, column in _FACTS.items()}
+        clusters = history.ClusterFacts(**facts)
         new = history.by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
         fates = history.decide(texts, clusters, new)
         spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, _STRING))

@@ -327,7 +327,7 @@ class PreparedParts:
         self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
         """Shape (parts + 1,): where each part's documents begin."""
         self.documents = pa.concat_tables(tables).combine_chunks()
-        """Rows of `decider.DOCUMENT_SCHEMA`."""
+        """Rows of `DOCUMENT_SCHEMA`."""
 
     def by_part(self, numbers: np.ndarray) -> list[tuple[DocumentPart, np.ndarray, np.ndarray]]:
         """Parts with documents of these numbers: `(part, places in numbers, rows of the part)`."""
