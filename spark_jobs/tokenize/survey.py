@@ -150,7 +150,6 @@ class CorpusSurvey:
 
     documents: Counter[Split]
     bytes: Counter[Split]
-    sources: set[str]
     source_bytes: Counter[str]
     """Bytes of training text by source."""
     source_documents: Counter[str]
@@ -170,8 +169,7 @@ def survey_parts(
     sizes: Counter[Split] = Counter()
     source_bytes: Counter[str] = Counter()
     source_documents: Counter[str] = Counter()
-    groups = [group for survey in surveys for group in survey["groups"]]
-    for group in groups:
+    for group in (group for survey in surveys for group in survey["groups"]):
         documents[group["split"]] += group["documents"]
         sizes[group["split"]] += group["bytes"]
         if group["split"] == "train":
@@ -180,7 +178,6 @@ def survey_parts(
     return CorpusSurvey(
         documents=documents,
         bytes=sizes,
-        sources={group["source"] for group in groups},
         source_bytes=source_bytes,
         source_documents=source_documents,
         with_held_out=[

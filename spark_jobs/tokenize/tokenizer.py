@@ -268,15 +268,12 @@ def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | No
 
 
 def _compare(files: TokenizerFiles, sample: list[str]) -> int:
-    column = pa.array(sample, pa.string())
-    fast, fast_offsets = DocumentTokenizer(files, "gigatoken").encode(column)
-    slow, slow_offsets = DocumentTokenizer(files, "hugging_face").encode(column)
-    differing = 0
-    for number in range(len(sample)):
-        a = fast[fast_offsets[number] : fast_offsets[number + 1]]
-        b = slow[slow_offsets[number] : slow_offsets[number + 1]]
-        differing += not np.array_equal(a, b)
-    return differing
+    def tokens(engine: Engine) -> list[np.ndarray]:
+        ids, offsets = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
+        return np.split(ids, offsets[1:-1])
+
+    both = zip(tokens("gigatoken"), tokens("hugging_face"), strict=True)
+    return sum(not np.array_equal(fast, slow) for fast, slow in both)
 
 
 # Examples of a task as tokens, with a mark on those that are learnt to be written.
