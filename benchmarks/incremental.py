@@ -9,7 +9,6 @@ the environment's docstrings themselves, where what every run costs weighs more.
 BENCH_MEGABYTES (default 1000) chooses another size of the first.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,7 +24,7 @@ from pyspark.sql import SparkSession
 from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, at_most, record, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
-from benchmarks.tokenize_spark import tokenizer_folder
+from benchmarks.tokenize_spark import digest_of, tokenizer_folder
 from spark_jobs.clean import job as clean
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import write_snapshot
@@ -120,7 +119,8 @@ def measure(spark: SparkSession, text: str, ending: str, files: int) -> Measured
         _remove(folder / str(count) / "raw", folder / str(count) / "clean")
     nothing = partial(make, "full", files + GROWTHS, HOME / "nothing", earlier)
     full = [_timed(f"{text}, from nothing", nothing)]
-    same = _digest(folder / str(files + GROWTHS) / "shards") == _digest(folder / "full" / "shards")
+    grown_shards, all_shards = (folder / name / "shards" for name in (str(files + GROWTHS), "full"))
+    same = digest_of(grown_shards) == digest_of(all_shards)
     _remove(folder, cache, HOME / "nothing")
     return Measured(grown, full, same, of_stages)
 
@@ -157,13 +157,6 @@ def _remove(*folders: Path) -> None:
 
 def _silent(line: str) -> None:
     pass
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(file.name.encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

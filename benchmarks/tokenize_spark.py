@@ -48,7 +48,7 @@ def main() -> None:
         started = time.perf_counter()
         tokenize.run(spark, spec, lambda line: None)
         rate = megabytes / (time.perf_counter() - started)
-        digests.add(_digest(output))
+        digests.add(digest_of(output))
         print(f"{engine}: {rate:.2f} MB/s", flush=True)
         return rate
 
@@ -90,7 +90,8 @@ def tokenizer_folder() -> Path:
     return folder
 
 
-def _digest(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
+    """A hash of the names and the content of a folder's files."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(file.name.encode() + file.read_bytes())
