@@ -12,7 +12,6 @@ from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide.decider import ForgottenTexts
 from spark_jobs.clean.job import compare_documents
 from spark_jobs.clean.prepare import libraries_of as clean_libraries
-from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import compare_texts, open_sources, write_snapshot
 from spark_jobs.read.snapshot import libraries_of as source_libraries
 from spark_jobs.settings import CleanCorpusSettings
@@ -20,6 +19,7 @@ from spark_jobs.tokenize import job as tokenize
 from spark_jobs.tokenize.job import compare_tokens
 from tests.folders import write_pdf
 from tests.spark_jobs.conftest import Corpus, forget
+from tests.spark_jobs.read.test_snapshot import files_source
 from tests.spark_jobs.test_lineage import text
 from tests.spark_jobs.test_quality import JUNK, PROSE
 from tests.spark_jobs.test_templates import report
@@ -31,11 +31,6 @@ Compared = Iterable[tuple[str, object, object]]
 
 def different(compared: Compared) -> list[str]:
     return [name for name, stored, now in compared if stored != now]
-
-
-def sources(path: Path, **keys: Any) -> RawCorpusSettings:
-    source = {"type": "files", "name": "manual", "path": str(path), **keys}
-    return RawCorpusSettings.model_validate({"sources": [source]})
 
 
 @pytest.fixture
@@ -52,8 +47,8 @@ def test_files_that_a_library_reads_are_read_again_however_few_they_are(
 ) -> None:
     for name in ("a", "b"):
         write_pdf(folder / f"{name}.pdf", f"The {name} valve opens")
-    opened = open_sources(sources(folder))
-    write_snapshot(sources(folder), tmp_path / "raw", opened=opened)
+    opened = open_sources(files_source(folder))
+    write_snapshot(files_source(folder), tmp_path / "raw", opened=opened)
     assert source_libraries(opened) == {"pyarrow", "pypdf"}
 
     compared = list(compare_texts(opened, str(tmp_path / "raw"), {"pypdf"}))
@@ -79,10 +74,10 @@ def test_files_that_a_library_reads_are_read_again_however_few_they_are(
 
 
 def test_a_source_has_the_libraries_of_what_is_in_it_alone(folder: Path) -> None:
-    assert source_libraries(open_sources(sources(folder))) == {"pyarrow"}
+    assert source_libraries(open_sources(files_source(folder))) == {"pyarrow"}
     (folder / "page.html").write_text("<p>The pump opens every week.</p>")
-    assert "trafilatura" in source_libraries(open_sources(sources(folder)))
-    assert "pypdf" not in source_libraries(open_sources(sources(folder)))
+    assert "trafilatura" in source_libraries(open_sources(files_source(folder)))
+    assert "pypdf" not in source_libraries(open_sources(files_source(folder)))
 
 
 def test_a_version_names_what_it_decides_by_the_settings_alone() -> None:

@@ -15,13 +15,13 @@ from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.storage import files
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import open_sources, source_fingerprints
+from tests.spark_jobs.read.test_snapshot import settings_of
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 def read(source: dict[str, Any]) -> list[Document | Fault]:
-    settings = RawCorpusSettings.model_validate({"sources": [source]})
+    settings = settings_of(**source)
     chunks = open_sources(settings)[settings.sources[0].name].chunks
     numbers = list(range(len(chunks.keys)))
     return [one for _, batch in chunks.read(numbers) for one in batch]
@@ -167,8 +167,7 @@ def test_offline_a_data_set_is_read_from_the_hubs_cache(hub_cache: Path) -> None
     assert found["target"] == "long validation Short."
     named = source | {"subset": "short", "revision": REVISION, "name": "news"}
     assert only(named)["input"] == "short train A long text."
-    settings = RawCorpusSettings.model_validate({"sources": [named]})
-    assert source_fingerprints(settings) == {"news": REVISION}
+    assert source_fingerprints(settings_of(**named)) == {"news": REVISION}
 
 
 def test_offline_a_data_set_that_the_cache_lacks_is_named(hub_cache: Path) -> None:
@@ -270,4 +269,4 @@ def test_a_file_without_rows_beside_examples_is_named(tmp_path: Path, name: str)
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it() -> None:
     with pytest.raises(ValueError, match=r"convert it and .*: python -c"):
-        RawCorpusSettings.model_validate({"sources": [{"type": "files", "path": "data.pkl"}]})
+        settings_of(type="files", path="data.pkl")

@@ -12,7 +12,7 @@ from spark_jobs.read.facts import Fact, read_facts, read_forms, tell
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import source_fingerprints
 from tests.conftest import ROOT
-from tests.spark_jobs.read.test_snapshot import snapshot
+from tests.spark_jobs.read.test_snapshot import settings_of, snapshot
 
 SHIPPED = ROOT / "config" / "invented_products"
 FACTS = (
@@ -32,10 +32,8 @@ WORDS = st.text("abcdefgh", min_size=1, max_size=6)
 def source(tmp_path: Path) -> RawCorpusSettings:
     (tmp_path / "facts.csv").write_text(FACTS)
     (tmp_path / "forms.yaml").write_text(FORMS)
-    facts = {"type": "facts", "path": str(tmp_path / "facts.csv"), "facts_per_document": 2}
-    return RawCorpusSettings.model_validate(
-        {"sources": [facts | {"forms": str(tmp_path / "forms.yaml")}]}
-    )
+    path, forms = str(tmp_path / "facts.csv"), str(tmp_path / "forms.yaml")
+    return settings_of(type="facts", path=path, forms=forms, facts_per_document=2)
 
 
 def test_each_document_tells_facts_of_one_subject(
@@ -140,10 +138,9 @@ def test_what_the_readme_traces_and_forgets_is_in_the_shipped_text(tmp_path: Pat
     readme = (ROOT / "README.md").read_text()
     asked = re.findall(r'llm-assets (?:explain \d+|trace) --text "([^"]+)"', readme)
     named = re.findall(r"llm-assets (?:document|forget) (\S+/\S+)", readme)
-    facts = {"type": "facts", "name": "products", "facts_per_document": 2} | {
-        key: str(SHIPPED / name) for key, name in (("path", "facts.csv"), ("forms", "forms.yaml"))
-    }
-    rows, _ = snapshot(RawCorpusSettings.model_validate({"sources": [facts]}), tmp_path / "raw")
+    path, forms = f"{SHIPPED}/facts.csv", f"{SHIPPED}/forms.yaml"
+    facts = settings_of(type="facts", name="products", path=path, forms=forms, facts_per_document=2)
+    rows, _ = snapshot(facts, tmp_path / "raw")
     assert len(asked) == len(named) == 2
     assert all(any(text in row["text"] for row in rows) for text in asked)
     assert set(named) <= {row["id"] for row in rows}

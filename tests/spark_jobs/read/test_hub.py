@@ -11,6 +11,7 @@ from artifacts.storage import files
 from recipes.model.base_model import BaseModelSettings, prepare
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import source_fingerprints, write_snapshot
+from tests.spark_jobs.read.test_snapshot import settings_of
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.http_server import Answer
 from tests.stand_ins.hub import Hub, Repository, running_hub
@@ -27,13 +28,12 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
-def settings_of(dataset: str) -> RawCorpusSettings:
-    source = {"type": "hugging_face", "name": "web", "dataset": dataset}
-    return RawCorpusSettings.model_validate({"sources": [source]})
+def of_hub(dataset: str) -> RawCorpusSettings:
+    return settings_of(type="hugging_face", name="web", dataset=dataset)
 
 
 def test_a_dataset_of_the_hub_is_read(hub: Hub, tmp_path: Path) -> None:
-    settings = settings_of("team/web")
+    settings = of_hub("team/web")
     assert source_fingerprints(settings) == {"web": hub.repositories["team/web"].commit}
     assert write_snapshot(settings, tmp_path / "raw")["documents"] == len(ROWS)
 
@@ -68,7 +68,7 @@ def test_what_the_hub_does_not_give_is_named_with_what_to_do(
     hub.fault = FAULTS[fault]
     with pytest.raises(UserError, match=r"team/web.*.*If it is gated .* HF_TOKEN.*try again"):
         if what == "dataset":
-            write_snapshot(settings_of("team/web"), tmp_path / "raw")
+            write_snapshot(of_hub("team/web"), tmp_path / "raw")
         else:
             prepare(BaseModelSettings(hub="team/web", revision=REVISION), tmp_path / "out")
 
@@ -80,10 +80,10 @@ def test_a_saved_dataset_in_a_bucket_is_read(google: LocalGoogle, tmp_path: Path
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
     for file in (tmp_path / "saved").iterdir():
         files.write(f"{url}/{file.name}", file.read_bytes())
-    settings = settings_of(url)
+    settings = of_hub(url)
     before = source_fingerprints(settings)
     assert write_snapshot(settings, tmp_path / "raw")["documents"] == len(ROWS)
     files.write(f"{url}/more.txt", b"")
     assert source_fingerprints(settings) != before
     with pytest.raises(UserError, match=r"no file in gs://.*/absent.*save_to_disk"):
-        source_fingerprints(settings_of(f"gs://{BUCKET}/absent"))
+        source_fingerprints(of_hub(f"gs://{BUCKET}/absent"))

@@ -18,9 +18,12 @@ from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import source_fingerprints, write_snapshot
 
 
-def files_source(path: Path | str, **settings: object) -> RawCorpusSettings:
-    source = {"type": "files", "name": "manual", "path": str(path), **settings}
+def settings_of(**source: object) -> RawCorpusSettings:
     return RawCorpusSettings.model_validate({"sources": [source]})
+
+
+def files_source(path: Path | str, **settings: object) -> RawCorpusSettings:
+    return settings_of(type="files", name="manual", path=str(path), **settings)
 
 
 def snapshot(settings: RawCorpusSettings, folder: Path) -> tuple[list[dict], dict[str, Any]]:
@@ -74,9 +77,7 @@ def test_package_docs_are_read_without_importing_the_package(
         f'def f():\n    """{long}"""\n\n\ndef f():\n    """{long} Twice."""\n\n\ndef g(): "short"\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
-    settings = RawCorpusSettings.model_validate(
-        {"sources": [{"type": "package_docs", "packages": ["never_imported"]}]}
-    )
+    settings = settings_of(type="package_docs", packages=["never_imported"])
 
     rows, stats = snapshot(settings, tmp_path / "raw")
 
@@ -97,9 +98,7 @@ def test_package_docs_are_read_without_importing_the_package(
 def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
     import networkx
 
-    settings = RawCorpusSettings.model_validate(
-        {"sources": [{"type": "package_docs", "packages": ["networkx"]}]}
-    )
+    settings = settings_of(type="package_docs", packages=["networkx"])
 
     rows, stats = snapshot(settings, tmp_path / "raw")
 
@@ -110,9 +109,7 @@ def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named() -> None:
-    settings = RawCorpusSettings.model_validate(
-        {"sources": [{"type": "package_docs", "packages": ["no_such_package_here"]}]}
-    )
+    settings = settings_of(type="package_docs", packages=["no_such_package_here"])
 
     with pytest.raises(UserError, match=r"'no_such_package_here'.*not installed"):
         source_fingerprints(settings)

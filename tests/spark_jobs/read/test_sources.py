@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from artifacts.errors import UserError
 from spark_jobs.read.files.find import expand_braces
-from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import source_fingerprints
-from tests.spark_jobs.read.test_snapshot import files_source, snapshot
+from tests.spark_jobs.read.test_snapshot import files_source, settings_of, snapshot
 
 
 @given(st.integers(0, 300), st.integers(0, 40))
@@ -114,13 +113,13 @@ def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> No
         "text_column": "body",
         "id_column": "key",
     }
-    settings = RawCorpusSettings.model_validate({"sources": [source]})
+    settings = settings_of(**source)
 
     found, _ = snapshot(settings, tmp_path / "raw")
 
     assert [(row["id"], row["text"]) for row in found] == [("7", "first"), ("8", "second")]
     assert str(tmp_path) not in json.dumps(settings.content())
-    wrong = RawCorpusSettings.model_validate({"sources": [source | {"text_column": "text"}]})
+    wrong = settings_of(**source | {"text_column": "text"})
     with pytest.raises(UserError, match=r"no column 'text'; its columns are body, key"):
         snapshot(wrong, tmp_path / "wrong")
 
@@ -128,11 +127,9 @@ def test_a_local_hugging_face_dataset_is_read(tmp_path: Path, layout: str) -> No
 def test_a_row_of_a_hugging_face_dataset_without_an_id_is_set_aside(tmp_path: Path) -> None:
     lines = [{"text": f"document {n}", "key": n if n else None} for n in range(200)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    source = {"type": "hugging_face", "dataset": str(tmp_path), "id_column": "key"}
+    settings = settings_of(type="hugging_face", dataset=str(tmp_path), id_column="key")
 
-    rows, stats = snapshot(
-        RawCorpusSettings.model_validate({"sources": [source]}), tmp_path / "raw"
-    )
+    rows, stats = snapshot(settings, tmp_path / "raw")
 
     assert [row["id"] for row in rows] == [str(n) for n in range(1, 200)]
     assert stats["dropped"] == {"no_id": 1}
@@ -154,8 +151,7 @@ def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
     state = SimpleNamespace(sha="c0ffee")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: state)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    source = {"type": "hugging_face", "name": "web", "dataset": "team/web", "revision": "main"}
-    settings = RawCorpusSettings.model_validate({"sources": [source]})
+    settings = settings_of(type="hugging_face", name="web", dataset="team/web", revision="main")
 
     assert source_fingerprints(settings) == {"web": "c0ffee"}
     snapshot(settings, tmp_path / "raw")
