@@ -13,7 +13,7 @@ from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.test_lineage import make, text
 
 
-def test_a_document_is_traced_through_its_cluster_to_its_rows(
+def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one_is_named(
     spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
 ) -> None:
     near = text(7) + " appendix"
@@ -31,13 +31,5 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows(
     held = [rows[row][1] for row in found.rows]
     assert any(segments["offset"].min() == 0 for segments in held)
     assert "near is kept in its place" in str(story)
-
-
-def test_an_unknown_document_is_named(
-    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
-) -> None:
-    raw = raw_corpus([(f"a{number}", text(number)) for number in range(60)])
-    make(spark, raw, model_folder, tmp_path)
-
     with pytest.raises(UserError, match=r"no document 'b'"):
         explain_document(str(tmp_path / "clean"), None, None, "b")

@@ -43,10 +43,13 @@ def test_shares_of_all_sources_take_no_document_twice() -> None:
             {"manual": {"share": 0.5}, "wiki": {"share": 0.2}, "forum": {"share": 0.2}},
             "add up to 0.9, and not to 1",
         ),
+        ({"wikki": {"weight": 2}}, "names the source 'wikki'.* are forum, manual, wiki"),
         ({"forum": {"share": 0.99}}, "'forum' would be seen 891 times, more than 100"),
     ],
 )
-def test_shares_that_cannot_be_reached_are_refused(mixing: dict[str, Any], message: str) -> None:
+def test_sources_that_are_unknown_and_shares_that_cannot_be_reached_are_refused(
+    mixing: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         weights(**mixing)
 
