@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts import libraries
-from spark_jobs.clean import job as clean
 from spark_jobs.clean.prepare import preparation_key
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize.documents import tokens_key
 from spark_jobs.tokenize.tokenizer import Engine, load_tokenizer
+from tests.spark_jobs.jobs import clean_corpus
 from tests.spark_jobs.test_growth import Texts, files_below, make, source_files, write_raw
 
 
@@ -58,14 +58,10 @@ def test_runs_with_other_settings_at_once_do_not_meet(
     write_raw(tmp_path / "raw", texts)
 
     def run(minimum_characters: int, name: str, cache: str | None) -> dict[str, bytes]:
-        spec = clean.CleanSpec(
-            raw_corpus=str(tmp_path / "raw"),
-            output=str(tmp_path / f"{name}-{minimum_characters}"),
-            settings=CleanCorpusSettings(minimum_characters=minimum_characters),
-            cache=cache,
-        )
-        clean.run(spark, spec, lambda line: None)
-        return files_below(Path(spec.output))
+        output = tmp_path / f"{name}-{minimum_characters}"
+        settings = CleanCorpusSettings(minimum_characters=minimum_characters)
+        clean_corpus(spark, tmp_path / "raw", output, settings, cache=cache)
+        return files_below(output)
 
     lengths = [40, 300]
     alone = [run(length, "alone", None) for length in lengths]

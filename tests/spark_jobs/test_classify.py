@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from spark_jobs.clean import job as clean
 from spark_jobs.settings import ClassifierSettings, CleanCorpusSettings
 from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.jobs import clean_corpus
 
 LANGUAGES = ("de", "en", "fr")
 
@@ -39,8 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(spark: SparkSession, raw: str, output: Path, *classifiers: ClassifierSettings) -> dict:
     settings = CleanCorpusSettings(minimum_characters=20, classifiers=list(classifiers))
-    spec = clean.CleanSpec(raw_corpus=raw, output=str(output), settings=settings)
-    return clean.run(spark, spec, lambda line: None)
+    return clean_corpus(spark, raw, output, settings)
 
 
 def test_documents_are_labeled_and_dropped_by_label(

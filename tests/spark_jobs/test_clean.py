@@ -9,26 +9,23 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, text_hash
 from tests.spark_jobs.conftest import Corpus, spark_settings
+from tests.spark_jobs.jobs import clean_corpus, clean_documents
 from tests.tiny import tiny_texts
 
 SETTINGS = CleanCorpusSettings(minimum_characters=40, maximum_characters=5_000)
 
 
 def run(
-    spark: SparkSession, raw: str, output: Path, settings: CleanCorpusSettings = SETTINGS
+    spark: SparkSession,
+    raw: str,
+    output: Path,
+    settings: CleanCorpusSettings = SETTINGS,
+    **options: object,
 ) -> dict:
-    spec = clean.CleanSpec(raw_corpus=raw, output=str(output), settings=settings)
-    return clean.run(spark, spec, lambda line: None)
-
-
-def documents(folder: Path) -> dict[str, dict]:
-    rows = [row for file in folder.glob("part-*") for row in pq.read_table(file).to_pylist()]
-    assert len({row["id"] for row in rows}) == len(rows)
-    return {row["id"]: row for row in rows}
+    return clean_corpus(spark, raw, output, settings, **options)
 
 
 def test_every_dropped_document_is_counted_under_its_reason(
@@ -48,7 +45,7 @@ def test_every_dropped_document_is_counted_under_its_reason(
     stats = run(spark, raw, tmp_path / "clean")
 
     # `copy` is longer once its spaces count, so it survives.
-    assert documents(tmp_path / "clean").keys() == {"copy"}
+    assert clean_documents(tmp_path / "clean").keys() == {"copy"}
     assert stats["dropped"] == {"empty": 1, "exact_duplicate": 1, "too_long": 1, "too_short": 1}
     assert stats["documents"] + sum(stats["dropped"].values()) == stats["documents_read"] == 5
     assert stats["dropped_examples"]["too_short"] == [{"id": "short", "text": "A pump."}]
@@ -73,7 +70,7 @@ def test_documents_whose_characters_were_repaired_or_lost_are_counted(
 
     stats = run(spark, raw_corpus(list(texts.items())), tmp_path / "clean")
 
-    found = documents(tmp_path / "clean")
+    found = clean_documents(tmp_path / "clean")
     assert stats["repaired"] == 3 and found.keys() == texts.keys()
     assert found["lines"]["text"].splitlines()[0] == "A pump turns"
     assert found["nul"]["text"] == texts["nul"].replace("\x00", "")
@@ -99,7 +96,7 @@ def test_the_survivor_is_the_longest_then_the_smallest_id_under_any_partitioning
         random.Random(seed).shuffle(copies)
         with spark_settings(spark, shuffle__partitions=partitions):
             run(spark, raw_corpus(copies), tmp_path / f"clean-{partitions}")
-        found.append(documents(tmp_path / f"clean-{partitions}"))
+        found.append(clean_documents(tmp_path / f"clean-{partitions}"))
 
     assert found[0] == found[1]
     assert found[0].keys() == {identifier for identifier, _ in expected.values()}
@@ -140,7 +137,7 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
 
     stats = run(spark, raw, tmp_path / "clean")
 
-    assert documents(tmp_path / "clean").keys() == {"b", "d"}
+    assert clean_documents(tmp_path / "clean").keys() == {"b", "d"}
     assert stats["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1}
     assert stats["cluster_sizes"] == {"1": 1, "3": 1}
     listed = pq.read_table(tmp_path / "clean" / "duplicates-00000.parquet").to_pylist()
@@ -149,7 +146,9 @@ def test_a_near_copy_is_dropped_with_its_reason_and_cluster(
         ("c", "b", "exact_duplicate", "a"),
     ]
     assert 0.8 <= listed[0]["similarity"] < 1 == listed[1]["similarity"]
-    assert {row["cluster"] for row in listed} == {documents(tmp_path / "clean")["b"]["cluster"]}
+    assert {row["cluster"] for row in listed} == {
+        clean_documents(tmp_path / "clean")["b"]["cluster"]
+    }
 
 
 def test_a_cluster_takes_its_smallest_members_place_in_the_split(
@@ -160,7 +159,7 @@ def test_a_cluster_takes_its_smallest_members_place_in_the_split(
 
     run(spark, raw_corpus([(str(n), text) for n, text in enumerate(texts)]), tmp_path / "clean")
 
-    (survivor,) = documents(tmp_path / "clean").values()
+    (survivor,) = clean_documents(tmp_path / "clean").values()
     assert survivor["cluster"] == min(text_hash(fold(text)) for text in texts)
 
 
@@ -168,22 +167,16 @@ def test_what_was_prepared_before_is_not_prepared_again(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
     texts = [(f"{number:03d}", text) for number, text in enumerate(tiny_texts(200))]
-    cache = str(tmp_path / "cache")
+    cache = tmp_path / "cache"
 
-    def run_with_cache(raw: str, name: str) -> dict:
-        spec = clean.CleanSpec(
-            raw_corpus=raw, output=str(tmp_path / name), settings=SETTINGS, cache=cache
-        )
-        return clean.run(spark, spec, lambda line: None)
-
-    first = run_with_cache(raw_corpus(texts[:150]), "first")
-    grown = run_with_cache(raw_corpus(texts), "grown")
+    first = run(spark, raw_corpus(texts[:150]), tmp_path / "first", cache=cache)
+    grown = run(spark, raw_corpus(texts), tmp_path / "grown", cache=cache)
     fresh = run(spark, raw_corpus(texts), tmp_path / "fresh")
 
     assert (first["parts"], first["parts_prepared"]) == (3, 3)
     assert (grown["parts"], grown["parts_prepared"]) == (4, 1)
     assert fresh["parts_prepared"] == 4
-    assert documents(tmp_path / "grown") == documents(tmp_path / "fresh")
+    assert clean_documents(tmp_path / "grown") == clean_documents(tmp_path / "fresh")
     assert not list(tmp_path.glob("*.scratch")) and not list(tmp_path.glob("*.decisions*"))
 
 
@@ -193,17 +186,11 @@ def test_documents_that_repeat_evaluation_texts_are_dropped(
     question = " ".join(f"question{number}" for number in range(30))
     (tmp_path / "sets.jsonl").write_text(json.dumps({"text": question}))
     raw = raw_corpus([("a", f"Answered: {question}. Indeed."), ("b", "other words " * 30)])
-    spec = clean.CleanSpec(
-        raw_corpus=raw,
-        output=str(tmp_path / "clean"),
-        settings=SETTINGS,
-        evaluation_texts=[str(tmp_path / "sets.jsonl")],
-    )
 
-    stats = clean.run(spark, spec, lambda line: None)
+    stats = run(spark, raw, tmp_path / "clean", evaluation_texts=[str(tmp_path / "sets.jsonl")])
 
     assert stats["dropped"] == {"overlaps_evaluation": 1}
-    assert documents(tmp_path / "clean").keys() == {"b"}
+    assert clean_documents(tmp_path / "clean").keys() == {"b"}
 
 
 def test_personal_data_are_masked_where_asked(
@@ -214,7 +201,7 @@ def test_personal_data_are_masked_where_asked(
 
     run(spark, raw_corpus([("a", text)]), tmp_path / "clean", settings)
 
-    (document,) = documents(tmp_path / "clean").values()
+    (document,) = clean_documents(tmp_path / "clean").values()
     assert "jane" not in document["text"] and "8.8.8.8" not in document["text"]
     assert "10.0.0.1" in document["text"]
 
@@ -229,4 +216,4 @@ def test_a_document_of_200_mb_is_dropped_for_its_length(
     stats = run(spark, raw, tmp_path / "clean")
 
     assert stats["dropped"] == {"too_long": 1}
-    assert documents(tmp_path / "clean").keys() == {"sound"}
+    assert clean_documents(tmp_path / "clean").keys() == {"sound"}

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide import pairs
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from tests.spark_jobs.conftest import forget
+from tests.spark_jobs.jobs import clean_corpus
 from tests.spark_jobs.test_duplicates import edited, families
 
 SPLIT = SplitSettings(
     validation=0.15, held_out=0.15, sources={"exam": "held_out", "general": "replay"}
 )
 
-NOTHING = clean.ForgottenTexts()
 IN_MEMORY, BY_SPARK = 10**6, 0
 """Most documents that are decided over in memory."""
 
@@ -90,19 +89,13 @@ def clean_by(
     documents_in_memory: int,
     raw: Path,
     output: Path,
-    earlier: Path | None = None,
-    forgotten: clean.ForgottenTexts = NOTHING,
+    **options: object,
 ) -> dict:
-    """The stats of a clean corpus in `output`, without what was forgotten."""
-    spec = clean.CleanSpec(
-        raw_corpus=str(raw),
-        output=str(output),
-        settings=CleanCorpusSettings(minimum_characters=40, split=SPLIT),
-        earlier=str(earlier) if earlier else None,
-        forgotten=forgotten,
-        documents_in_memory=documents_in_memory,
+    """The stats of a clean corpus in `output`."""
+    settings = CleanCorpusSettings(minimum_characters=40, split=SPLIT)
+    return clean_corpus(
+        spark, raw, output, settings, documents_in_memory=documents_in_memory, **options
     )
-    return clean.run(spark, spec, lambda line: None)
 
 
 def check_second_week(spark: SparkSession, folder: Path, seed: int) -> dict:

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean import job as clean
 from spark_jobs.clean.write import writing_key
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TokenizedShardsSettings
-from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.jobs import clean_corpus, tokenize_corpus
 from tests.spark_jobs.test_duplicates import families
 
 CLEAN = CleanCorpusSettings(
@@ -36,14 +35,10 @@ def make(
 ) -> dict[str, Any]:
     """Make everything, and give its stats."""
     cleaned = make_clean(spark, texts, folder, cache, earlier)
-    tokenizing = tokenize.TokenizeSpec(
-        clean_corpus=str(folder / "clean"),
-        base_model=str(model),
-        output=str(folder / "shards"),
-        settings=SHARDS,
-        cache=str(cache / "tokens") if cache else None,
-    )
-    return cleaned | {"shards": tokenize.run(spark, tokenizing, lambda line: None)}
+    of_tokens = cache and cache / "tokens"
+    output = folder / "shards"
+    shards = tokenize_corpus(spark, folder / "clean", model, output, SHARDS, cache=of_tokens)
+    return cleaned | {"shards": shards}
 
 
 def make_clean(
@@ -55,14 +50,14 @@ def make_clean(
 ) -> dict[str, Any]:
     """Make the clean corpus, and give its stats."""
     write_raw(folder / "raw", texts)
-    cleaning = clean.CleanSpec(
-        raw_corpus=str(folder / "raw"),
-        output=str(folder / "clean"),
-        settings=CLEAN,
-        earlier=str(earlier / "clean") if earlier else None,
-        cache=str(cache / "clean") if cache else None,
+    return clean_corpus(
+        spark,
+        folder / "raw",
+        folder / "clean",
+        CLEAN,
+        earlier=earlier and earlier / "clean",
+        cache=cache and cache / "clean",
     )
-    return clean.run(spark, cleaning, lambda line: None)
 
 
 def write_raw(folder: Path, texts: Texts) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.decontaminate.overlap import find_overlap
 from spark_jobs.settings import DecontaminationSettings, SplitSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.jobs import tokenize_corpus
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 
@@ -53,15 +54,15 @@ def test_both_ways_give_the_same_shards_and_lists(
     (tmp_path / "evaluation.txt").write_text(" ".join(texts[:3]))
 
     def run(name: str, held_out_in_memory: int) -> dict:
-        spec = tokenize.TokenizeSpec(
-            clean_corpus=str(tmp_path / "clean"),
-            base_model=str(model_folder),
-            output=str(tmp_path / name),
-            settings=SETTINGS,
+        return tokenize_corpus(
+            spark,
+            tmp_path / "clean",
+            model_folder,
+            tmp_path / name,
+            SETTINGS,
             evaluation_texts=[str(tmp_path / "evaluation.txt")],
             held_out_in_memory=held_out_in_memory,
         )
-        return tokenize.run(spark, spec, lambda line: None)
 
     sent, joined = run("sent", SENT), run("joined", JOINED)
 

@@ -15,15 +15,15 @@ from pyspark.sql import SparkSession
 from artifacts.errors import UserError
 from artifacts.shards.format import SPLITS, ShardStats, Split
 from artifacts.shards.shard_set import ShardSet, read_documents
-from spark_jobs.clean import job as clean
 from spark_jobs.settings import (
     CleanCorpusSettings,
     DecontaminationSettings,
     SplitSettings,
     TokenizedShardsSettings,
 )
-from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs import jobs
 from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.jobs import clean_corpus, shard_documents, tokenize_corpus
 from tests.spark_jobs.test_duplicates import families, similarity
 
 SPLIT = SplitSettings(validation=0.15, held_out=0.15)
@@ -41,39 +41,30 @@ def make_clean(
     documents_in_memory: int = 10**6,
 ) -> dict:
     """A clean corpus in `folder / "clean"`, after the one of an earlier folder."""
-    spec = clean.CleanSpec(
-        raw_corpus=raw,
-        output=str(folder / "clean"),
-        settings=CleanCorpusSettings(minimum_characters=40, split=split),
-        earlier=str(earlier / "clean") if earlier else None,
+    return clean_corpus(
+        spark,
+        raw,
+        folder / "clean",
+        CleanCorpusSettings(minimum_characters=40, split=split),
+        earlier=earlier and earlier / "clean",
         documents_in_memory=documents_in_memory,
     )
-    return clean.run(spark, spec, lambda line: None)
 
 
 def make(
     spark: SparkSession, raw: str, model: Path, folder: Path, earlier: Path | None = None
 ) -> tuple[dict, dict]:
     cleaned = make_clean(spark, raw, folder, earlier)
-    spec = tokenize.TokenizeSpec(
-        clean_corpus=str(folder / "clean"),
-        base_model=str(model),
-        output=str(folder / "shards"),
-        settings=SHARDS,
-    )
-    return cleaned, tokenize.run(spark, spec, lambda line: None)
+    return cleaned, tokenize_corpus(spark, folder / "clean", model, folder / "shards", SHARDS)
 
 
 def documents(folder: Path, stats: dict, split: Split) -> dict[str, list[int]]:
-    shards = ShardSet(folder / "shards", ShardStats(**stats), split)
-    return {str(record["id"]): tokens.tolist() for record, tokens in read_documents(shards)}
+    return dict(shard_documents(folder / "shards", stats, split))
 
 
 def splits(folder: Path) -> dict[str, str]:
     """Of the clean documents, each one's split by its id."""
-    files = sorted((folder / "clean").glob("part-*.parquet"))
-    table = pa.concat_tables([pq.read_table(file) for file in files])
-    return dict(zip(table["id"].to_pylist(), table["split"].to_pylist(), strict=True))
+    return jobs.splits(folder / "clean")
 
 
 def text(number: int) -> str:
@@ -84,7 +75,7 @@ def numbered(first: int, last: int) -> list[tuple[str, str]]:
     return [(f"a{number}", text(number)) for number in range(first, last)]
 
 
-def test_new_text_brings_held_out_text_of_its_own_and_old_held_out_text_stays(
+def test_new_text_brings_held_out_text_of_its_own_and_old_rows_stay_as_they_are(
     spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -102,15 +93,6 @@ def test_new_text_brings_held_out_text_of_its_own_and_old_held_out_text_stays(
     shards = ShardSet(second / "shards", ShardStats(**after), "held_out")
     slices = {str(row["id"]): row["slice"] for row, _ in read_documents(shards)}
     assert slices == {name: 1 if name in held_out else 2 for name in grown}
-
-
-def test_rows_of_an_earlier_slice_stay_as_they_are_when_text_arrives(
-    spark: SparkSession, raw_corpus: Corpus, model_folder: Path, tmp_path: Path
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    _, before = make(spark, raw_corpus(numbered(0, 80)), model_folder, first)
-    _, after = make(spark, raw_corpus(numbered(0, 100)), model_folder, second, first)
-
     old = np.arange(before["rows"]["train"])
     rows = [
         ShardSet(folder / "shards", ShardStats(**stats), "train").read(old)

@@ -12,11 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks import minhash_lsh
-from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.tokenize.shards import DocumentTokens, best_fit, concatenate
 from tests.spark_jobs.conftest import Corpus
-from tests.spark_jobs.test_clean import documents
+from tests.spark_jobs.jobs import clean_corpus, clean_documents
 
 ONCE = "the pump runs at night and the pump runs at night and the pump runs at night"
 TWICE = f"{ONCE} and the pump runs at night"
@@ -36,10 +35,8 @@ def kept_by_peer(spark: SparkSession, documents: list[tuple[str, str]]) -> set[s
 
 
 def kept_by_us(spark: SparkSession, raw: str, output: Path) -> set[str]:
-    settings = CleanCorpusSettings(minimum_characters=1)
-    spec = clean.CleanSpec(raw_corpus=raw, output=str(output), settings=settings)
-    clean.run(spark, spec, lambda line: None)
-    return set(documents(output))
+    clean_corpus(spark, raw, output, CleanCorpusSettings(minimum_characters=1))
+    return set(clean_documents(output))
 
 
 @pytest.mark.soak

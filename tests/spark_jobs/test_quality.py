@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean import job as clean
 from spark_jobs.clean.job import EXAMPLE_CHARACTERS
 from spark_jobs.clean.prepare import quality_filter
 from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.jobs import clean_corpus
 
 PROSE = (
     "The pump in the cellar of the old mill has to be started by hand. Before that, the valve on "
@@ -52,8 +52,7 @@ def test_what_each_rule_dropped_is_counted_with_examples(
     )
     raw = raw_corpus([("prose", PROSE), ("code", code), ("menu1", menu), ("menu2", menu + "!")])
 
-    spec = clean.CleanSpec(raw_corpus=raw, output=str(tmp_path / "clean"), settings=settings)
-    stats = clean.run(spark, spec, lambda line: None)
+    stats = clean_corpus(spark, raw, tmp_path / "clean", settings)
 
     assert stats["dropped"] == {"c4:curly_bracket": 1, "fineweb:line_punct_ratio": 2}
     assert stats["dropped_bytes"]["c4:curly_bracket"] == len(code.encode())

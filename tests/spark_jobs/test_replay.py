@@ -7,11 +7,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from artifacts.shards.format import SPLITS, ShardStats
-from artifacts.shards.shard_set import ShardSet, read_documents
+from artifacts.shards.format import SPLITS, Split
 from spark_jobs.settings import SplitSettings, TokenizedShardsSettings
 from spark_jobs.text import text_hash
-from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.jobs import shard_documents, tokenize_corpus
 from tests.spark_jobs.splits import clean_table, split_of
 from tests.tiny import tiny_texts
 
@@ -25,13 +24,7 @@ def general(number: int) -> str:
     return " ".join(f"general{number}word{place}" for place in range(80))
 
 
-def run(
-    spark: SparkSession,
-    model: Path,
-    folder: Path,
-    general_texts: list[str],
-    settings: TokenizedShardsSettings = SETTINGS,
-) -> dict:
+def run(spark: SparkSession, model: Path, folder: Path, general_texts: list[str]) -> dict:
     texts = [*tiny_texts(150), *general_texts]
     sources = ["manual"] * 150 + ["general"] * len(general_texts)
     (folder / "clean").mkdir()
@@ -39,19 +32,18 @@ def run(
     table = clean_table(ids, texts, sources, SPLIT)
     pq.write_table(table, folder / "clean" / "part-00000.parquet")
     (folder / "judging.txt").write_text(JUDGING)
-    spec = tokenize.TokenizeSpec(
-        clean_corpus=str(folder / "clean"),
-        base_model=str(model),
-        output=str(folder / "shards"),
-        settings=settings,
+    return tokenize_corpus(
+        spark,
+        folder / "clean",
+        model,
+        folder / "shards",
+        SETTINGS,
         evaluation_texts=[str(folder / "judging.txt")],
     )
-    return tokenize.run(spark, spec, lambda line: None)
 
 
-def documents(folder: Path, stats: dict, split: str) -> set[str]:
-    shards = ShardSet(folder / "shards", ShardStats(**stats), split)  # type: ignore[arg-type]
-    return {str(record["id"]) for record, _ in read_documents(shards)}
+def documents(folder: Path, stats: dict, split: Split) -> set[str]:
+    return {name for name, _ in shard_documents(folder / "shards", stats, split)}
 
 
 def test_replayed_sources_are_in_no_other_split_and_hold_nothing_that_judges(

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import settings
 from spark_jobs.runtime.parquet import Part
-from spark_jobs.tokenize import job as tokenize
 from spark_jobs.tokenize.shards import NumberedRows, shuffle
+from tests.spark_jobs.jobs import tokenize_corpus
 from tests.spark_jobs.splits import clean_table
 from tests.spark_jobs.test_growth import files_below
 from tests.spark_jobs.test_held_out import overlapping_texts
@@ -47,13 +47,8 @@ def test_shards_and_lists_are_the_same_under_any_partitioning(
 
     def run(corpus: str) -> tuple[dict, dict[str, bytes]]:
         output = tmp_path / f"{corpus}-shards"
-        spec = tokenize.TokenizeSpec(
-            clean_corpus=str(tmp_path / corpus),
-            base_model=str(model_folder),
-            output=str(output),
-            settings=SETTINGS,
-        )
-        return tokenize.run(spark, spec, lambda line: None), files_below(output)
+        stats = tokenize_corpus(spark, tmp_path / corpus, model_folder, output, SETTINGS)
+        return stats, files_below(output)
 
     for corpus in ("one", "other"):
         write_in_parts(table, tmp_path / corpus, generator)

@@ -5,17 +5,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from spark_jobs.clean import job as clean
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TemplateSettings
 from spark_jobs.text import fold, shapes, sum_words
 from tests.spark_jobs.conftest import Corpus
+from tests.spark_jobs.jobs import clean_corpus, clean_documents, splits
 from tests.spark_jobs.test_lineage import write_sources
 
 SPLIT = SplitSettings(validation=0.2, held_out=0.3)
@@ -41,18 +40,8 @@ def make_clean(
     earlier: Path | None = None,
     templates: TemplateSettings | None = None,
 ) -> dict[str, Any]:
-    spec = clean.CleanSpec(
-        raw_corpus=raw,
-        output=str(output),
-        settings=CleanCorpusSettings(split=SPLIT, templates=templates or TemplateSettings()),
-        earlier=str(earlier) if earlier else None,
-    )
-    return clean.run(spark, spec, lambda line: None)
-
-
-def splits(folder: Path, begins: str = "") -> dict[str, str]:
-    rows = [row for file in folder.glob("part-*") for row in pq.read_table(file).to_pylist()]
-    return {row["id"]: row["split"] for row in rows if row["id"].startswith(begins)}
+    settings = CleanCorpusSettings(split=SPLIT, templates=templates or TemplateSettings())
+    return clean_corpus(spark, raw, output, settings, earlier=earlier)
 
 
 def same(*texts: str) -> bool:
@@ -182,20 +171,18 @@ def clean_assigned(
 ) -> dict[str, str]:
     """Id to split in a clean corpus of sources, no cluster of which is in two splits."""
     folder.mkdir()
-    spec = clean.CleanSpec(
-        raw_corpus=write_sources(folder / "raw", texts),
-        output=str(folder / "clean"),
-        settings=CleanCorpusSettings(
-            split=SplitSettings.model_validate(SPLIT.model_dump() | {"sources": sources})
-        ),
-        earlier=str(earlier / "clean") if earlier else None,
+    split = SplitSettings.model_validate(SPLIT.model_dump() | {"sources": sources})
+    clean_corpus(
+        spark,
+        write_sources(folder / "raw", texts),
+        folder / "clean",
+        CleanCorpusSettings(split=split),
+        earlier=earlier and earlier / "clean",
         documents_in_memory=documents_in_memory,
     )
-    clean.run(spark, spec, lambda line: None)
     found: dict[str, set[str]] = {}
-    for file in (folder / "clean").glob("part-*"):
-        for row in pq.read_table(file).to_pylist():
-            found.setdefault(row["cluster"], set()).add(row["split"])
+    for row in clean_documents(folder / "clean").values():
+        found.setdefault(row["cluster"], set()).add(row["split"])
     assert [split for split in found.values() if len(split) > 1] == []
     return splits(folder / "clean")
 

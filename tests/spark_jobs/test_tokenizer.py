@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ from artifacts.cache import write_cached
 from artifacts.errors import UserError
 from spark_jobs.tokenize.tokenizer import (
     DocumentTokenizer,
+    Engine,
     TokenizerFiles,
     choose_engine,
     load_tokenizer,
@@ -24,30 +27,29 @@ from tests.spark_jobs.conftest import ABSENT
 PLAIN = "The valve <|endoftext|> opens. <|im_start|>user\n\x04caf\u00e9 \U0001f600\t\n\n  \u00f1"
 
 
-def ids_of(files: TokenizerFiles, engine: str, text: str) -> list[int]:
-    return DocumentTokenizer(files, engine).encode(pa.array([text]))[0].tolist()  # type: ignore[arg-type]
+@cache
+def engine_of(folder: Path, engine: Engine) -> DocumentTokenizer:
+    """A tokenizer, loaded once for all texts."""
+    return DocumentTokenizer(load_tokenizer(str(folder)), engine)
 
 
 def test_special_tokens_in_a_text_are_spelled_out(model_folder: Path) -> None:
-    files = load_tokenizer(str(model_folder))
-
-    for engine in ("gigatoken", "hugging_face"):
-        assert not set(files.specials.values()) & set(ids_of(files, engine, PLAIN))
+    specials = load_tokenizer(str(model_folder)).specials.values()
+    for engine in get_args(Engine):
+        ids, _ = engine_of(model_folder, engine).encode(pa.array([PLAIN]))
+        assert not {*specials} & {*ids.tolist()}
 
 
 def test_the_bytes_a_vocabulary_lacks_are_known(model_folder: Path) -> None:
-    tokenizer = DocumentTokenizer(load_tokenizer(str(model_folder)), "gigatoken")
-
-    assert tokenizer.absent_bytes == ABSENT
+    assert engine_of(model_folder, "gigatoken").absent_bytes == ABSENT
 
 
 @hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=60) | st.just(PLAIN), min_size=1, max_size=8))
 def test_engines_agree_on_any_text(model_folder: Path, texts: list[str]) -> None:
-    files = _loaded(model_folder)
     column = pa.array([text.encode("utf-8", "ignore").decode() for text in texts])
-    fast = _engine(files, "gigatoken").encode(column)
-    slow = _engine(files, "hugging_face").encode(column)
+    fast = engine_of(model_folder, "gigatoken").encode(column)
+    slow = engine_of(model_folder, "hugging_face").encode(column)
 
     assert np.array_equal(fast[0], slow[0])
     assert np.array_equal(fast[1], slow[1])
@@ -126,14 +128,3 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model_folder: Path, tmp_pa
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tokenizer.json"):
         load_tokenizer(str(tmp_path))
-
-
-_cache: dict[object, object] = {}
-
-
-def _loaded(folder: Path) -> TokenizerFiles:
-    return _cache.setdefault(folder, load_tokenizer(str(folder)))  # type: ignore[return-value]
-
-
-def _engine(files: TokenizerFiles, engine: str) -> DocumentTokenizer:
-    return _cache.setdefault(engine, DocumentTokenizer(files, engine))  # type: ignore[arg-type, return-value]
