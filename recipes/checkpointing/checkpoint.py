@@ -131,27 +131,31 @@ def find_newest(
     Raises:
         UserError, DamagedArtifact: as `artifacts.checkpoints.find_newest`, on all workers alike.
     """
-    if not workers.is_rank_zero:
-        return _follow(workers)
 
     def check(checkpoint: Checkpoint) -> None:
         workers.share(CheckpointChoice(checkpoint, is_final=False))
         _check_together(checkpoint, workers)
 
     found: Checkpoint | UserError | None
-    try:
-        found = checkpoints.find_newest(run_url, content, report, check)
-    except UserError as error:
-        found = error
-    return _agreed(workers.share(CheckpointChoice(found, is_final=True)))
+    if workers.is_rank_zero:
+        try:
+            found = checkpoints.find_newest(run_url, content, report, check)
+        except UserError as error:
+            found = error
+        workers.share(CheckpointChoice(found, is_final=True))
+    else:
+        found = _follow(workers)
+    if isinstance(found, UserError):
+        raise found
+    return found
 
 
-def _follow(workers: Workers) -> Checkpoint | None:
+def _follow(workers: Workers) -> Checkpoint | UserError | None:
     """Look at what the first worker looks at, until it has chosen."""
     while True:
         choice = workers.share(CheckpointChoice(None, is_final=False))
         if choice.is_final:
-            return _agreed(choice)
+            return choice.found
         assert isinstance(choice.found, Checkpoint)
         with suppress(DamagedArtifact):
             _check_together(choice.found, workers)
@@ -166,12 +170,6 @@ def _check_together(checkpoint: Checkpoint, workers: Workers) -> None:
         fault = error
     for damage in filter(None, workers.gather(fault)):
         raise damage
-
-
-def _agreed(choice: CheckpointChoice) -> Checkpoint | None:
-    if isinstance(choice.found, UserError):
-        raise choice.found
-    return choice.found
 
 
 class StagingBuffers:

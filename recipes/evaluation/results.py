@@ -199,13 +199,10 @@ def task_table(scores: dict[str, Scores]) -> pa.Table:
     """One row a sample of a task: task, metric, sample, cluster, each model's score and choice."""
     some = next(iter(scores.values())).tasks
     columns: dict[str, Any] = {
-        name: pa.array([value for s in some for value in values(s)], pa.string())
-        for name, values in (
-            ("task", lambda s: [s.task] * len(s.values)),
-            ("metric", lambda s: [s.metric] * len(s.values)),
-            ("sample", lambda s: s.samples),
-            ("cluster", lambda s: s.clusters),
-        )
+        "task": pa.array([s.task for s in some for _ in s.values], pa.string()),
+        "metric": pa.array([s.metric for s in some for _ in s.values], pa.string()),
+        "sample": pa.array([name for s in some for name in s.samples], pa.string()),
+        "cluster": pa.array([name for s in some for name in s.clusters], pa.string()),
     }
     rows = len(columns["task"])
     for role in ROLES:

@@ -7,6 +7,7 @@ longer than a sliding window.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden) if differentiate else None
         weight_gradient: torch.Tensor | None = None
         size = TOKENS_IN_FLIGHT.get(hidden.device.type, len(targets))
-        to_gradient = _compiled_to_gradient() if hidden.is_cuda else _to_gradient
+        # On a GPU two fused kernels instead of a dozen passes over the logits.
+        to_gradient = _compiled(to_gradient_by_mask) if hidden.is_cuda else _to_gradient
         for start in range(0, len(targets), size):
             part = slice(start, start + size)
             inputs = hidden[part].to(dtype)
@@ -94,9 +96,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 @functools.cache
-def _compiled_to_gradient() -> Any:
-    """On a GPU two fused kernels instead of a dozen passes over the logits."""
-    return torch.compile(to_gradient_by_mask, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Any:
+    return torch.compile(function, dynamic=False)
 
 
 def to_gradient_by_mask(logits: torch.Tensor, targets: torch.Tensor, replace: bool) -> torch.Tensor:
@@ -212,8 +213,9 @@ def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
 
 
 def document_blocks(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
-    """`block_mask`, on a GPU by one kernel of its own."""
-    build = _compiled_block_mask() if segments.is_cuda else block_mask
+    """`block_mask`, on a GPU by one kernel in the place of a hundred, and of masks as large as all
+    pairs of positions."""
+    build = _compiled(block_mask) if segments.is_cuda else block_mask
     return build(segments, is_causal)
 
 
@@ -232,18 +234,6 @@ def block_mask(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
 
     rows, length = segments.shape
     return create_block_mask(may_look, rows, None, length, length, device=segments.device)
-
-
-@functools.cache
-def _compiled_block_mask() -> Any:
-    """One kernel in the place of a hundred, and of masks as large as all pairs of positions."""
-    return torch.compile(block_mask, dynamic=False)
-
-
-@functools.cache
-def _compiled_flex_attention() -> Any:
-    """Flex attention is only fast, and only lean, when compiled."""
-    return torch.compile(flex_attention, dynamic=False)
 
 
 # `ROWS_GUARANTEED_SAFE` is set nowhere. Every position looks at itself at least, but where a
@@ -274,7 +264,8 @@ def attend(
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     if mask.blocks is not None:
-        flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex_attention()
+        # It is only fast, and only lean, when compiled.
+        flex = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
         attended = flex(
             query,
             key,
