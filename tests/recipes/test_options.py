@@ -194,12 +194,21 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     assert max(trained["step"].to_pylist()) == result.best_step
 
 
-def test_recomputing_activations_and_accumulating_change_nothing(make_spec: SpecMaker) -> None:
-    plain = make_spec("plain", steps=6)
-    frugal = make_spec("frugal", steps=6, device_batch_size=1, activation_checkpointing=True)
+@pytest.mark.parametrize(
+    ("placement", "rel"),
+    [
+        ({"device_batch_size": 1, "activation_checkpointing": True}, 1e-5),
+        pytest.param({"compile": "always"}, 1e-4, marks=pytest.mark.soak),
+    ],
+    ids=["accumulated and computed twice", "compiled"],
+)
+def test_how_a_step_is_computed_changes_nothing(
+    make_spec: SpecMaker, placement: dict[str, Any], rel: float
+) -> None:
+    plain, other = make_spec("plain", steps=6), make_spec("other", steps=6, **placement)
     train_here(plain)
-    train_here(frugal)
-    assert losses(frugal) == pytest.approx(losses(plain), rel=1e-5)
+    train_here(other)
+    assert losses(other) == pytest.approx(losses(plain), rel=rel)
 
 
 def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
@@ -212,17 +221,12 @@ def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
     assert course(background) == course(plain)
 
 
-def test_profiles_of_chosen_steps_are_written(make_spec: SpecMaker) -> None:
+def test_metrics_and_profiles_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
     spec = make_spec(steps=3, profile_steps=(2,))
     train_here(spec)
     profiles = list((Path(spec.run_folder) / "profile").iterdir())
     assert [path.name for path in profiles] == ["step-2-0.json"]
     assert json.loads(profiles[0].read_text())["traceEvents"]
-
-
-def test_metrics_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
-    spec = make_spec(steps=3)
-    train_here(spec)
     history = read_metrics(Path(spec.run_folder))
     assert [line["step"] for line in history] == [1, 2, 3]
     wanted = {"loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_gb"}
@@ -309,14 +313,6 @@ def test_weights_and_biases_gets_the_metrics_where_switched_on(
         line["step"]: line["loss"] for line in read_metrics(Path(spec.run_folder))
     }
     assert any("validation_bits_per_byte" in step for step in steps)
-
-
-@pytest.mark.soak
-def test_compiled_layers_take_the_same_course(make_spec: SpecMaker) -> None:
-    plain, compiled = make_spec("plain", steps=6), make_spec("compiled", steps=6, compile="always")
-    train_here(plain)
-    train_here(compiled)
-    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2_124m_from_scratch", "llama_3_2_1b_continued"])

@@ -112,9 +112,10 @@ def test_weekly_runs_take_new_text_first_and_share_no_more_tokens_than_the_setti
     assert results[0].tokens_seen_before == 0
 
 
-def test_weeks_do_not_repeat_each_other_by_accident(make_spec: SpecMaker) -> None:
-    spec = make_spec("accident", steps=2)
-    rows = len(ShardSet(spec.shards_folder, spec.shards, "train"))
+def test_weeks_do_not_repeat_each_other_by_accident(
+    make_spec: SpecMaker, train_split: ShardSet
+) -> None:
+    spec, rows = make_spec("accident", steps=2), len(train_split)
     other = spec.model_copy(update={"inputs": {"tokenized_shards": "another week"}})
 
     ours, theirs = (set(DataOrder.of(one).rows(0, 100).tolist()) for one in (spec, other))
@@ -122,9 +123,8 @@ def test_weeks_do_not_repeat_each_other_by_accident(make_spec: SpecMaker) -> Non
     assert abs(len(ours & theirs) - 100 * 100 / rows) < 25
 
 
-def test_all_rows_come_once_all_new_text_is_known(make_spec: SpecMaker) -> None:
-    spec = make_spec("all", steps=2)
-    shards = ShardSet(spec.shards_folder, spec.shards, "train")
+def test_all_rows_come_once_all_new_text_is_known(train_split: ShardSet) -> None:
+    shards = train_split
     half = np.arange(0, len(shards), 2)
     seen = add_rows(LineageRecord.none(), shards, half)
     plan = RowPlan.of(look_up(shards, seen), OrderSettings(seen_share=0.5))
@@ -139,22 +139,18 @@ def test_all_rows_come_once_all_new_text_is_known(make_spec: SpecMaker) -> None:
     assert np.concatenate(pieces).tolist() == order.rows(0, 700).tolist()
 
 
-def test_every_run_records_what_it_saw(unbroken: TrainingSpec) -> None:
-    stats: ShardStats = unbroken.shards
-    shards = ShardSet(unbroken.shards_folder, stats, "train")
+def test_every_run_records_what_it_saw(unbroken: TrainingSpec, train_split: ShardSet) -> None:
     seen = LineageRecord.read(f"{unbroken.run_folder}/{SEEN_NAME}")
     rows = DataOrder.of(unbroken).rows(0, 30 * 4)
     assert int((seen.times * (seen.ends - seen.starts)).sum()) == int(
-        look_up(shards, seen).tokens[rows].sum()
+        look_up(train_split, seen).tokens[rows].sum()
     )
 
 
-def test_workers_look_up_a_part_each_and_together_all(make_spec: SpecMaker) -> None:
-    spec = make_spec("parts", steps=2)
-    shards = ShardSet(spec.shards_folder, spec.shards, "train")
-    seen = add_rows(LineageRecord.none(), shards, np.arange(0, len(shards), 3))
-    whole = look_up(shards, seen)
-    parts = [look_up(shards, seen, rank, 2) for rank in range(2)]
+def test_workers_look_up_a_part_each_and_together_all(train_split: ShardSet) -> None:
+    seen = add_rows(LineageRecord.none(), train_split, np.arange(0, len(train_split), 3))
+    whole = look_up(train_split, seen)
+    parts = [look_up(train_split, seen, rank, 2) for rank in range(2)]
     assert all((part.tokens == 0).any() for part in parts)
     for column, of_parts in zip(whole, zip(*parts, strict=True), strict=True):
         assert (sum(of_parts) == column).all()

@@ -55,13 +55,12 @@ def all_texts(shards: ShardSet) -> np.ndarray:
     )
 
 
-def test_a_run_records_at_which_step_it_trained_on_each_text(unbroken: TrainingSpec) -> None:
-    shards = ShardSet(unbroken.shards_folder, unbroken.shards, "train")
-    url = f"{unbroken.run_folder}/{TRAINED_NAME}"
-    for texts in (all_texts(shards), all_texts(shards)[3:5]):
-        assert (
-            recorded(url, texts) == audited(shards, rows_trained_on(unbroken), texts) != Counter()
-        )
+def test_a_run_records_at_which_step_it_trained_on_each_text(
+    unbroken: TrainingSpec, train_split: ShardSet
+) -> None:
+    url, audit = f"{unbroken.run_folder}/{TRAINED_NAME}", rows_trained_on(unbroken)
+    for texts in (all_texts(train_split), all_texts(train_split)[3:5]):
+        assert recorded(url, texts) == audited(train_split, audit, texts) != Counter()
     held_out = ShardSet(unbroken.shards_folder, unbroken.shards, "held_out")
     assert read_trained(url, all_texts(held_out)).num_rows == 0
 

@@ -5,7 +5,6 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,59 +20,19 @@ from transformers import AutoModelForCausalLM
 
 from artifacts import libraries
 from artifacts.errors import UserError
-from artifacts.shards.format import ShardStats
 from recipes.device import Device
 from recipes.evaluation.documents import TokenizedDocument, general_texts, take
 from recipes.evaluation.measure import evaluate, read_data, scores_key
 from recipes.evaluation.results import Data
 from recipes.evaluation.settings import (
     BITS_PER_BYTE,
-    EvaluationSettings,
     GateQuestion,
     GenerationSettings,
     ModelSource,
 )
-from recipes.evaluation.spec import EvaluationSpec
 from tests.recipes.conftest import REPOSITORY
-from tests.tiny import change_weights, tiny_base_model
-
-SETTINGS = EvaluationSettings(
-    held_out_tokens=2_000,
-    document_tokens=100,
-    minimum_documents=8,
-    general_tokens=4_000,
-    generation=GenerationSettings(samples=1, prompt_tokens=8, new_tokens=6),
-)
-
-MakeSpec = Callable[..., EvaluationSpec]
-
-
-@pytest.fixture(scope="session")
-def candidate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another tiny model."""
-    folder = tmp_path_factory.mktemp("candidate") / "model"
-    tiny_base_model(folder, seed=1)
-    return folder
-
-
-@pytest.fixture
-def make_evaluation(
-    tmp_path: Path, base_model: Path, candidate: Path, shards_folder: Path, shards: ShardStats
-) -> MakeSpec:
-    def make(**changes: Any) -> EvaluationSpec:
-        settings = SETTINGS.model_copy(update=changes.pop("settings", {}))
-        fields = {
-            "base": ModelSource(path=base_model, fingerprint="base"),
-            "candidate": ModelSource(path=candidate, fingerprint="candidate"),
-            "shards": shards_folder,
-            "shard_stats": shards,
-            "shards_fingerprint": "shards",
-            "output": tmp_path / "output",
-            "settings": settings,
-        }
-        return EvaluationSpec(**(fields | changes))
-
-    return make
+from tests.recipes.evaluation.conftest import MakeSpec
+from tests.tiny import change_weights
 
 
 def silent(_: str) -> None:

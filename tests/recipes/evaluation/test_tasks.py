@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.errors import UserError
-from artifacts.shards.format import ShardStats
 from recipes.evaluation.harness import SEED, run_tasks, write_task
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
@@ -27,7 +26,7 @@ from recipes.evaluation.settings import (
     TaskSettings,
 )
 from recipes.evaluation.shared_context import SharedContextLM
-from recipes.evaluation.spec import EvaluationSpec
+from tests.recipes.evaluation.conftest import MakeSpec
 
 TASK = "which_goes_on"
 
@@ -98,26 +97,17 @@ def test_scores_are_lm_evals_own(
 
 
 def test_tasks_of_a_folder_are_part_of_the_evaluation(
-    tmp_path: Path,
-    questions: list[dict[str, Any]],
-    base_model: Path,
-    shards_folder: Path,
-    shards: ShardStats,
+    tmp_path: Path, questions: list[dict[str, Any]], base_model: Path, make_evaluation: MakeSpec
 ) -> None:
     write_task(TASK, questions, tmp_path / "tasks")
-    spec = EvaluationSpec(
-        base=ModelSource(path=base_model, fingerprint="base"),
+    spec = make_evaluation(
         candidate=ModelSource(path=base_model, fingerprint="base"),
-        shards=shards_folder,
-        shard_stats=shards,
-        shards_fingerprint="shards",
-        output=tmp_path / "output",
         cache=tmp_path / "cache",
-        settings=EvaluationSettings(
-            tasks=(TaskSettings(name=TASK),),
-            task_folder=str(tmp_path / "tasks"),
-            generation=GenerationSettings(samples=0),
-        ),
+        settings={
+            "tasks": (TaskSettings(name=TASK),),
+            "task_folder": str(tmp_path / "tasks"),
+            "generation": GenerationSettings(samples=0),
+        },
     )
     result = evaluate(spec, lambda _: None)
     accuracy = result["metrics"][f"{TASK}_acc"]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient, JobState
 from google.cloud.batch_v1 import BatchServiceClient, JobStatus
 
+from artifacts.storage import files
 from llm_assets.cloud.jobs import batch_job
 from llm_assets.cloud.settings import GoogleCloudSettings
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoogle
@@ -59,19 +59,13 @@ def submit(
     return found()
 
 
-def read_object(google: LocalGoogle, name: str) -> bytes:
-    url = f"{google.storage.direct_url}/storage/v1/b/{BUCKET}/o/{name.replace('/', '%2F')}"
-    with urllib.request.urlopen(f"{url}?alt=media") as reply:
-        return reply.read()
-
-
 # Two machines of Vertex AI train in `tests/recipes/test_mounted_bucket.py`, too.
 @pytest.mark.soak
 def test_two_nodes_train_together_under_torchrun(google: LocalGoogle) -> None:
     arguments = ["--processes", "1", "--", SUM_RANKS, "0"]
     job = submit(google, arguments, replicas=2)
     assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
-    record = json.loads(read_object(google, "launcher/model/sum.json"))
+    record = json.loads(files.read(f"gs://{BUCKET}/launcher/model/sum.json"))
     assert (record["sum"], record["world"]) == (3, 2)
 
 
@@ -86,7 +80,7 @@ def test_two_machines_of_batch_train_together_under_torchrun(google: LocalGoogle
     wait_until(lambda: client.get_job(name=made.name).status.state in ended)
     job = client.get_job(name=made.name)
     assert job.status.state is JobStatus.State.SUCCEEDED, google.batch.logs(job.name)
-    record = json.loads(read_object(google, "batch/model/sum.json"))
+    record = json.loads(files.read(f"gs://{BUCKET}/batch/model/sum.json"))
     assert (record["sum"], record["world"]) == (3, 2)
 
 
@@ -110,7 +104,7 @@ def test_program_gets_a_secret_that_the_job_only_names(google: LocalGoogle) -> N
     arguments = ["--launcher", "command", "--", sys.executable, "-c", WRITE_KEY]
     job = submit(google, arguments, SECRET_THE_KEY=name, API_ENDPOINT=google.endpoint)
     assert job.state is JobState.JOB_STATE_SUCCEEDED, google.vertex.logs(job.name)
-    assert read_object(google, "launcher/model/key") == b"hsuh-hsuh"
+    assert files.read(f"gs://{BUCKET}/launcher/model/key") == b"hsuh-hsuh"
     assert "hush-hush" not in f"{job} {google.vertex.logs(job.name)}"
 
 
