@@ -240,7 +240,9 @@ def _default(field: FieldInfo) -> str:
 
 def _text(field: FieldInfo) -> str:
     nested = models_in(field.annotation)
-    text = field.description or (_first_paragraph(nested[0]) if len(nested) == 1 else "")
+    # Of a group of keys, the first paragraph of what is told before its table.
+    group = _introduction(nested[0]).partition("\n\n")[0] if len(nested) == 1 else ""
+    text = field.description or group
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -248,10 +250,6 @@ def _introduction(model: type[BaseModel]) -> str:
     """The docstring's paragraphs, each on one line."""
     paragraphs = inspect.getdoc(model) or ""
     return "\n\n".join(" ".join(part.split()) for part in paragraphs.split("\n\n"))
-
-
-def _first_paragraph(model: type[BaseModel]) -> str:
-    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
 HELD = {True: "yes", False: "**no**"}
