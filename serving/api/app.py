@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.api.dispatcher import Answer, Dispatcher, Stream
+from serving.api.dispatcher import Dispatcher, Stream
 from serving.api.requests import (
     ChatRequest,
     CompletionRequest,
@@ -33,11 +33,12 @@ from serving.api.requests import (
     PredictRequest,
     parse,
 )
-from serving.engine.protocol import GenerateRequest
+from serving.engine.protocol import Chunk, GenerateRequest
 from serving.errors import ServingError, answer_error, client_gone, invalid
 from serving.journal import Journal
 from serving.logs import log
 from serving.settings import LOOPBACK, EndpointSettings
+from serving.state import OfVersion
 
 Result = TypeVar("Result")
 
@@ -93,13 +94,14 @@ class ApiContext:
         metrics.in_flight += 1
         request.state.ended.callback(metrics.leave)
 
-    async def answered(self, request: Request, wanted: Sequence[GenerateRequest]) -> list[Answer]:
-        """Whole answers by one version, which are kept in the journal; raises ServingError."""
+    async def answered(
+        self, request: Request, wanted: Sequence[GenerateRequest]
+    ) -> tuple[OfVersion, list[Chunk]]:
+        """A version's whole answers, which are kept in the journal; raises ServingError."""
         self._admit(request)
-        answers = await while_connected(request, self.dispatcher.answer_all(wanted))
-        said = [answer.whole.text for answer in answers]
-        self.journal.write(request.state.id, answers[0].by, wanted, said)
-        return answers
+        by, answers = await while_connected(request, self.dispatcher.answer_all(wanted))
+        self.journal.write(request.state.id, by, wanted, [answer.text for answer in answers])
+        return by, answers
 
     async def begun(self, request: Request, wanted: GenerateRequest) -> Stream:
         """A stream; what of it was sent is kept in the journal at its end; raises ServingError."""
@@ -239,13 +241,13 @@ async def _predict(context: ApiContext, request: Request) -> Response:
         if isinstance(content, dict) and name in content:
             return await _answer(context, request, parse(kind, content))
     wanted = parse(PredictRequest, content).generate_requests(context.dispatcher.settings)
-    answers = await context.answered(request, wanted)
+    by, answers = await context.answered(request, wanted)
     # The text that was written, or the class that was told.
     predictions = [
         {"label": one.text, "scores": one.class_scores} if one.class_scores else one.text
-        for one in (answer.whole for answer in answers)
+        for one in answers
     ]
-    return JSONResponse({"predictions": predictions}, headers=answers[0].by.headers)
+    return JSONResponse({"predictions": predictions}, headers=by.headers)
 
 
 async def _generate(kind: type[OpenAIRequest], context: ApiContext, request: Request) -> Response:
@@ -258,8 +260,8 @@ async def _answer(context: ApiContext, request: Request, body: OpenAIRequest) ->
     wanted = body.generate_requests(context.dispatcher.settings)
     name = request.state.id
     if not body.stream:
-        answers = await context.answered(request, wanted)
-        return JSONResponse(body.whole(name, answers), headers=answers[0].by.headers)
+        by, answers = await context.answered(request, wanted)
+        return JSONResponse(body.whole(name, by, answers), headers=by.headers)
     stream = await context.begun(request, wanted[0])
     headers = stream.by.headers | {"Cache-Control": "no-store"}
     return StreamingResponse(

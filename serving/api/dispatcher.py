@@ -8,7 +8,6 @@ What Prometheus is told is counted here as well.
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import partial
 from secrets import SystemRandom
 from time import monotonic
@@ -202,15 +201,6 @@ class Router:
         self.routes.remove(route)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A complete answer."""
-
-    by: OfVersion
-    whole: Chunk
-    """All its text, and what its last piece says."""
-
-
 class Stream:
     """An answer that arrives piece by piece; it has begun when this exists."""
 
@@ -315,17 +305,20 @@ class Dispatcher:
         self._background: set[asyncio.Task[Any]] = set()
         """The event loop itself keeps no task alive."""
 
-    async def answer_all(self, requests: Sequence[GenerateRequest]) -> list[Answer]:
-        """Whole answers by one version, in the order of the requests; raises ServingError."""
-        answers: dict[int, Answer] = {}
+    async def answer_all(
+        self, requests: Sequence[GenerateRequest]
+    ) -> tuple[OfVersion, list[Chunk]]:
+        """One version and its whole answers, in the order of the requests; raises ServingError."""
+        answers: dict[int, tuple[OfVersion, Chunk]] = {}
 
         def keep(by: OfVersion, number: int, whole: Chunk) -> None:
-            answers[number] = Answer(by, whole)
+            answers[number] = by, whole
 
         # In one piece: as long as nothing was told, another version can take over.
         whole = [request.model_copy(update={"stream": False}) for request in requests]
         await self._serve(whole, keep)
-        return [answers[number] for number in range(len(requests))]
+        by, _ = answers[0]
+        return by, [answers[number][1] for number in range(len(requests))]
 
     async def stream(self, request: GenerateRequest) -> Stream:
         """Begin an answer; raises ServingError where none can begin."""

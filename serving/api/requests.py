@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from serving.api.dispatcher import Answer, Stream
+from serving.api.dispatcher import Stream
 from serving.engine.protocol import (
     Chunk,
     GenerateRequest,
@@ -44,8 +44,6 @@ LEAST_TOP_P = 1e-5
 
 Body = TypeVar("Body", bound=BaseModel)
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
-Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
@@ -68,9 +66,9 @@ class Sampling(Strict):
     """What every request may say about how to generate."""
 
     max_tokens: int = Field(default=64, ge=1)
-    temperature: Temperature = 0.0
+    temperature: float = Field(default=0.0, ge=0, le=2, allow_inf_nan=False)
     """0 always takes the most likely token."""
-    top_p: TopP = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
 
     def generate_request(
@@ -152,11 +150,11 @@ class OpenAIRequest(Sampling):
             for seed in seeds
         ]
 
-    def whole(self, name: str, answers: Sequence[Answer]) -> dict[str, Any]:
-        """All answers, to a request of this name."""
-        choices = [self.choice(answer.whole, index) for index, answer in enumerate(answers)]
-        usage = _usage([answer.whole for answer in answers], self.n)
-        return self._envelope(name, answers[0].by) | {"choices": choices, "usage": usage}
+    def whole(self, name: str, by: OfVersion, answers: Sequence[Chunk]) -> dict[str, Any]:
+        """All of a version's answers, to a request of this name."""
+        choices = [self.choice(answer, index) for index, answer in enumerate(answers)]
+        usage = _usage(answers, self.n)
+        return self._envelope(name, by) | {"choices": choices, "usage": usage}
 
     async def events(self, name: str, stream: Stream) -> AsyncIterator[str]:
         """One answer as a stream of events, a piece each."""
@@ -347,7 +345,7 @@ def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-def _usage(ends: list[Chunk], choices: int = 1) -> dict[str, int]:
+def _usage(ends: Sequence[Chunk], choices: int = 1) -> dict[str, int]:
     """Tokens of prompts, each with so many answers in a row, and of the answers."""
     prompt = sum(end.prompt_tokens for end in ends[::choices])
     completion = sum(end.completion_tokens for end in ends)

@@ -39,7 +39,6 @@ class Versions:
             EngineProcess(
                 Desired(model_folder=folder, version=name, fingerprint=name, settings=SETTINGS),
                 place / f"{name}.log",
-                lambda: None,
             )
             for name in ("new", "old")
         )
@@ -155,8 +154,8 @@ def test_a_request_whose_engine_dies_is_answered_by_the_other_version(
         asked = asyncio.create_task(dispatcher.answer_all([long]))
         await until(lambda: routes[0].in_flight)
         psutil.Process(versions.new.pid).kill()
-        (answer,) = await asked
-        assert answer.by.version == "old" and answer.whole.completion_tokens == 400
+        by, (answer,) = await asked
+        assert by.version == "old" and answer.completion_tokens == 400
         await versions.new.ready.wait()
         return await decided(*routes)
 
@@ -172,7 +171,8 @@ def test_a_clients_many_prompts_are_one_observation(
 
     async def ask() -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(1.0)
-        assert len(await dispatcher.answer_all([QUICK] * 8)) == 8
+        _, answers = await dispatcher.answer_all([QUICK] * 8)
+        assert len(answers) == 8
         return await decided(*routes)
 
     new, _ = loop.run(ask())
