@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,6 @@ from serving.engine.served_model import (
     ServedTokenizer,
     TokenLikelihood,
     TokenTexts,
-    in_thread,
 )
 from tests.serving.conftest import SETTINGS
 from tests.serving.test_architectures import write_model
@@ -84,11 +82,6 @@ def answer(model: ServedModel, request: GenerateRequest) -> Chunk:
     (whole,) = asyncio.run(chunks_of(model, request.model_copy(update={"stream": False})))
     assert whole.error is None
     return whole
-
-
-def test_a_thread_that_stops_an_iteration_is_not_awaited_for_ever() -> None:
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(asyncio.wait_for(in_thread(partial(next, iter(()))), 10))
 
 
 def test_an_engine_ends_with_the_thread_that_all_its_answers_come_from() -> None:
