@@ -130,7 +130,7 @@ class TransformersModel(served_model.ServedModel):
         """Write all answers of a batch to their ends."""
         for job in jobs:
             if job.request.echo and job.request.logprobs and not job.written:
-                job.prompt_scored = self._score(job.prompt, job.request.top)
+                job.prompt_scored = self._scored_prompt(job)
         most = max(job.request.max_tokens for job in jobs)
         if not most:
             for job in jobs:
@@ -179,6 +179,13 @@ class TransformersModel(served_model.ServedModel):
                 scored = scored + self._scored_answer(job, row[:length])
             job.put(served_model.Step(row[:length], True, scored))
 
+    def _scored_prompt(self, job: _Generation) -> list[served_model.TokenLikelihood]:
+        first, *rest = [served_model.TokenLikelihood(token, None) for token in job.prompt]
+        if rest and not self._is_encoder_decoder:
+            # A decoder's prompt is as if it had written all but the first token.
+            rest = self._scored_answer(replace(job, prompt=job.prompt[:1]), job.prompt[1:])
+        return [first, *rest]
+
     def _scored_answer(
         self, job: _Generation, tokens: list[int]
     ) -> list[served_model.TokenLikelihood]:
@@ -203,14 +210,6 @@ class TransformersModel(served_model.ServedModel):
         mask = pad_sequence(ones, True, 0, padding_side=side)
         inputs = {"input_ids": padded, "attention_mask": mask, **extra}
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
-
-    def _score(self, prompt: list[int], top: int) -> list[served_model.TokenLikelihood]:
-        if self._is_encoder_decoder or len(prompt) == 1:
-            return [served_model.TokenLikelihood(token, None) for token in prompt]
-        given = torch.tensor([prompt[:-1]], device=self._model.device)
-        logits = self._model(given, use_cache=False).logits[0]
-        logprobs = logits.float().log_softmax(-1)
-        return [served_model.TokenLikelihood(prompt[0], None), *_scored(logprobs, prompt[1:], top)]
 
 
 class _Batch(transformers.LogitsProcessor, BaseStreamer):
