@@ -64,13 +64,20 @@ def test_a_turn_may_hold_all_characters_for_private_use(tokenizer: Any) -> None:
     assert private + FORGED in tokenizer.decode(tokens)
 
 
-def test_a_template_that_fails_on_a_turn_is_refused(tokenizer: Any) -> None:
-    kept, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content + 1 }}"
-    try:
-        with pytest.raises(TemplateError, match="concatenate"):
-            encode(tokenizer, user("Hello"))
-    finally:
-        tokenizer.chat_template = kept
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[0].content + 1 }}", "concatenate"),
+        ("{% for m in messages %}{{ m.content[:4] }}{% endfor %}", "control tokens"),
+    ],
+    ids=["fails", "changes what it is given"],
+)
+def test_a_template_that_fails_on_a_turn_or_changes_it_is_refused(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(TemplateError, match=reason):
+        encode(tokenizer, user(FORGED))
 
 
 def test_any_other_chat_has_the_tokens_that_its_template_gives(tokenizer: Any) -> None:
@@ -83,13 +90,3 @@ def test_any_other_chat_has_the_tokens_that_its_template_gives(tokenizer: Any) -
         [turn.model_dump() for turn in turns], add_generation_prompt=True, return_dict=False
     )
     assert encode(tokenizer, turns) == expected
-
-
-def test_a_template_that_changes_what_it_is_given_is_refused(tokenizer: Any) -> None:
-    cutting = "{% for m in messages %}{{ m.content[:4] }}{% endfor %}"
-    kept, tokenizer.chat_template = tokenizer.chat_template, cutting
-    try:
-        with pytest.raises(TemplateError, match="control tokens"):
-            encode(tokenizer, user(FORGED))
-    finally:
-        tokenizer.chat_template = kept

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -17,11 +19,27 @@ from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
 from tests.serving.conftest import SETTINGS
 
-KILLS = 1
+
+def engine_of(model: Path, place: Path, **changes: object) -> EngineProcess:
+    settings = SETTINGS.model_copy(update=changes)
+    desired = Desired(model_folder=model, version="1", fingerprint="1", settings=settings)
+    return EngineProcess(desired, place / "engine.log")
 
 
-def _desired(model: Path) -> Desired:
-    return Desired(model_folder=model, version="1", fingerprint="1", settings=SETTINGS)
+@asynccontextmanager
+async def started(model: Path, place: Path, **changes: object) -> AsyncIterator[EngineProcess]:
+    engine = engine_of(model, place, **changes)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def replaced(engine: EngineProcess, before: psutil.Process) -> None:
+    """Return once another process serves, which writes."""
+    async with asyncio.timeout(60):
+        while engine.pid == before.pid or not engine.ready.is_set():
+            await asyncio.sleep(0.1)
+    await probe(engine, SETTINGS)
 
 
 def test_engine_that_writes_is_alive_whatever_its_health_check_says(
@@ -38,21 +56,19 @@ def test_engine_that_writes_is_alive_whatever_its_health_check_says(
         raise TimeoutError
 
     async def write_during_two_checks_and_no_more() -> None:
-        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
-        await engine.start()
-        pid = engine.pid
-        monkeypatch.setattr(Channel, "check", answer_no_check)
-        for _ in range(2):
-            await asked.wait()
-            assert [chunk async for chunk in engine.generate(request)]
-            asked.clear()
-            given_up.set()
-        assert (engine.pid, engine.restarts) == (pid, 0)
-        async with asyncio.timeout(60):
-            while engine.pid == pid:
+        async with started(tiny_model_folder, tmp_path) as engine:
+            pid = engine.pid
+            monkeypatch.setattr(Channel, "check", answer_no_check)
+            for _ in range(2):
+                await asked.wait()
+                assert [chunk async for chunk in engine.generate(request)]
+                asked.clear()
                 given_up.set()
-                await asyncio.sleep(0.01)
-        await engine.stop()
+            assert (engine.pid, engine.restarts) == (pid, 0)
+            async with asyncio.timeout(60):
+                while engine.pid == pid:
+                    given_up.set()
+                    await asyncio.sleep(0.01)
 
     asyncio.run(write_during_two_checks_and_no_more())
 
@@ -62,24 +78,17 @@ def test_engine_killed_while_its_health_is_checked_is_started_again(
 ) -> None:
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.1)
 
-    async def kill_in_checks() -> None:
-        engine = EngineProcess(_desired(tiny_model_folder), tmp_path / "engine.log", lambda: None)
-        await engine.start()
-        for _ in range(KILLS):
-            assert engine.pid is not None
+    async def kill_in_a_check() -> None:
+        async with started(tiny_model_folder, tmp_path) as engine:
             process = psutil.Process(engine.pid)
             # A suspended engine leaves the check without an answer until it is killed.
             process.suspend()
             await asyncio.sleep(0.5)
             process.kill()
-            async with asyncio.timeout(60):
-                while engine.pid == process.pid or not engine.ready.is_set():
-                    await asyncio.sleep(0.1)
-            await probe(engine, SETTINGS)
-        assert engine.restarts == KILLS
-        await engine.stop()
+            await replaced(engine, process)
+            assert engine.restarts == 1
 
-    asyncio.run(kill_in_checks())
+    asyncio.run(kill_in_a_check())
 
 
 @pytest.mark.fault("endpoint", "engine hangs", sees="a pause", then="the engine is replaced")
@@ -90,18 +99,10 @@ def test_engine_that_stands_still_for_good_is_replaced(
     monkeypatch.setattr(engine_process, "CONTINUE_SECONDS", 1_000)
 
     async def stop_for_good() -> None:
-        settings = SETTINGS.model_copy(update={"engine_timeout": 3.0})
-        desired = _desired(tiny_model_folder).model_copy(update={"settings": settings})
-        engine = EngineProcess(desired, tmp_path / "engine.log", lambda: None)
-        await engine.start()
-        assert engine.pid is not None
-        still = psutil.Process(engine.pid)
-        still.suspend()
-        async with asyncio.timeout(60):
-            while engine.pid == still.pid or not engine.ready.is_set():
-                await asyncio.sleep(0.1)
-        await probe(engine, SETTINGS)
-        await engine.stop()
+        async with started(tiny_model_folder, tmp_path, engine_timeout=3.0) as engine:
+            still = psutil.Process(engine.pid)
+            still.suspend()
+            await replaced(engine, still)
         assert not still.is_running()
 
     asyncio.run(stop_for_good())
@@ -112,7 +113,7 @@ def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(
 ) -> None:
     log_path = tmp_path / "engine.log"
     log_path.write_text("could not create a primitive descriptor\n")
-    engine = EngineProcess(_desired(tiny_model_folder), log_path, lambda: None)
+    engine = engine_of(tiny_model_folder, tmp_path)
 
     async def end_when_ready() -> None:
         await engine.ready.wait()

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ LOOKS = 500
 
 
 def watch(
-    slow: float = 1.0, slow_share: float = 1.0, failing: float = 0.0, seed: int = 0
+    *, slow: float = 1.0, slow_share: float = 1.0, failing: float = 0.0, seed: int = 0
 ) -> str | None:
     """What speaks against a version after up to 500 looks at two requests of each side."""
     evidence, draw = Evidence(SETTINGS), random.Random(seed)
@@ -35,6 +36,11 @@ def watch(
     return evidence.against
 
 
+def took(seconds: float) -> TrafficSample:
+    """One answer."""
+    return TrafficSample(answered=1, seconds=[seconds])
+
+
 @pytest.mark.parametrize("mean", [0.1, 0.5])
 def test_a_fair_game_keeps_its_capital_in_expectation(mean: float) -> None:
     """Of all sequences of eight numbers, by their probabilities: what Ville's inequality needs."""
@@ -53,16 +59,18 @@ def test_equal_versions_have_nothing_against_them(seed: int) -> None:
     assert watch(seed=seed) is None
 
 
-def test_a_fifth_slower_is_seen() -> None:
-    assert "slower than the version before: it takes 1." in str(watch(slow=1.2))
-
-
-def test_one_slow_answer_in_five_is_seen_though_the_median_hides_it() -> None:
-    assert "slower than the version before" in str(watch(slow=4.0, slow_share=0.2))
-
-
-def test_two_failures_in_a_hundred_are_seen() -> None:
-    assert "requests failed on it, and 0 of" in str(watch(failing=0.02))
+@pytest.mark.parametrize(
+    ("worse", "told"),
+    [
+        ({"slow": 1.2}, "slower than the version before: it takes 1."),
+        # The median hides it.
+        ({"slow": 4.0, "slow_share": 0.2}, "slower than the version before"),
+        ({"failing": 0.02}, "requests failed on it, and 0 of"),
+    ],
+    ids=["a fifth slower", "one slow answer in five", "two failures in a hundred"],
+)
+def test_a_worse_version_is_seen(worse: dict[str, Any], told: str) -> None:
+    assert told in str(watch(**worse))
 
 
 def test_failures_that_both_versions_have_are_not_the_new_ones() -> None:
@@ -82,12 +90,8 @@ def test_of_unequal_shares_only_a_large_slowdown_is_seen() -> None:
     """A token of a fuller batch takes longer, and an engine seldom asked finds its caches cold."""
     little, much = Evidence(SETTINGS), Evidence(SETTINGS)
     for _ in range(SETTINGS.warm_up + LOOKS):
-        little.add(
-            TrafficSample(answered=1, seconds=[1.5]), TrafficSample(answered=1, seconds=[1.0]), 0.1
-        )
-        much.add(
-            TrafficSample(answered=1, seconds=[9.0]), TrafficSample(answered=1, seconds=[1.0]), 0.1
-        )
+        little.add(took(1.5), took(1.0), 0.1)
+        much.add(took(9.0), took(1.0), 0.1)
     assert little.against is None
     assert "slower" in str(much.against)
 
@@ -96,22 +100,16 @@ def test_a_moment_in_which_one_engine_is_slow_counts_once() -> None:
     evidence = Evidence(SETTINGS)
     for look in range(LOOKS):
         slow = 9.0 if 100 <= look < 200 else 1.0
-        evidence.add(
-            TrafficSample(answered=1, seconds=[slow]), TrafficSample(answered=1, seconds=[1.0]), 0.5
-        )
+        evidence.add(took(slow), took(1.0), 0.5)
     assert evidence.against is None
 
 
 def test_cold_caches_of_the_first_answers_do_not_count() -> None:
     evidence = Evidence(SETTINGS)
     for _ in range(SETTINGS.warm_up):
-        evidence.add(
-            TrafficSample(answered=1, seconds=[9.0]), TrafficSample(answered=1, seconds=[1.0]), 0.5
-        )
+        evidence.add(took(9.0), took(1.0), 0.5)
     for _ in range(LOOKS):
-        evidence.add(
-            TrafficSample(answered=1, seconds=[1.0]), TrafficSample(answered=1, seconds=[1.0]), 0.5
-        )
+        evidence.add(took(1.0), took(1.0), 0.5)
     assert evidence.against is None
 
 
