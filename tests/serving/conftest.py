@@ -1,9 +1,12 @@
 """Real endpoints with tiny models, on free ports."""
 
 import asyncio
+import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +23,7 @@ from serving.engine.served_model import AnyModel
 from serving.settings import EndpointSettings, RolloutSettings
 from serving.state import Desired
 from tests.tiny import tiny_base_model, tiny_sequence_to_sequence_model
+from tests.waiting import WAIT_SECONDS
 
 SETTINGS = EndpointSettings(
     port=0,
@@ -93,14 +97,41 @@ def generate_request(**fields: Any) -> GenerateRequest:
     )
 
 
-def generate(model: AnyModel, request: GenerateRequest) -> Chunk:
-    """What a model answers in one piece."""
+async def chunks_of(model: AnyModel, request: GenerateRequest) -> list[Chunk]:
+    """The pieces of an answer."""
+    return [chunk async for chunk in model.generate(request, model.encode(request))]
 
-    async def ask() -> list[Chunk]:
-        return [chunk async for chunk in model.generate(request, model.encode(request))]
 
-    (answer,) = asyncio.run(ask())
-    return answer
+def generate(model: AnyModel, *requests: GenerateRequest) -> list[Chunk]:
+    """What a model answers to requests that wait together, each in one piece."""
+
+    async def ask() -> list[list[Chunk]]:
+        whole = [request.model_copy(update={"stream": False}) for request in requests]
+        return await asyncio.gather(*(chunks_of(model, request) for request in whole))
+
+    answers = [answer for (answer,) in asyncio.run(ask())]
+    assert not any(answer.error for answer in answers), answers
+    return answers
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def raw_request(head: bytes = HEAD, **fields: object) -> bytes:
+    """A request for a long completion, byte by byte."""
+    body = json.dumps({"prompt": "The valve", "max_tokens": 150, **fields}).encode()
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def pieces_of(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The pieces of a stream as they come, to the line that ends it."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    last = ""
+    for line in filter(None, answer.iter_lines()):
+        last = line.removeprefix("data: ")
+        if last != "[DONE]":
+            yield json.loads(last)
+    assert last == "[DONE]"
 
 
 class Client:
@@ -114,6 +145,21 @@ class Client:
 
     def complete(self, prompt: str = "The valve", **fields: object) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    def stream(self, path: str = "/v1/completions", **fields: object) -> list[dict[str, Any]]:
+        """The pieces of a whole stream."""
+        with self.http.stream("POST", path, json=fields | {"stream": True}) as answer:
+            return list(pieces_of(answer))
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", httpx.URL(self.url).port))
+        connection.settimeout(WAIT_SECONDS)
+        return connection
+
+    def metric(self, name: str) -> float:
+        """Of all lines of that metric together."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def engine_pids(self) -> list[int]:
         status = process.status(self.state_folder)
@@ -142,17 +188,24 @@ def start(folder: Path, model: Path, version: str = "1", **changes: object) -> C
     return Client(process.start(folder, desired), folder)
 
 
+@contextmanager
+def served(folder: Path, model: Path, version: str = "1", **changes: object) -> Iterator[Client]:
+    """An endpoint that is stopped at the end of the block."""
+    try:
+        yield start(folder, model, version, **changes)
+    finally:
+        process.stop(folder)
+
+
 @pytest.fixture(scope="session")
 def chat(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
     """One whose model takes chats, too, for all tests that leave it as it was."""
-    folder = tmp_path_factory.mktemp("chat-endpoint")
-    yield start(folder, chat_model_folder)
-    process.stop(folder)
+    with served(tmp_path_factory.mktemp("chat-endpoint"), chat_model_folder) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
 def client(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
     """One endpoint for all tests that leave it as it was."""
-    folder = tmp_path_factory.mktemp("endpoint")
-    yield start(folder, tiny_model_folder)
-    process.stop(folder)
+    with served(tmp_path_factory.mktemp("endpoint"), tiny_model_folder) as client:
+        yield client

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -21,7 +20,7 @@ from serving import endpoint as process
 from serving.connections import PROBE_SECONDS, HttpServer
 from serving.settings import EndpointSettings
 from tests.faults import stopped
-from tests.serving.conftest import Client, start
+from tests.serving.conftest import HEAD, Client, raw_request, start
 from tests.waiting import WAIT_SECONDS, wait_until
 
 TEMPLATE = (
@@ -31,7 +30,6 @@ TEMPLATE = (
 )
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEADER_TIMEOUT = 1.0
 PROMISED_SECONDS = 5.0
 """In which `/health` tells that an engine does not answer."""
@@ -67,16 +65,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -
 
 
 def in_flight(client: Client) -> float:
-    (line,) = re.findall(
-        r"^serving_requests_in_flight (\S+)$", client.http.get("/metrics").text, re.M
-    )
-    return float(line)
-
-
-def connect(client: Client) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", httpx.URL(client.url).port))
-    connection.settimeout(10)
-    return connection
+    return client.metric("serving_requests_in_flight")
 
 
 def post(client: Client, **headers: str) -> httpx.Response:
@@ -95,7 +84,7 @@ def post(client: Client, **headers: str) -> httpx.Response:
 def test_silent_connection_and_unfinished_header_are_closed(
     guarded: Client, beginning: bytes
 ) -> None:
-    with connect(guarded) as silent:
+    with guarded.connect() as silent:
         silent.sendall(beginning)
         started = time.monotonic()
         while silent.recv(4096):
@@ -104,7 +93,7 @@ def test_silent_connection_and_unfinished_header_are_closed(
 
 
 def test_connection_in_use_is_not_taken_for_a_silent_one(guarded: Client) -> None:
-    with connect(guarded) as busy:
+    with guarded.connect() as busy:
         began = answered = time.monotonic()
         while answered - began < 3 * HEADER_TIMEOUT:
             busy.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -121,7 +110,7 @@ def test_connection_in_use_is_not_taken_for_a_silent_one(guarded: Client) -> Non
     then="the endpoint keeps answering",
 )
 def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: Client) -> None:
-    held = [connect(guarded) for _ in range(20)]
+    held = [guarded.connect() for _ in range(20)]
     try:
         refused = held[-1].recv(4096)
         assert refused.startswith(b"HTTP/1.1 503 ")
@@ -145,7 +134,7 @@ def test_as_many_files_may_be_open_as_the_machine_allows(guarded: Client) -> Non
 def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
     server = guarded.api_server()
     before = server.memory_info().rss
-    with connect(guarded) as endless:
+    with guarded.connect() as endless:
         endless.sendall(b"GET /health HTTP/1.1\r\nX-Long: ")
         with pytest.raises(OSError):
             for _ in range(400):
@@ -161,7 +150,7 @@ def test_endless_header_is_refused_before_it_is_kept(guarded: Client) -> None:
     then="the endpoint keeps answering",
 )
 def test_malformed_request_is_answered_in_openais_shape(guarded: Client) -> None:
-    with connect(guarded) as rude:
+    with guarded.connect() as rude:
         rude.sendall(b"\x00\x01 nonsense\r\n\r\n")
         answer = rude.recv(4096)
     assert answer.startswith(b"HTTP/1.1 400 ")
@@ -187,7 +176,7 @@ def test_malformed_request_is_answered_in_openais_shape(guarded: Client) -> None
 def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_answered(
     guarded: Client, head: bytes
 ) -> None:
-    with connect(guarded) as smuggler:
+    with guarded.connect() as smuggler:
         smuggler.sendall(
             b"POST /v1/completions " + head + b"Host: localhost\r\n\r\n0\r\n\r\n"
             b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -198,18 +187,15 @@ def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_answered(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_client_may_end_its_side_after_its_last_request(guarded: Client, count: int) -> None:
-    body = json.dumps({"prompt": "The valve", "max_tokens": 150, "ignore_eos": True}).encode()
-    request = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-    with connect(guarded) as client:
-        client.sendall(count * request)
+    with guarded.connect() as client:
+        client.sendall(count * raw_request(ignore_eos=True))
         client.shutdown(socket.SHUT_WR)
-        client.settimeout(WAIT_SECONDS)
         answers = b"".join(iter(lambda: client.recv(65_536), b""))
     assert answers.count(b"HTTP/1.1 200 ") == answers.count(b'"finish_reason"') == count
 
 
 def test_a_client_that_ends_its_side_in_the_middle_of_a_body_is_closed(guarded: Client) -> None:
-    with connect(guarded) as client:
+    with guarded.connect() as client:
         client.sendall(HEAD + b"Content-Length: 50\r\n\r\n{")
         client.shutdown(socket.SHUT_WR)
         assert client.recv(4096) == b""
@@ -279,7 +265,7 @@ def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
     then="complete requests are answered meanwhile",
 )
 def test_a_body_that_is_on_its_way_takes_nobodys_place(guarded: Client) -> None:
-    held = [connect(guarded) for _ in range(5)]
+    held = [guarded.connect() for _ in range(5)]
     try:
         for connection in held:
             connection.sendall(HEAD + b"Content-Length: 50\r\n\r\n{")
@@ -298,13 +284,10 @@ def test_a_body_that_is_on_its_way_takes_nobodys_place(guarded: Client) -> None:
 )
 def test_a_client_that_reads_nothing_is_let_go(guarded: Client) -> None:
     """Its own buffer, the kernel's and the server's fill up, in the middle of an answer."""
-    asked = {"prompt": "The valve", "max_tokens": 150, "ignore_eos": True, "logprobs": 1}
-    body = json.dumps(asked | {"stream": True}).encode()
-    request = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
         deaf.connect(("127.0.0.1", httpx.URL(guarded.url).port))
-        deaf.sendall(200 * request)
+        deaf.sendall(200 * raw_request(ignore_eos=True, logprobs=1, stream=True))
         port = deaf.getsockname()[1]
 
         def is_connected() -> bool:
@@ -321,11 +304,10 @@ def test_a_client_that_reads_nothing_is_let_go(guarded: Client) -> None:
 )
 def test_work_ends_when_its_client_has_gone(guarded: Client) -> None:
     """The engine stands still meanwhile, so that no answer can end the work."""
-    body = json.dumps({"prompt": "The valve", "max_tokens": 150}).encode()
     (pid,) = guarded.engine_pids()
     with stopped(pid):
-        with connect(guarded) as impatient:
-            impatient.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with guarded.connect() as impatient:
+            impatient.sendall(raw_request())
             wait_until(lambda: in_flight(guarded) == 1)
         wait_until(lambda: in_flight(guarded) == 0)
     assert guarded.complete(max_tokens=2).status_code == 200

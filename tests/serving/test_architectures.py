@@ -1,6 +1,5 @@
 """Which engine runs which architecture: the table in the docs, written by running this module."""
 
-import asyncio
 import sys
 import tempfile
 from collections.abc import Callable
@@ -13,9 +12,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artifacts.errors import UserError
 from artifacts.model import check_model_folder
 from serving.engine.program import choose_engine, load_model
-from serving.engine.protocol import GenerateRequest
 from serving.settings import EndpointSettings
 from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.serving.conftest import generate, generate_request
 from tests.tiny import VOCAB_SIZE, tiny_base_model, tiny_sequence_to_sequence_model
 
 CAUSAL = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi", "phi3", "gpt2", "mixtral")
@@ -49,23 +48,9 @@ def write_model(name: str, folder: Path, tokenizer: Path) -> None:
 def log_probabilities(folder: Path, settings: EndpointSettings, cache: Path) -> list[float]:
     """Of a text's tokens after the first, by the engine that the settings choose."""
     model = load_model(folder, settings, choose_engine(folder, settings, cache))
-    request = GenerateRequest(
-        prompt=PROMPT,
-        max_tokens=0,
-        max_prompt_tokens=40,
-        temperature=0,
-        top_p=1,
-        echo=True,
-        logprobs=True,
-    )
-
-    async def score() -> list[float]:
-        tokens = model.encode(request)
-        (chunk,) = [chunk async for chunk in model.generate(request, tokens)]
-        assert chunk.error is None, chunk.error
-        return [score.logprob for score in chunk.scores[1:] if score.logprob is not None]
-
-    return asyncio.run(score())
+    request = generate_request(prompt=PROMPT, max_tokens=0, echo=True, logprobs=True)
+    (answer,) = generate(model, request)
+    return [score.logprob for score in answer.scores[1:] if score.logprob is not None]
 
 
 def row(name: str, scratch: Path, tokenizer: Path) -> str:

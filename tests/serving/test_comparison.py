@@ -126,8 +126,8 @@ def test_arithmetic_by_the_instructions_of_older_processors_serves_what_was_judg
     """A processor that has bfloat16 is told to do without it, as most do that people have."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
     wanted = desired(trained_folder, judge(trained_folder), conversions, weights="bf16")
-    endpoint = process.start(tmp_path, wanted)
     try:
+        endpoint = process.start(tmp_path, wanted)
         found = endpoint.route.comparison
         assert endpoint.route.engine == "openvino" and found is not None and found.fits
         assert version_that_serves(endpoint) == "2"

@@ -9,47 +9,35 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from serving import endpoint as process
-from tests.serving.conftest import Client, start
+from tests.serving.conftest import HEAD, Client, pieces_of, raw_request, served
 from tests.waiting import wait_until
 
 TOKEN = "correct horse"
+AUTHORIZED = HEAD + f"Authorization: Bearer {TOKEN}\r\n".encode()
 
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory, chat_model_folder: Path) -> Iterator[Client]:
     """An endpoint that asks for a token, is impatient, and logs where there is no space."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("ENDPOINT_TOKEN", TOKEN)
     folder = tmp_path_factory.mktemp("strict")
     (folder / "endpoint.log").symlink_to("/dev/full")
-    client = start(
-        folder,
-        chat_model_folder,
-        token_variable="ENDPOINT_TOKEN",
-        request_timeout=3.0,
-        body_timeout=1.0,
-        engine_timeout=4.0,
-    )
-    client.http.headers["Authorization"] = f"Bearer {TOKEN}"
-    yield client
-    process.stop(folder)
-    patch.undo()
+    limits = {"request_timeout": 3.0, "body_timeout": 1.0, "engine_timeout": 4.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENDPOINT_TOKEN", TOKEN)
+        with served(folder, chat_model_folder, token_variable="ENDPOINT_TOKEN", **limits) as client:
+            client.http.headers["Authorization"] = f"Bearer {TOKEN}"
+            yield client
 
 
 def test_the_engine_does_not_know_the_clients_token(strict: Client) -> None:
     (pid,) = strict.engine_pids()
     assert TOKEN not in psutil.Process(pid).environ().values()
-
-
-def metric(client: Client, name: str) -> float:
-    lines = client.http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 @pytest.mark.fault("endpoint", "wrong token", sees="401", then="nothing is read")
@@ -93,21 +81,18 @@ def test_status_that_cannot_be_written_does_not_stop_the_answers(strict: Client)
         status.write_bytes(kept)
 
 
-def test_chat_uses_the_models_template(strict: Client) -> None:
-    body = {"messages": [{"role": "user", "content": "The valve"}], "max_tokens": 6}
-    answer = strict.http.post("/v1/chat/completions", json=body).json()
-    raw = strict.complete("<user>The valve<assistant>", max_tokens=6).json()
+def test_chat_uses_the_models_template(chat: Client) -> None:
+    turns = [{"role": "user", "content": "The valve"}]
+    body: dict[str, Any] = {"messages": turns, "max_tokens": 6}
+    answer = chat.http.post("/v1/chat/completions", json=body).json()
+    raw = chat.complete("<user>The valve<assistant>", max_tokens=6).json()
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"] == {
         "role": "assistant",
         "content": raw["choices"][0]["text"],
     }
-    with strict.http.stream(
-        "POST", "/v1/chat/completions", json=body | {"stream": True}
-    ) as streamed:
-        lines = [line for line in streamed.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    deltas = [json.loads(line[6:])["choices"][0]["delta"]["content"] for line in lines[:-1]]
+    pieces = chat.stream("/v1/chat/completions", **body)
+    deltas = [piece["choices"][0]["delta"]["content"] for piece in pieces]
     assert "".join(deltas) == raw["choices"][0]["text"]
 
 
@@ -122,13 +107,8 @@ def test_model_without_chat_template_says_so(client: Client) -> None:
     "endpoint", "client sends its body slowly", sees="408", then="its slot is free again"
 )
 def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
-    with socket.create_connection(("127.0.0.1", httpx.URL(strict.url).port)) as slow:
-        slow.sendall(
-            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
-            "Content-Type: application/json\r\n"
-            "Content-Length: 50\r\n\r\n{".encode()
-        )
-        slow.settimeout(10)
+    with strict.connect() as slow:
+        slow.sendall(AUTHORIZED + b"Content-Length: 50\r\n\r\n{")
         assert b" 408 " in slow.recv(4096).splitlines()[0]
     assert strict.complete(max_tokens=1).status_code == 200
 
@@ -140,16 +120,10 @@ def test_client_that_sends_slowly_is_cut_off(strict: Client) -> None:
     then="its slot is free after the request timeout",
 )
 def test_client_that_does_not_read_holds_no_place(strict: Client) -> None:
-    body = json.dumps({"prompt": "The valve", "max_tokens": 150, "stream": True}).encode()
-    with socket.create_connection(("127.0.0.1", httpx.URL(strict.url).port)) as silent:
-        silent.sendall(
-            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
+    with strict.connect() as silent:
+        silent.sendall(raw_request(AUTHORIZED, stream=True))
         wait_until(lambda: silent.recv(1, socket.MSG_PEEK))
-        wait_until(lambda: metric(strict, "serving_requests_in_flight") == 0)
+        wait_until(lambda: strict.metric("serving_requests_in_flight") == 0)
 
 
 @pytest.mark.fault(
@@ -159,7 +133,7 @@ def test_client_that_leaves_mid_stream_gives_its_place_back(strict: Client) -> N
     body = {"prompt": "The valve", "max_tokens": 150, "temperature": 1.0, "stream": True}
     with strict.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    wait_until(lambda: metric(strict, "serving_requests_in_flight") == 0)
+    wait_until(lambda: strict.metric("serving_requests_in_flight") == 0)
 
 
 @pytest.mark.fault(
@@ -196,11 +170,11 @@ def test_prompts_are_not_logged(client: Client) -> None:
 
 
 def test_metrics_count_requests_and_tokens(client: Client) -> None:
-    requests, tokens = metric(client, "serving_requests_total"), metric(client, "serving_tokens")
+    requests, tokens = client.metric("serving_requests_total"), client.metric("serving_tokens")
     client.complete("The valve", max_tokens=5)
-    assert metric(client, "serving_requests_total") == requests + 1
-    assert metric(client, "serving_tokens") >= tokens + 6
-    assert metric(client, "serving_engine_ready") == 1
+    assert client.metric("serving_requests_total") == requests + 1
+    assert client.metric("serving_tokens") >= tokens + 6
+    assert client.metric("serving_engine_ready") == 1
 
 
 @pytest.mark.fault(
@@ -216,20 +190,18 @@ def test_engine_lost_mid_answer_and_the_answer_completed(client: Client, how: st
     body = {"prompt": "The valve", "max_tokens": 150, "stream": True}
     for _ in range(5):
         wait_until(lambda: client.http.get("/health").status_code == 200)
-        before = metric(client, "serving_engine_restarts_total")
+        before = client.metric("serving_engine_restarts_total")
         pieces, gap, heard = [], 0.0, time.monotonic()
         with client.http.stream("POST", "/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
+            for piece in pieces_of(answer):
                 gap, heard = max(gap, time.monotonic() - heard), time.monotonic()
-                if not line or line == "data: [DONE]":
-                    continue
-                pieces.append(json.loads(line[6:])["choices"][0]["text"])
+                pieces.append(piece["choices"][0]["text"])
                 if len(pieces) == 1:
                     (pid,) = client.engine_pids()
                     os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         written = "".join(pieces)
         assert written[:20] == whole[:20] and len(written) > len(whole) // 2
-        restarts = metric(client, "serving_engine_restarts_total") - before
+        restarts = client.metric("serving_engine_restarts_total") - before
         # A tiny model may have ended its answer before the engine was killed.
         if restarts if how == "killed" else gap > 1:
             assert restarts == (how == "killed") and (restarts or gap <= 10), gap

@@ -14,25 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.evaluation.bits import document_bits
 from recipes.evaluation.documents import TokenizedDocument
-from serving import endpoint as process
-from tests.serving.conftest import Client, start
+from tests.serving.conftest import Client, served
 from tests.tiny import tiny_texts
 
 CONTEXT = 64
-PAIRS = [("The valve opens", " before start-up."), ("A pump", " fails every week.")]
-
-
-def expected(folder: Path, context: str, continuation: str) -> float:
-    """The log-likelihood of a continuation by the model itself."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    before, after = tokenizer.encode(context), tokenizer.encode(continuation)
-    with torch.no_grad():
-        logits = model(torch.tensor([before + after])).logits[0].log_softmax(-1)
-    places = range(len(before) - 1, len(before) + len(after) - 1)
-    return sum(float(logits[at, token]) for at, token in zip(places, after, strict=True))
-
-
 LINES = [
     ("The valve is", " closed."),
     ("Клапан", " закрыт."),
@@ -60,11 +45,6 @@ def scorer_of(client: Client, folder: Path) -> LocalCompletionsAPI:
 
 
 @pytest.fixture(scope="module")
-def scorer(client: Client, tiny_model_folder: Path) -> LocalCompletionsAPI:
-    return scorer_of(client, tiny_model_folder)
-
-
-@pytest.fixture(scope="module")
 def ten_scripts_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows every other of the lines by heart, by parts of characters."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
@@ -84,9 +64,8 @@ def ten_scripts_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def ten_scripts(ten_scripts_folder: Path) -> Iterator[LocalCompletionsAPI]:
-    place = ten_scripts_folder.parent / "endpoint"
-    yield scorer_of(start(place, ten_scripts_folder), ten_scripts_folder)
-    process.stop(place)
+    with served(ten_scripts_folder.parent / "endpoint", ten_scripts_folder) as client:
+        yield scorer_of(client, ten_scripts_folder)
 
 
 @pytest.mark.soak
@@ -99,22 +78,14 @@ def test_accuracy_in_ten_scripts_is_that_of_hugging_face(
     expected, found = itself.loglikelihood(asked), ten_scripts.loglikelihood(asked)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert {greedy for _, greedy in expected} == {True, False}, "the model knows some lines"
-    np.testing.assert_allclose([s for s, _ in found], [s for s, _ in expected], atol=1e-2)
-
-
-@pytest.mark.soak
-def test_log_likelihoods_are_the_models_own(
-    scorer: LocalCompletionsAPI, tiny_model_folder: Path
-) -> None:
-    requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(PAIRS)]
-    for pair, (found, _) in zip(PAIRS, scorer.loglikelihood(requests), strict=True):
-        assert found == pytest.approx(expected(tiny_model_folder, *pair), abs=1e-3)
+    np.testing.assert_allclose([s for s, _ in found], [s for s, _ in expected], atol=1e-3)
 
 
 @pytest.mark.soak
 def test_bits_of_a_document_are_those_that_the_gate_judges_by(
-    scorer: LocalCompletionsAPI, tiny_model_folder: Path
+    client: Client, tiny_model_folder: Path
 ) -> None:
+    scorer = scorer_of(client, tiny_model_folder)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
     start = tokenizer.bos_token_id
     texts = [text for text in tiny_texts() if len(tokenizer.encode(text)) < CONTEXT]

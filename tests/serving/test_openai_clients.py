@@ -1,7 +1,5 @@
 """What OpenAI's clients send, and what they need back."""
 
-import json
-
 from tests.serving.conftest import Client
 
 NEUTRAL = {
@@ -43,11 +41,10 @@ def test_prompts_of_a_list_are_answered_in_order(client: Client) -> None:
 
 
 def test_every_piece_of_a_stream_counts_its_tokens_where_asked(client: Client) -> None:
-    body = {"prompt": "The valve", "max_tokens": 5, "stream": True, "ignore_eos": True}
-    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    with client.http.stream("POST", "/v1/completions", json=body) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    pieces = [json.loads(line) for line in lines[:-1]]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = client.stream(
+        prompt="The valve", max_tokens=5, ignore_eos=True, stream_options=options
+    )
     counts = [piece["usage"]["completion_tokens"] for piece in pieces]
     assert counts == sorted(counts) and counts[-2:] == [5, 5]
     assert pieces[-1]["choices"] == [] and pieces[-1]["usage"]["prompt_tokens"] > 0

@@ -1,6 +1,5 @@
 """Another server with OpenAI's routes as the engine: here, a second endpoint of this project."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from serving import endpoint as process
 from serving.engine.program import choose_engine, load_model
 from serving.rollout import RolloutFailed
 from serving.settings import OpenAIEngine
-from tests.serving.conftest import SETTINGS, Client, start
+from tests.serving.conftest import SETTINGS, Client, pieces_of, served, start
 from tests.serving.test_comparison import desired, judge, version_that_serves
 from tests.serving.test_rollout import load, move
 from tests.tiny import change_config, train_tiny_model
@@ -48,8 +47,9 @@ def outside(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ENGINE_KEY", KEY)
         limits = {"max_new_tokens": 100, "max_prompt_tokens": 100}
-        yield start(folder, tiny_model_folder, token_variable="ENGINE_KEY", **limits)
-        process.stop(folder)
+        with served(folder, tiny_model_folder, token_variable="ENGINE_KEY", **limits) as server:
+            server.http.headers["Authorization"] = f"Bearer {KEY}"
+            yield server
 
 
 def at(server: Client, **changes: Any) -> OpenAIEngine:
@@ -63,8 +63,8 @@ def through(
 ) -> Iterator[Client]:
     """An endpoint whose engine is the other server."""
     folder = tmp_path_factory.mktemp("through")
-    yield start(folder, chat_model_folder, engine=at(outside))
-    process.stop(folder)
+    with served(folder, chat_model_folder, engine=at(outside)) as client:
+        yield client
 
 
 def choices(client: Client, asked: dict[str, Any]) -> tuple[Any, Any]:
@@ -97,10 +97,10 @@ def test_a_stream_counts_its_tokens_and_a_chat_has_the_versions_own_template(
     through: Client,
 ) -> None:
     turns = [{"role": "user", "content": "The valve"}]
-    body = {"messages": turns, "max_tokens": 8, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    with through.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        pieces = [json.loads(line[6:]) for line in answer.iter_lines() if line[6:7] == "{"]
+    options = {"include_usage": True}
+    pieces = through.stream(
+        "/v1/chat/completions", messages=turns, max_tokens=8, stream_options=options
+    )
     text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces[:-1])
     raw, usage = choices(through, {"prompt": "<user>The valve<assistant>", "max_tokens": 8})
     assert text == raw[0]["text"] and len(pieces) > 3
@@ -124,18 +124,10 @@ def test_its_key_is_in_no_file_and_no_command_line(through: Client) -> None:
 def test_a_client_that_leaves_ends_the_work_of_the_other_server(
     through: Client, outside: Client
 ) -> None:
-    def in_flight() -> float:
-        told = outside.http.get("/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
-        return sum(
-            float(line.split()[-1])
-            for line in told.splitlines()
-            if line.startswith("serving_requests_in_flight")
-        )
-
     body = {"prompt": "The valve", "max_tokens": 100, "ignore_eos": True, "stream": True}
     with through.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    wait_until(lambda: in_flight() == 0)
+    wait_until(lambda: outside.metric("serving_requests_in_flight") == 0)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +162,15 @@ def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
 def test_engine_that_is_down_is_503_and_named(tmp_path: Path, tiny_model_folder: Path) -> None:
     server = start(tmp_path / "outside", tiny_model_folder)
     engine = at(server, key_variable=None)
-    through = start(tmp_path / "through", tiny_model_folder, engine=engine)
-    try:
+    with served(tmp_path / "through", tiny_model_folder, engine=engine) as through:
         process.stop(server.state_folder)
         answer = through.complete(max_tokens=2)
         assert answer.status_code == 503 and "retry-after" in answer.headers
         assert f"The engine at {server.url}/v1 does not answer" in answer.text
         port = int(server.url.rpartition(":")[2])
-        start(tmp_path / "outside", tiny_model_folder, port=port)
-        answer = through.complete(max_tokens=2)
-        assert answer.status_code == 200, answer.text
-    finally:
-        process.stop(tmp_path / "through")
-        process.stop(tmp_path / "outside")
+        with served(tmp_path / "outside", tiny_model_folder, port=port):
+            answer = through.complete(max_tokens=2)
+            assert answer.status_code == 200, answer.text
 
 
 def server_of(client: Client) -> psutil.Process:
@@ -205,24 +193,20 @@ def test_server_killed_in_the_middle_of_an_answer_is_started_again(
     """Of some hundred tokens, so that it dies long before the last one is written."""
     folder = change_config(tiny_model_folder, tmp_path / "model", max_position_embeddings=1_024)
     limits = {"max_new_tokens": 500, "request_timeout": 240.0}
-    through = start(tmp_path, folder, engine=BY_COMMAND, **limits)
-    through.http.timeout = 240
     body = {"prompt": "The valve", "max_tokens": 500, "ignore_eos": True}
-    try:
+    with served(tmp_path, folder, engine=BY_COMMAND, **limits) as through:
+        through.http.timeout = 240
         whole = through.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
         text, killed = "", server_of(through)
         with through.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-            for line in answer.iter_lines():
-                if line[6:7] == "{":
-                    if not text:
-                        killed.kill()
-                    text += json.loads(line[6:])["choices"][0]["text"]
+            for piece in pieces_of(answer):
+                if not text:
+                    killed.kill()
+                text += piece["choices"][0]["text"]
         assert text == whole
         wait_until(lambda: through.complete(max_tokens=1).status_code == 200)
         again = server_of(through)
         assert again.pid != killed.pid
-    finally:
-        process.stop(tmp_path)
     wait_until(lambda: not again.is_running())
 
 
@@ -230,15 +214,12 @@ def test_server_killed_in_the_middle_of_an_answer_is_started_again(
 def test_rollout_from_one_server_to_another_under_load_loses_no_request(
     tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path
 ) -> None:
-    place = start(tmp_path, tiny_model_folder, "1", engine=BY_COMMAND)
-    try:
+    with served(tmp_path, tiny_model_folder, "1", engine=BY_COMMAND) as place:
         with load(place) as answers:
             start(tmp_path, other_model_folder, "2", engine=BY_COMMAND)
             move(place, tiny_model_folder, "1")
         assert {status for status, _ in answers} == {200}
         assert {version for _, version in answers} == {"1", "2"}
-    finally:
-        process.stop(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -255,16 +236,13 @@ def test_server_that_writes_another_models_tokens_gets_no_traffic(
 ) -> None:
     wrong = BY_COMMAND.model_copy(update={"command": serving(str(tiny_model_folder))})
     judged = judge(trained)
-    start(tmp_path, tiny_model_folder, "1")
-    try:
+    with served(tmp_path, tiny_model_folder, "1"):
         with pytest.raises(RolloutFailed, match=r"(?s)bits per byte served.*Version 1 still"):
             process.start(tmp_path, desired(trained, judged, conversions, engine=wrong))
         endpoint = process.start(tmp_path, desired(trained, judged, conversions, engine=BY_COMMAND))
         assert version_that_serves(endpoint) == "2"
         found = endpoint.route.comparison
         assert found is not None and found.fits and found.documents == len(judged)
-    finally:
-        process.stop(tmp_path)
 
 
 def test_server_that_cannot_be_compared_serves_where_a_setting_accepts_that(

@@ -9,7 +9,7 @@ from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.state import StateFolder
-from tests.serving.conftest import SETTINGS, Client, start
+from tests.serving.conftest import SETTINGS, Client, served, start
 
 
 def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: Path) -> None:
@@ -54,20 +54,6 @@ def test_address_beyond_loopback_needs_a_token(tmp_path: Path, tiny_model_folder
         start(tmp_path, tiny_model_folder, host="0.0.0.0")
 
 
-def test_another_token_starts_the_endpoint_anew(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_to_all = start(tmp_path, tiny_model_folder)
-    monkeypatch.setenv("ENDPOINT_TOKEN", "correct horse")
-    try:
-        guarded = start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN")
-        assert guarded.pid != open_to_all.pid
-        assert guarded.complete(max_tokens=1).status_code == 401
-        assert process_started(open_to_all.pid) is None
-    finally:
-        process.stop(tmp_path)
-
-
 @pytest.mark.fault(
     "endpoint",
     "token changed while the endpoint runs",
@@ -85,8 +71,10 @@ def test_a_changed_token_is_the_one_that_counts(
         return start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN")
 
     monkeypatch.setenv("ENDPOINT_TOKEN", "correct-horse")
-    try:
+    with served(tmp_path, tiny_model_folder) as open_to_all:
         first = guarded = start_again()
+        assert first.pid != open_to_all.pid and process_started(open_to_all.pid) is None
+        assert first.complete(max_tokens=1).status_code == 401
         assert status_with("correct-horse") == 200
         monkeypatch.setenv("ENDPOINT_TOKEN", "battery-staple")
         guarded = start_again()
@@ -97,8 +85,6 @@ def test_a_changed_token_is_the_one_that_counts(
         with pytest.raises(UserError, match="ENDPOINT_TOKEN, which is not set"):
             start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN", max_connections=9)
         assert status_with("battery-staple") == 200
-    finally:
-        process.stop(tmp_path)
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "battery-staple\n", "schlüssel"])
@@ -121,12 +107,12 @@ def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     """It did not crash, so what served before is not loaded first."""
-    start(tmp_path, tiny_model_folder, version="1")
-    process.stop(tmp_path)
+    with served(tmp_path, tiny_model_folder, "1"):
+        pass
     status = StateFolder(tmp_path).status.read()
     assert status is not None and status.phase == "stopped"
-    start(tmp_path, tiny_model_folder, version="2")
-    process.stop(tmp_path)
+    with served(tmp_path, tiny_model_folder, "2"):
+        pass
     assert StateFolder(tmp_path).log_path.read_text().count("loading version 1") == 1
 
 

@@ -3,7 +3,8 @@
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.endpoint import Endpoint
 from serving.rollout import NoLongerWanted, RolloutFailed
 from serving.settings import RolloutSettings
 from serving.state import StateFolder
-from tests.serving.conftest import Client, start
+from tests.faults import stopped
+from tests.serving.conftest import Client, served, start
 from tests.tiny import change_config
 from tests.waiting import WAIT_SECONDS, wait_until
 
@@ -36,42 +37,59 @@ HALT_SECONDS, HALT_ANSWERS = 0.3, 4
 def moving(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
     """An endpoint on version 1; every test leaves it there."""
     folder = tmp_path_factory.mktemp("moving") / "endpoint"
-    yield start(folder, tiny_model_folder, "1", rollout=ROLLOUT)
-    process.stop(folder)
+    with served(folder, tiny_model_folder, rollout=ROLLOUT) as client:
+        yield client
 
 
 @contextmanager
-def load(client: Client, clients: int = CLIENTS) -> Iterator[list[tuple[int, str]]]:
-    """Steady requests from several clients; yields (status, version) of each answer."""
-    answers: list[tuple[int, str]] = []
+def in_threads(*works: Callable[[], None]) -> Iterator[None]:
+    """Each of these again and again, in a thread of its own, while the block runs."""
     over = threading.Event()
 
-    def ask() -> None:
-        # A pause leaves a machine of two cores time to start the other engine.
-        while not over.wait(0.03):
-            answer = client.complete(max_tokens=10)
-            answers.append((answer.status_code, answer.headers.get("x-model-version", "")))
+    def repeat(work: Callable[[], None]) -> None:
+        while not over.is_set():
+            with suppress(OSError):
+                work()
 
-    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
     for thread in threads:
         thread.start()
     try:
-        yield answers
+        yield
     finally:
         over.set()
         for thread in threads:
             thread.join()
 
 
+@contextmanager
+def load(client: Client) -> Iterator[list[tuple[int, str]]]:
+    """Steady requests from several clients; yields (status, version) of each answer."""
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        # A pause leaves a machine of two cores time to start the other engine.
+        time.sleep(0.03)
+        answer = client.complete(max_tokens=10)
+        answers.append((answer.status_code, answer.headers.get("x-model-version", "")))
+
+    with in_threads(*[ask] * CLIENTS):
+        yield answers
+
+
 def new_engine(client: Client, version: str) -> psutil.Process:
     """The engine of a version, once it has traffic."""
-    for _ in range(2_400):
+    found: list[int] = []
+
+    def has_traffic() -> bool:
         status = process.status(client.state_folder)
         for route in status.routes if status else []:
             if route.version == version and route.share > 0 and route.engine_pid:
-                return psutil.Process(route.engine_pid)
-        time.sleep(0.05)
-    raise AssertionError(f"version {version} never got traffic")
+                found.append(route.engine_pid)
+        return bool(found)
+
+    wait_until(has_traffic, told=lambda: f"version {version} never got traffic")
+    return psutil.Process(found[0])
 
 
 def move(client: Client, model: Path, version: str, rollout: RolloutSettings = ROLLOUT) -> Client:
@@ -80,18 +98,8 @@ def move(client: Client, model: Path, version: str, rollout: RolloutSettings = R
 
 def in_background(
     client: Client, model: Path, version: str, rollout: RolloutSettings = ROLLOUT
-) -> tuple[threading.Thread, list]:
-    outcome: list[object] = []
-
-    def work() -> None:
-        try:
-            outcome.append(move(client, model, version, rollout))
-        except UserError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread, outcome
+) -> Future[Client]:
+    return ThreadPoolExecutor(1).submit(move, client, model, version, rollout)
 
 
 def test_rollout_and_rollback_under_load_lose_no_request_and_split_no_batch(
@@ -100,8 +108,8 @@ def test_rollout_and_rollback_under_load_lose_no_request_and_split_no_batch(
     body = {"instances": [f"The valve {n}" for n in range(6)], "parameters": {"max_tokens": 6}}
     expected, batches = {}, []
     with load(moving) as answers:
-        thread, _ = in_background(moving, other_model_folder, "2")
-        while thread.is_alive():
+        moved = in_background(moving, other_model_folder, "2")
+        while not moved.done():
             batches.append(moving.http.post("/predict", json=body))
         expected["2"] = moving.http.post("/predict", json=body).json()
         assert moving.complete(max_tokens=1).headers["x-model-version"] == "2"
@@ -204,11 +212,10 @@ def test_version_that_is_no_longer_wanted_is_not_loaded_to_the_end(
 )
 def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_folder: Path) -> None:
     with load(moving) as answers:
-        thread, outcome = in_background(moving, other_model_folder, "4")
+        moved = in_background(moving, other_model_folder, "4")
         new_engine(moving, "4").kill()
-        thread.join()
-    assert isinstance(outcome[0], RolloutFailed)
-    assert "died" in str(outcome[0]) and "Version 1 still is" in str(outcome[0])
+        with pytest.raises(RolloutFailed, match=r"(?s)died.*Version 1 still is"):
+            moved.result()
     assert {status for status, _ in answers} == {200}
     assert moving.complete(max_tokens=1).headers["x-model-version"] == "1"
 
@@ -225,12 +232,11 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
     (old,) = moving.engine_pids()
     longer = ROLLOUT.model_copy(update={"step_seconds": 2.0})
     with load(moving) as answers:
-        thread, outcome = in_background(moving, other_model_folder, "8", longer)
+        moved = in_background(moving, other_model_folder, "8", longer)
         new_engine(moving, "8").kill()
         psutil.Process(old).kill()
-        thread.join()
+        moved.result()
         move(moving, tiny_model_folder, "1")
-    assert isinstance(outcome[0], Client), outcome
     assert {status for status, _ in answers} == {200}
 
 
@@ -253,46 +259,28 @@ def test_requests_that_nothing_answers_take_no_version_back(
         "request_timeout": 1.0,
         "rollout": RolloutSettings(steps=(0.5,), step_seconds=1.0),
     }
-    client = start(place, slow, "1", **settings)
-    over, statuses = threading.Event(), set()
+    statuses = set()
 
     def ask() -> None:
-        while not over.is_set():
-            asked = client.complete(max_tokens=4_000, ignore_eos=True)
-            statuses.add(asked.status_code)
+        asked = client.complete(max_tokens=4_000, ignore_eos=True)
+        statuses.add(asked.status_code)
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
+    with served(place, slow, "1", **settings) as client, in_threads(*[ask] * 3):
         start(place, slow, "2", **settings)
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-        process.stop(place)
     assert statuses == {504}
 
 
 @contextmanager
 def halting(engine: psutil.Process, seconds: float) -> Iterator[None]:
     """Halt an engine for so long again and again: about one answer in five takes much longer."""
-    over = threading.Event()
 
-    def work() -> None:
-        with suppress(psutil.NoSuchProcess):
-            while not over.wait(seconds):
-                engine.suspend()
-                time.sleep(seconds)
-                engine.resume()
+    def halt() -> None:
+        time.sleep(seconds)
+        with suppress(psutil.NoSuchProcess), stopped(engine.pid):
+            time.sleep(seconds)
 
-    brake = threading.Thread(target=work)
-    brake.start()
-    try:
+    with in_threads(halt):
         yield
-    finally:
-        over.set()
-        brake.join()
 
 
 # Two thousand requests; that it is seen in as many figures, `test_evidence.py` holds.
@@ -311,11 +299,12 @@ def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
         for _ in range(HALT_ANSWERS):
             moving.complete(max_tokens=10)
         halt = max(HALT_SECONDS, time.monotonic() - began)
-        thread, outcome = in_background(moving, other_model_folder, "5", WATCHED)
-        with halting(new_engine(moving, "5"), halt):
-            thread.join()
-    assert isinstance(outcome[0], RolloutFailed)
-    assert "slower than the version before" in str(outcome[0])
+        moved = in_background(moving, other_model_folder, "5", WATCHED)
+        with (
+            halting(new_engine(moving, "5"), halt),
+            pytest.raises(RolloutFailed, match="slower than the version before"),
+        ):
+            moved.result()
     assert {status for status, _ in answers} == {200}
 
 
@@ -328,11 +317,10 @@ def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
 def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
-    thread, outcome = in_background(moving, other_model_folder, "6")
+    moved = in_background(moving, other_model_folder, "6")
     engine = new_engine(moving, "6")
     moving.api_server().kill()
-    thread.join(timeout=WAIT_SECONDS)
-    assert isinstance(outcome[0], Client), outcome
+    moved.result(timeout=WAIT_SECONDS)
     wait_until(lambda: process_started(engine.pid) is None)
     again = move(moving, other_model_folder, "6")
     assert not again.endpoint.changed

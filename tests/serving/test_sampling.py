@@ -1,6 +1,5 @@
 """What transformers draws for requests at the same time that are sampled differently."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from serving.engine.program import Choice, load_model
 from serving.engine.served_model import ServedModel
-from tests.serving.conftest import SETTINGS, generate_request
+from tests.serving.conftest import SETTINGS, generate, generate_request
 
 HOT = {"temperature": 1.5, "max_tokens": 12}
 
@@ -23,16 +22,11 @@ def model(tiny_model_folder: Path) -> ServedModel:
 def ask(model: ServedModel, *requests: dict[str, Any]) -> list[str]:
     """The answers to requests that wait together."""
 
-    async def one(fields: dict[str, Any]) -> str:
-        request = generate_request(prompt="The valve", stream=False, ignore_eos=True, **fields)
-        (chunk,) = [chunk async for chunk in model.generate(request, model.encode(request))]
-        assert chunk.error is None and chunk.completion_tokens == fields["max_tokens"]
-        return chunk.text
-
-    async def every() -> list[str]:
-        return list(await asyncio.gather(*map(one, requests)))
-
-    return asyncio.run(every())
+    common = {"prompt": "The valve", "ignore_eos": True}
+    answers = generate(model, *(generate_request(**common | fields) for fields in requests))
+    counts = [answer.completion_tokens for answer in answers]
+    assert counts == [fields["max_tokens"] for fields in requests]
+    return [answer.text for answer in answers]
 
 
 def test_the_likeliest_token_is_taken_beside_requests_with_a_temperature(

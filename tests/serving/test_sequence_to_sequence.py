@@ -16,12 +16,18 @@ from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.sequence_to_sequence.objective import TargetScorer
 from recipes.sequence_to_sequence.settings import SequenceToSequenceSettings
-from serving import endpoint as process
 from serving.engine.protocol import Chunk
 from serving.engine.transformers_model import TransformersModel
 from tests.example_shards import example_shards
 from tests.recipes.conftest import settings_of, spec_in, train_here
-from tests.serving.conftest import SETTINGS, Client, generate_request, start
+from tests.serving.conftest import (
+    SETTINGS,
+    Client,
+    chunks_of,
+    generate,
+    generate_request,
+    served,
+)
 from tests.tiny import tiny_sequence_to_sequence_model
 from tests.tiny_tasks import TASKS
 
@@ -33,8 +39,8 @@ def summarizer(
     tmp_path_factory: pytest.TempPathFactory, sequence_to_sequence_folder: Path
 ) -> Iterator[Client]:
     state = tmp_path_factory.mktemp("summarizer")
-    yield start(state, sequence_to_sequence_folder)
-    process.stop(state)
+    with served(state, sequence_to_sequence_folder) as client:
+        yield client
 
 
 def by_transformers(folder: Path, prompt: str, tokens: int) -> str:
@@ -68,12 +74,9 @@ def test_answers_of_one_batch_are_the_models_own(
 
 
 def test_answer_is_streamed_and_sampled_as_asked(summarizer: Client) -> None:
-    fields = {"prompt": "The valve", "max_tokens": 12, "stream": True, "temperature": 1.0}
-    # Of what is drawn without it, one in some hundred ends at once.
-    fields["seed"] = 1
-    with summarizer.http.stream("POST", "/v1/completions", json=fields) as answer:
-        lines = [line for line in answer.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]" and len(lines) > 4
+    # Of what is drawn without a seed, one in some hundred ends at once.
+    pieces = summarizer.stream(prompt="The valve", max_tokens=12, temperature=1.0, seed=1)
+    assert len(pieces) > 3
 
 
 def test_vertex_route_and_too_long_prompts(summarizer: Client) -> None:
@@ -99,22 +102,19 @@ def test_beams_are_searched_as_the_model_was_judged(beams_folder: Path) -> None:
     model = TransformersModel(beams_folder, SETTINGS)
     expected = [by_transformers(beams_folder, text, 9) for text in PROMPTS]
 
-    async def ask(text: str, **fields: object) -> list[Chunk]:
+    def ask(text: str, **fields: object) -> list[Chunk]:
         request = generate_request(prompt=text, max_tokens=9, **fields)
-        return [chunk async for chunk in model.generate(request, model.encode(request))]
+        return asyncio.run(chunks_of(model, request))
 
-    async def ask_together() -> list[list[Chunk]]:
-        return await asyncio.gather(*map(ask, PROMPTS))
-
-    # Pieces would be of one beam, and the best is known at the end.
-    answers = [answer for (answer,) in asyncio.run(ask_together())]
+    answers = generate(model, *(generate_request(prompt=text, max_tokens=9) for text in PROMPTS))
     assert [answer.text.rstrip("\ufffd") for answer in answers] == expected
-    (scored,) = asyncio.run(ask(PROMPTS[1], logprobs=True, top=2))
+    # Pieces would be of one beam, and the best is known at the end.
+    (scored,) = ask(PROMPTS[1], logprobs=True, top=2)
     assert scored.text == answers[1].text
     assert len(scored.scores) == scored.completion_tokens
     assert all(one.logprob is not None and one.logprob < 0 for one in scored.scores)
     # What is drawn is drawn, piece by piece.
-    assert len(asyncio.run(ask(PROMPTS[1], temperature=1.0, seed=1, ignore_eos=True))) > 1
+    assert len(ask(PROMPTS[1], temperature=1.0, seed=1, ignore_eos=True)) > 1
 
 
 def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
@@ -140,8 +140,7 @@ def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
 
     rows = [task.examples()[int(document.id)] for document in documents]
     weights = "bf16" if precision() == "bfloat16" else "f32"
-    client = start(tmp_path / "endpoint", folder, weights=weights)
-    try:
+    with served(tmp_path / "endpoint", folder, weights=weights) as client:
         body = {"instances": [row["article"] for row in rows]}
         written = client.http.post("/predict", json=body).json()["predictions"]
         told = client.http.get("/metrics").text
@@ -149,16 +148,14 @@ def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
         body["parameters"] = {"max_tokens": 7}
         body["instances"] = [f"valve gauge: {row['article']}" for row in rows]
         assert client.http.post("/predict", json=body).json()["predictions"] == written
-    finally:
-        process.stop(tmp_path / "endpoint")
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     wanted = [tokenizer.decode(d.target_tokens, skip_special_tokens=True) for d in documents]
-    served = [
+    found = [
         scorer.score(target, text)["rougeL"].fmeasure
         for target, text in zip(wanted, written, strict=True)
     ]
-    assert served == pytest.approx(measured["rougeL"].tolist())
-    assert sum(served) > 0
+    assert found == pytest.approx(measured["rougeL"].tolist())
+    assert sum(found) > 0
     # The model was given what it was judged by, token by token.
     given = sum(len(document.input_tokens) for document in documents)
     assert f'serving_tokens_total{{kind="prompt",version="1"}} {given:.1f}' in told

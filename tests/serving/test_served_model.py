@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import shutil
 import statistics
@@ -20,7 +19,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM
 
-from artifacts.errors import UserError
 from serving.engine.openvino_model import TURNS
 from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
@@ -32,7 +30,7 @@ from serving.engine.served_model import (
     TokenLikelihood,
     TokenTexts,
 )
-from tests.serving.conftest import SETTINGS
+from tests.serving.conftest import SETTINGS, chunks_of, generate
 from tests.serving.test_architectures import write_model
 from tests.tiny import tiny_texts
 from tests.waiting import WAIT_SECONDS
@@ -40,15 +38,6 @@ from tests.waiting import WAIT_SECONDS
 TOKENS = 150
 GROUPS = 100
 PROMPT = "The valve"
-KEY_PROGRAM = """
-import sys
-from pathlib import Path
-from serving.engine.program import conversion_key
-from serving.settings import EndpointSettings
-folder, settings, conversions = sys.argv[1:]
-given = EndpointSettings.model_validate_json(settings)
-print(conversion_key(Path(folder), given, Path(conversions)))
-"""
 Engine = Literal["openvino", "transformers"]
 Loader = Callable[[Path, Engine], ServedModel]
 
@@ -68,20 +57,27 @@ def loaded(conversions: Path) -> Loader:
     return load
 
 
+@pytest.fixture(params=["openvino", "transformers"])
+def model(request: pytest.FixtureRequest, tiny_model_folder: Path, loaded: Loader) -> ServedModel:
+    """The tiny model, by each engine."""
+    return loaded(tiny_model_folder, request.param)
+
+
 def ask(prompt: str | list[int] = PROMPT, **fields: object) -> GenerateRequest:
     plain = {"max_tokens": 12, "max_prompt_tokens": 200, "temperature": 0, "top_p": 1}
     return GenerateRequest.model_validate({"prompt": prompt, **plain, **fields})
 
 
-async def chunks_of(model: ServedModel, request: GenerateRequest) -> list[Chunk]:
-    tokens = model.encode(request)
-    return [chunk async for chunk in model.generate(request, tokens)]
-
-
 def answer(model: ServedModel, request: GenerateRequest) -> Chunk:
-    (whole,) = asyncio.run(chunks_of(model, request.model_copy(update={"stream": False})))
-    assert whole.error is None
+    (whole,) = generate(model, request)
     return whole
+
+
+@torch.no_grad()
+def log_probabilities(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """What transformers gives after each token, shape (tokens, vocabulary)."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return model(tokens[None]).logits[0].log_softmax(-1)
 
 
 def test_an_engine_ends_with_the_thread_that_all_its_answers_come_from() -> None:
@@ -94,40 +90,30 @@ def test_an_engine_ends_with_the_thread_that_all_its_answers_come_from() -> None
     assert ended.returncode == BROKEN_EXIT_CODE and b"SystemExit" in ended.stderr
 
 
-@pytest.mark.parametrize("engine", ["openvino", "transformers"])
 def test_tokens_have_the_log_probabilities_that_transformers_gives_them(
-    engine: Engine, tiny_model_folder: Path, loaded: Loader
+    model: ServedModel, tiny_model_folder: Path
 ) -> None:
-    model = loaded(tiny_model_folder, engine)
     whole = answer(model, ask(logprobs=True, echo=True))
     assert whole.echo == PROMPT and whole.completion_tokens == 12
     reference = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
     prompt = torch.tensor([model.tokenizer.encode(PROMPT)])
-    written = reference.generate(prompt, max_new_tokens=12, do_sample=False)
-    with torch.no_grad():
-        expected = (
-            reference(written).logits[0, :-1].log_softmax(-1).gather(-1, written[0, 1:, None])
-        )
+    (written,) = reference.generate(prompt, max_new_tokens=12, do_sample=False)
+    expected = log_probabilities(tiny_model_folder, written[:-1]).gather(-1, written[1:, None])
     assert whole.scores[0].logprob is None
     found = torch.tensor([score.logprob for score in whole.scores[1:]])
     torch.testing.assert_close(found, expected[:, 0], atol=1e-4, rtol=0)
-    assert "".join(score.token for score in whole.scores) == model.tokenizer.decode(
-        written[0].tolist()
-    )
+    text = model.tokenizer.decode(written.tolist())
+    assert "".join(score.token for score in whole.scores) == text
     assert not any(score.top for score in whole.scores), "nobody asked"
 
 
 @pytest.mark.parametrize("new", [0, 1])
-@pytest.mark.parametrize("engine", ["openvino", "transformers"])
 def test_places_of_a_prompt_have_their_most_likely_tokens(
-    engine: Engine, new: int, tiny_model_folder: Path, loaded: Loader
+    model: ServedModel, new: int, tiny_model_folder: Path
 ) -> None:
-    model = loaded(tiny_model_folder, engine)
     prompt = model.tokenizer.encode(" ".join(tiny_texts(3)))[:140]
     found = answer(model, ask(prompt, max_tokens=new, logprobs=True, echo=True, top=3)).scores
-    reference = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
-    with torch.no_grad():
-        logprobs = reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    logprobs = log_probabilities(tiny_model_folder, torch.tensor(prompt))
     expected, tops = (part[: len(prompt) - 1 + new] for part in logprobs.topk(3))
     assert found[0].logprob is None and not found[0].top
     likely = [score.top for score in found[1:]]
@@ -138,11 +124,7 @@ def test_places_of_a_prompt_have_their_most_likely_tokens(
     torch.testing.assert_close(told, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("engine", ["openvino", "transformers"])
-def test_what_is_drawn_has_its_own_and_the_likeliest_tokens(
-    engine: Engine, tiny_model_folder: Path, loaded: Loader
-) -> None:
-    model = loaded(tiny_model_folder, engine)
+def test_what_is_drawn_has_its_own_and_the_likeliest_tokens(model: ServedModel) -> None:
     hot = ask(temperature=1.5, seed=3, logprobs=True, top=2, ignore_eos=True)
     whole = answer(model, hot)
     assert len(whole.scores) == whole.completion_tokens == 12
@@ -168,13 +150,11 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["openvino", "transformers"])
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
 def test_tokens_together_are_the_text_and_each_name_is_one_tokens(
-    engine: Engine, script: str, tiny_model_folder: Path, loaded: Loader
+    model: ServedModel, text: str
 ) -> None:
     """The tiny tokenizer spreads every character that is not ASCII over several tokens."""
-    model, text = loaded(tiny_model_folder, engine), SCRIPTS[script]
     whole = answer(model, ask(text, max_tokens=0, logprobs=True, echo=True, top=5))
     assert whole.echo == "".join(score.token for score in whole.scores) == text
     assert b"".join(bytes(score.bytes) for score in whole.scores) == text.encode()
@@ -203,11 +183,7 @@ def test_tokens_are_the_text_where_the_tokenizer_adds_to_it(begins: str) -> None
     assert told[-1].bytes == [0xA2] and told[-1].offset == len(text) - 1
 
 
-@pytest.mark.parametrize("engine", ["openvino", "transformers"])
-def test_prompt_of_tokens_alone_is_scored_and_nothing_written(
-    engine: Engine, tiny_model_folder: Path, loaded: Loader
-) -> None:
-    model = loaded(tiny_model_folder, engine)
+def test_prompt_of_tokens_alone_is_scored_and_nothing_written(model: ServedModel) -> None:
     text = answer(model, ask(max_tokens=0, logprobs=True, echo=True))
     tokens = model.tokenizer.encode(PROMPT)
     same = answer(model, ask(tokens, max_tokens=0, logprobs=True, echo=True))
@@ -217,18 +193,10 @@ def test_prompt_of_tokens_alone_is_scored_and_nothing_written(
         model.encode(ask([model.tokenizer.backend.get_vocab_size()]))
 
 
-@pytest.mark.parametrize("engine", ["openvino", "transformers"])
-def test_requests_of_one_batch_are_answered_as_if_alone(
-    engine: Engine, tiny_model_folder: Path, loaded: Loader
-) -> None:
-    model = loaded(tiny_model_folder, engine)
-    requests = [ask("Each gauge " * n, max_tokens=4 + n, stream=False) for n in range(1, 7)]
-
-    async def together() -> list[list[Chunk]]:
-        return await asyncio.gather(*(chunks_of(model, request) for request in requests))
-
+def test_requests_of_one_batch_are_answered_as_if_alone(model: ServedModel) -> None:
+    requests = [ask("Each gauge " * n, max_tokens=4 + n) for n in range(1, 7)]
     alone = [answer(model, request) for request in requests]
-    assert [chunks[-1] for chunks in asyncio.run(together())] == alone
+    assert generate(model, *requests) == alone
     assert [one.completion_tokens for one in alone] == [5, 6, 7, 8, 9, 10]
 
 
@@ -340,73 +308,8 @@ def test_a_text_that_predicts_from_every_position_is_scored(
     tokens = [5 + number % 90 for number in range(most + 1)]
     scored = ask(tokens, max_tokens=0, max_prompt_tokens=most + 1, echo=True, logprobs=True)
     scores = answer(model, scored).scores
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path / architecture)
-    with torch.no_grad():
-        logprobs = reference(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+    logprobs = log_probabilities(tmp_path / architecture, torch.tensor(tokens[:-1]))
     expected = logprobs.gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
     assert [one.logprob for one in scores[1:]] == pytest.approx(expected, abs=1e-3)
     with pytest.raises(Refused, match=f"at most {most + 1} fit"):
         model.encode(scored.model_copy(update={"prompt": [*tokens, 5], "max_prompt_tokens": 9_999}))
-
-
-def test_engine_is_named_with_its_reason(
-    tiny_model_folder: Path, sequence_to_sequence_folder: Path, conversions: Path, tmp_path: Path
-) -> None:
-    def choose(folder: Path, **changes: object) -> str:
-        return choose_engine(folder, SETTINGS.model_copy(update=changes), conversions).reason
-
-    assert choose(tiny_model_folder) == "openvino"
-    assert choose(tiny_model_folder, engine="transformers") == "transformers"
-    assert "encoder-decoder" in choose(sequence_to_sequence_folder)
-    with pytest.raises(UserError, match=r"endpoint\.engine.*encoder-decoder"):
-        choose(sequence_to_sequence_folder, engine="openvino")
-    with pytest.raises(UserError, match=r"`endpoint\.weights` is int8.*encoder-decoder.*Set bf16"):
-        choose(sequence_to_sequence_folder, weights="int8")
-    windowed = shutil.copytree(tiny_model_folder, tmp_path / "windowed")
-    config = json.loads((windowed / "config.json").read_text()) | {"sliding_window": 64}
-    (windowed / "config.json").write_text(json.dumps(config))
-    assert "sees 64 tokens back" in choose(windowed)
-
-
-def test_format_of_weights_that_the_engine_lacks_is_refused(
-    tiny_model_folder: Path, conversions: Path
-) -> None:
-    settings = SETTINGS.model_copy(update={"engine": "transformers", "weights": "int4"})
-    with pytest.raises(UserError, match=r"int4, which openvino alone has.*is transformers.*bf16"):
-        choose_engine(tiny_model_folder, settings, conversions)
-
-
-def test_what_another_version_of_the_engine_converted_is_not_taken(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    newer = tmp_path / "packages" / "openvino-9999.dist-info"
-    newer.mkdir(parents=True)
-    (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: openvino\nVersion: 9999\n")
-
-    def key(packages: str) -> str:
-        """In a process that finds these packages before those of the environment."""
-        arguments = (str(tiny_model_folder), SETTINGS.model_dump_json(), str(tmp_path))
-        return subprocess.run(
-            [sys.executable, "-c", KEY_PROGRAM, *arguments],
-            env=os.environ | {"PYTHONPATH": packages},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    assert key("") != key(str(newer.parent))
-
-
-def test_conversion_is_made_once_and_again_when_it_is_damaged(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    first = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    made = sorted(file.stat().st_ino for file in tmp_path.glob("*/*"))
-    again = choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    assert sorted(file.stat().st_ino for file in tmp_path.glob("*/*")) == made
-    assert first.converted is not None and first.converted == again.converted
-    files = {file.name: file.read_bytes() for file in first.converted.iterdir()}
-    weights = first.converted / "openvino_model.bin"
-    weights.write_bytes(files[weights.name][:-1] + b"\x00")
-    assert choose_engine(tiny_model_folder, SETTINGS, tmp_path) == first
-    assert {file.name: file.read_bytes() for file in first.converted.iterdir()} == files

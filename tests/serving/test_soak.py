@@ -6,11 +6,10 @@
 import json
 import os
 import random
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.logs import MAX_BYTES, before
 from serving.settings import RolloutSettings
-from tests.serving.conftest import Client, start
-from tests.serving.test_admission import connect
+from tests.serving.conftest import HEAD, Client, raw_request, served, start
 from tests.serving.test_openai_engine import BY_COMMAND
-from tests.serving.test_rollout import load
+from tests.serving.test_rollout import in_threads, load
 from tests.waiting import wait_until
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
@@ -40,8 +38,6 @@ SETTINGS = {
     "request_timeout": 60.0,
     "rollout": RolloutSettings(steps=(0.2, 0.6), step_seconds=2.0, min_requests=20),
 }
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-LONG = json.dumps({"prompt": "The valve", "max_tokens": 150}).encode()
 RUDE_PAUSE = 0.25
 
 
@@ -68,12 +64,12 @@ def ask(client: Client, number: int) -> tuple[int, float]:
 def silent(client: Client, generator: random.Random) -> None:
     with ExitStack() as held:
         for _ in range(10):
-            held.enter_context(connect(client))
+            held.enter_context(client.connect())
         time.sleep(2)
 
 
 def slow(client: Client, generator: random.Random) -> None:
-    with connect(client) as connection, suppress(OSError):
+    with client.connect() as connection, suppress(OSError):
         sent = HEAD + b"Content-Length: 50\r\n\r\n{"
         for byte in sent if generator.random() < 0.5 else HEAD:
             connection.sendall(bytes([byte]))
@@ -81,9 +77,8 @@ def slow(client: Client, generator: random.Random) -> None:
 
 
 def vanishing(client: Client, generator: random.Random) -> None:
-    body = LONG if generator.random() < 0.5 else LONG[:-1] + b', "stream": true}'
-    with connect(client) as connection:
-        connection.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    with client.connect() as connection:
+        connection.sendall(raw_request(stream=generator.random() < 0.5))
         time.sleep(generator.random() / 4)
 
 
@@ -97,31 +92,10 @@ def malformed(client: Client, generator: random.Random) -> None:
             b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n",
         ]
     )
-    with connect(client) as connection, suppress(OSError):
+    with client.connect() as connection, suppress(OSError):
         connection.sendall(content)
         connection.settimeout(5)
         connection.recv(4096)
-
-
-@contextmanager
-def in_threads(*works: Callable[[], None]) -> Iterator[None]:
-    """Each of these again and again, in a thread of its own, while the block runs."""
-    over = threading.Event()
-
-    def repeat(work: Callable[[], None]) -> None:
-        while not over.is_set():
-            with suppress(OSError):
-                work()
-
-    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 def good(client: Client, answers: list[tuple[int, float]]) -> list[Callable[[], None]]:
@@ -184,8 +158,7 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
     tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path
 ) -> None:
     folder = tmp_path / "endpoint"
-    client = start(folder, tiny_model_folder, "1", **SETTINGS)
-    try:
+    with served(folder, tiny_model_folder, "1", **SETTINGS) as client:
         quiet: list[tuple[int, float]] = []
         with in_threads(*good(client, quiet)):
             time.sleep(SECONDS * QUIET_SHARE)
@@ -219,8 +192,6 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
         assert (told["engine_ended"], told["engine_restarted"]) == (2, 2)
         assert told["api_server_ended"] == 0
         assert "serving_requests_in_flight 0" in client.http.get("/metrics").text
-    finally:
-        process.stop(folder)
 
 
 @pytest.mark.soak
@@ -231,8 +202,7 @@ def test_model_changes_lose_no_request(
     folder, models = tmp_path / "endpoint", (tiny_model_folder, other_model_folder)
     rollout = RolloutSettings(steps=(0.5,), step_seconds=0.5, min_requests=20)
     settings = {"engine": engine, "rollout": rollout, "request_timeout": 60.0}
-    client = start(folder, models[0], "0", **settings)
-    try:
+    with served(folder, models[0], "0", **settings) as client:
         server = client.api_server()
         with load(client) as answers:
             for number in range(1, CHANGES + 1):
@@ -245,5 +215,3 @@ def test_model_changes_lose_no_request(
         assert client.api_server().pid == server.pid
         assert server.memory_info().rss - memory < 50_000_000
         assert answers[-1] == (200, str(CHANGES)) and len(client.engine_pids()) == 1
-    finally:
-        process.stop(folder)

@@ -14,8 +14,8 @@ from artifacts.leases import process_started
 from serving import endpoint as process
 from serving import logs
 from serving.logs import append, before
-from tests.serving.conftest import Client, start
-from tests.serving.test_admission import PROMISED_SECONDS, connect
+from tests.serving.conftest import HEAD, Client, served, start
+from tests.serving.test_admission import PROMISED_SECONDS
 from tests.waiting import wait_until
 
 SILENCE = 4.0
@@ -25,8 +25,8 @@ SILENCE = 4.0
 def kept(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
     """An endpoint whose parts are killed and stopped; each test leaves it serving."""
     folder = tmp_path_factory.mktemp("kept") / "endpoint"
-    yield start(folder, tiny_model_folder, engine_timeout=SILENCE)
-    process.stop(folder)
+    with served(folder, tiny_model_folder, engine_timeout=SILENCE) as client:
+        yield client
 
 
 def log_of(client: Client, event: str) -> list[dict[str, object]]:
@@ -55,8 +55,7 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     still.suspend()
     wait_until(lambda: process_started(still.pid) is None)
     # Nobody listens just now, and the connection is taken all the same.
-    with connect(kept) as waiting:
-        waiting.settimeout(60)
+    with kept.connect() as waiting:
         waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert waiting.recv(4096).startswith(b"HTTP/1.1 503 "), "no engine is there yet: the truth"
     wait_until(lambda: healthy(kept))
@@ -116,11 +115,8 @@ def test_an_endpoint_whose_store_was_removed_ends(tmp_path: Path, tiny_model_fol
 def test_a_broken_chunked_body_is_the_clients_fault_and_no_traceback(
     kept: Client, body: bytes
 ) -> None:
-    with connect(kept) as broken:
-        broken.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + body
-        )
+    with kept.connect() as broken:
+        broken.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body)
         broken.shutdown(socket.SHUT_WR)
         broken.recv(4096)
     assert kept.complete(max_tokens=1).status_code == 200

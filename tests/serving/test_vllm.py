@@ -3,7 +3,6 @@
 `python -m tests.serving.test_vllm` writes the table of its architectures into the docs.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -19,10 +18,9 @@ from serving import endpoint as process
 from serving.settings import OpenAIEngine
 from tests.needs import needs, vllm
 from tests.serving import test_architectures as architectures
-from tests.serving.conftest import Client
+from tests.serving.conftest import Client, pieces_of
 from tests.serving.test_comparison import desired, judge
-from tests.serving.test_container import container, is_healthy
-from tests.stand_ins.processes import free_port
+from tests.serving.test_container import is_healthy, running
 from tests.tiny import tiny_base_model, train_tiny_model
 from tests.waiting import wait_until
 
@@ -63,15 +61,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[httpx.Client]:
-    log, port = tmp_path_factory.mktemp("container") / "log", free_port()
-    started = container(model, port, log, *COMMAND, "{context}")
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+    log = tmp_path_factory.mktemp("container") / "log"
+    with running(model, log, *COMMAND, "{context}") as (started, client):
+        client.timeout = 120
         wait_until(lambda: is_healthy(client) or started.poll() is not None, LOAD_SECONDS)
         assert started.poll() is None, log.read_text()
         yield client
-    processes = psutil.Process(started.pid).children(recursive=True)
-    started.terminate()
-    assert started.wait(60) == 0, log.read_text()
+        processes = psutil.Process(started.pid).children(recursive=True)
     wait_until(lambda: not any(one.is_running() for one in processes))
 
 
@@ -87,12 +83,9 @@ def test_predict_raw_predict_and_streams_say_the_same(served: httpx.Client) -> N
     answer = served.post("/answer", json=asked | {"parameters": {"max_tokens": 8}})
     assert answer.json() == {"predictions": [text, text]}
     assert answer.headers["x-model-version"] == "7"
-    body, pieces = {"prompt": "The valve", "max_tokens": 8, "stream": True}, ""
+    body = {"prompt": "The valve", "max_tokens": 8, "stream": True}
     with served.stream("POST", "/answer", json=body) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                pieces += json.loads(line[6:])["choices"][0]["text"]
-    assert pieces == text
+        assert text == "".join(piece["choices"][0]["text"] for piece in pieces_of(stream))
 
 
 def test_a_chat_has_the_models_template(served: httpx.Client) -> None:
@@ -124,11 +117,10 @@ def test_a_killed_engine_is_started_again_and_the_stream_completed(served: httpx
     body = {"prompt": "The valve", "max_tokens": 200, "ignore_eos": True, "stream": True}
     text = ""
     with served.stream("POST", "/answer", json=body, timeout=LOAD_SECONDS) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                if not text:
-                    kill_vllm(os.getpid())
-                text += json.loads(line[6:])["choices"][0]["text"]
+        for piece in pieces_of(stream):
+            if not text:
+                kill_vllm(os.getpid())
+            text += piece["choices"][0]["text"]
     assert text == whole
     wait_until(lambda: is_healthy(served), LOAD_SECONDS)
 
