@@ -5,28 +5,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving.journal import find_entries, is_answer
 from tests.serving.conftest import Client
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def greedy(tiny_model_folder: Path):
-    """transformers' own greedy continuation."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
-
-    def complete(prompt: str, tokens: int) -> str:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        written = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
-        return tokenizer.decode(
-            written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-        )
-
-    return complete
 
 
 def test_openvino_serves_without_torch_in_memory(client: Client) -> None:
@@ -57,10 +40,17 @@ def test_health_names_the_version_that_serves(client: Client) -> None:
     ]
 
 
-def test_completion_continues_raw_text_as_the_model_itself_does(client: Client, greedy) -> None:
+def test_completion_continues_raw_text_as_the_model_itself_does(
+    client: Client, tiny_model_folder: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    prompt = tokenizer("The valve opens", return_tensors="pt")
+    (written,) = model.generate(**prompt, max_new_tokens=12, do_sample=False)
     answer = client.complete("The valve opens", max_tokens=12)
     assert answer.status_code == 200
-    assert answer.json()["choices"][0]["text"] == greedy("The valve opens", 12)
+    expected = tokenizer.decode(written[len(prompt["input_ids"][0]) :], skip_special_tokens=True)
+    assert answer.json()["choices"][0]["text"] == expected
     assert answer.json()["usage"]["completion_tokens"] == 12
     assert answer.headers["x-model-version"] == "1"
     assert answer.headers["x-model-fingerprint"] == "fingerprint-1"
@@ -68,16 +58,8 @@ def test_completion_continues_raw_text_as_the_model_itself_does(client: Client, 
 
 def test_stream_adds_up_to_the_whole_answer(client: Client) -> None:
     whole = client.complete(max_tokens=16).json()["choices"][0]["text"]
-    pieces = []
-    with client.http.stream(
-        "POST",
-        "/v1/completions",
-        json={"prompt": "The valve", "max_tokens": 16, "stream": True},
-    ) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        for line in answer.iter_lines():
-            if line and line != "data: [DONE]":
-                pieces.append(json.loads(line.removeprefix("data: "))["choices"][0])
+    streamed = client.stream(prompt="The valve", max_tokens=16)
+    pieces = [piece["choices"][0] for piece in streamed]
     assert "".join(piece["text"] for piece in pieces) == whole
     assert pieces[-1]["finish_reason"] == "length"
 
@@ -126,26 +108,6 @@ def test_a_client_that_gives_two_requests_one_id_finds_each_answer(client: Clien
         assert answer.json()["id"] == f"cmpl-{name}"
 
 
-@pytest.mark.parametrize(
-    ("fields", "place"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"prompt": {}}, "prompt"),
-        ({"prompt": ["a"] * 33}, "prompt"),
-        ({"prompt": "a", "stop": ["a"] * 5}, "stop"),
-        ({}, "prompt"),
-        ({"prompt": [["a"]]}, "prompt.0.0"),
-    ],
-)
-def test_a_fault_is_told_by_its_place_in_the_body(
-    client: Client, fields: dict[str, object], place: str
-) -> None:
-    error = client.http.post("/v1/completions", json=fields).json()["error"]
-    places = {part.split(": ")[0] for part in error["message"].split(". ")}
-    assert place in places and not any("[" in one or "str" in one for one in places)
-    assert "function" not in error["message"] and "0x" not in error["message"]
-
-
 def test_refusal_names_its_request(client: Client) -> None:
     refused = client.complete(temperature=-1)
     assert refused.status_code == 400 and len(refused.headers["x-request-id"]) == 32
@@ -191,17 +153,9 @@ def test_text_ends_before_a_stop_string(client: Client) -> None:
     [
         (b"{", 400, "not JSON"),
         (b"[" * 100_000, 400, "not JSON"),
-        (b"[]", 400, "body"),
-        (b"{}", 400, "prompt"),
         (b'{"prompt": ""}', 400, "empty"),
-        (b'{"prompt": 3}', 400, "prompt"),
-        (b'{"prompt": "a", "max_tokens": "5"}', 400, "max_tokens"),
         (b'{"prompt": "a", "max_tokens": 10000}', 400, "at most 150"),
-        (b'{"prompt": "a", "max_tokens": 0}', 400, "echo"),
-        (b'{"prompt": "a", "temperature": -1}', 400, "temperature"),
         (b'{"prompt": "a", "temperature": NaN}', 400, "temperature"),
-        (b'{"prompt": "a", "top_p": 0}', 400, "top_p"),
-        (b'{"prompt": "a", "logprobs": 6}', 400, "logprobs"),
         (b'{"prompt": "a", "model": "gpt-4"}', 404, "gpt-4"),
         (json.dumps({"prompt": "valve " * 200}).encode(), 400, "at most"),
         (json.dumps({"prompt": "x" * 1_000_000}).encode(), 413, "larger"),
@@ -220,22 +174,17 @@ def test_bad_request_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "names"),
+    ("body", "names"),
     [
-        ("/predict", {"instances": []}, "instances"),
-        ("/predict", {"instances": ["a"] * 33}, "instances"),
-        ("/predict", {"instances": ["a", ""]}, "empty"),
-        ("/predict", {"instances": ["a"], "parameters": {"max_tokens": 10_000}}, "at most 150"),
-        ("/predict", {"instances": ["a"], "parameters": {"speed": 2}}, "speed"),
-        ("/v1/chat/completions", {"messages": []}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "king", "content": "a"}]}, "role"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 3}]}, "content"),
+        ({"instances": ["a", ""]}, "empty"),
+        ({"instances": ["a"], "parameters": {"max_tokens": 10_000}}, "at most 150"),
+        ({"instances": ["a"], "parameters": {"speed": 2}}, "speed"),
     ],
 )
-def test_bad_instances_and_messages_are_refused_with_their_reason(
-    client: Client, path: str, body: object, names: str
+def test_bad_instances_are_refused_with_their_reason(
+    client: Client, body: object, names: str
 ) -> None:
-    answer = client.http.post(path, json=body)
+    answer = client.http.post("/predict", json=body)
     assert answer.status_code == 400
     assert names in answer.json()["error"]["message"]
 

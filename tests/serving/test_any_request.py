@@ -21,6 +21,7 @@ ROUTES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/predict": PredictRequest,
 }
+USER = {"role": "user", "content": "a"}
 MOST_SECONDS = 10
 """Until any answer."""
 HALF_PLANE = 0x8000
@@ -183,22 +184,14 @@ def test_a_preflight_that_is_not_allowed_is_refused_in_openais_shape(
     assert answer.json()["error"]["code"] == "forbidden_origin"
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "told"),
-    [
-        (CompletionRequest, {"prompt": ["a", "b"], "stream": True}, "A stream takes one prompt."),
-        (
-            CompletionRequest,
-            {"prompt": "a", "max_tokens": 0},
-            "max_tokens may be 0 only with echo.",
-        ),
-        (
-            ChatRequest,
-            {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 1},
-            "top_logprobs requires logprobs.",
-        ),
-    ],
-)
+TOGETHER: list[tuple[type[BaseModel], Any, str]] = [
+    (CompletionRequest, {"prompt": ["a", "b"], "stream": True}, "A stream takes one prompt."),
+    (CompletionRequest, {"prompt": "a", "max_tokens": 0}, "max_tokens may be 0 only with echo."),
+    (ChatRequest, {"messages": [USER], "top_logprobs": 1}, "top_logprobs requires logprobs."),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "told"), TOGETHER)
 def test_what_is_wrong_with_fields_together_is_a_sentence(
     kind: type[BaseModel], body: dict[str, Any], told: str
 ) -> None:
@@ -207,46 +200,50 @@ def test_what_is_wrong_with_fields_together_is_a_sentence(
     assert refused.value.body["error"]["message"] == told
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "told"),
-    [
-        (CompletionRequest, {"prompt": None}, "prompt: is required."),
-        (CompletionRequest, {"prompt": []}, "prompt: must not be empty."),
-        (CompletionRequest, {"prompt": [[]]}, "prompt.0: must not be empty."),
-        (
-            CompletionRequest,
-            {"prompt": ["a"] * 33},
-            "prompt: at most 32 are allowed, and 33 were sent.",
-        ),
-        (
-            CompletionRequest,
-            {"prompt": [[1]] * 33},
-            "prompt: at most 32 are allowed, and 33 were sent.",
-        ),
-        (CompletionRequest, {"prompt": ["a", 1]}, "prompt.1: must be a valid string."),
-        (CompletionRequest, {"prompt": [1, "a"]}, "prompt.1: must be a valid integer."),
-        (CompletionRequest, {"prompt": [[1], "a"]}, "prompt.1: must be an array."),
-        (CompletionRequest, {"prompt": "a", "stop": [""]}, "stop.0: must not be empty."),
-        (
-            CompletionRequest,
-            {"prompt": "a", "stop": "x" * 257},
-            "stop: must have at most 256 characters.",
-        ),
-        (CompletionRequest, [], "body: must be an object."),
-        (
-            ChatRequest,
-            {"messages": [{"role": "user", "content": None}]},
-            "messages.0.content: is required.",
-        ),
-        (
-            ChatRequest,
-            {"messages": [{"role": "user", "content": ["a"]}]},
-            "messages.0.content.0: must be an object.",
-        ),
-        (ChatRequest, {"messages": []}, "messages: must not be empty."),
-        (ChatRequest, {"messages": {}}, "messages: must be an array."),
-        (PredictRequest, {"instances": [{"prompt": None}]}, "instances.0.prompt: is required."),
+FAULTS: dict[type[BaseModel], list[tuple[Any, str]]] = {
+    CompletionRequest: [
+        ([], "body: must be an object."),
+        ({}, "prompt: is required."),
+        ({"prompt": None}, "prompt: is required."),
+        ({"prompt": 3}, "prompt: must be a valid string."),
+        ({"prompt": {}}, "prompt: must be a valid string."),
+        ({"prompt": []}, "prompt: must not be empty."),
+        ({"prompt": [[]]}, "prompt.0: must not be empty."),
+        ({"prompt": ["a"] * 33}, "prompt: at most 32 are allowed, and 33 were sent."),
+        ({"prompt": [[1]] * 33}, "prompt: at most 32 are allowed, and 33 were sent."),
+        ({"prompt": ["a", 1]}, "prompt.1: must be a valid string."),
+        ({"prompt": [1, "a"]}, "prompt.1: must be a valid integer."),
+        ({"prompt": [[1], "a"]}, "prompt.1: must be an array."),
+        ({"prompt": [["a"]]}, "prompt.0.0: must be a valid integer."),
+        ({"prompt": "a", "stop": [""]}, "stop.0: must not be empty."),
+        ({"prompt": "a", "stop": ["a"] * 5}, "stop: at most 4 are allowed, and 5 were sent."),
+        ({"prompt": "a", "stop": "x" * 257}, "stop: must have at most 256 characters."),
+        ({"prompt": "a", "max_tokens": "5"}, "max_tokens: must be a valid integer."),
+        ({"prompt": "a", "temperature": -1}, "temperature: must be greater than or equal to 0."),
+        ({"prompt": "a", "top_p": 0}, "top_p: must be greater than 0."),
+        ({"prompt": "a", "logprobs": 6}, "logprobs: must be less than or equal to 5."),
     ],
+    ChatRequest: [
+        ({"messages": [USER | {"content": None}]}, "messages.0.content: is required."),
+        ({"messages": [USER | {"content": 3}]}, "messages.0.content: must be a valid string."),
+        ({"messages": [USER | {"content": ["a"]}]}, "messages.0.content.0: must be an object."),
+        (
+            {"messages": [USER | {"role": "king"}]},
+            "messages.0.role: must be 'system', 'developer', 'user' or 'assistant'.",
+        ),
+        ({"messages": []}, "messages: must not be empty."),
+        ({"messages": {}}, "messages: must be an array."),
+    ],
+    PredictRequest: [
+        ({"instances": []}, "instances: must not be empty."),
+        ({"instances": ["a"] * 33}, "instances: at most 32 are allowed, and 33 were sent."),
+        ({"instances": [{"prompt": None}]}, "instances.0.prompt: is required."),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"), [(kind, *fault) for kind in FAULTS for fault in FAULTS[kind]]
 )
 def test_a_fault_is_told_once_and_in_words_of_json(
     kind: type[BaseModel], body: Any, told: str
