@@ -33,6 +33,7 @@ class DataprocBatches(service.RemoteService):
         addresses="Batches need no external addresses: name a `subnetwork` with private access to "
         "Google's APIs.",
     )
+    collection = "batches"
     key_filter = 'labels.{label} = "{key}"'
     page = "dataproc/batches/{region}/{job}"
     log_filter = 'resource.type="cloud_dataproc_batch" resource.labels.batch_id="{job}"'
@@ -47,20 +48,13 @@ class DataprocBatches(service.RemoteService):
     def list_all(self, request: Mapping[str, str]) -> Iterable["Batch"]:
         return self._client.list_batches(request, timeout=service.CALL_SECONDS)
 
-    def create(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    def submit(
+        self, short: str, labels: Mapping[str, str], session: PipesSession
     ) -> service.RemoteJob:
-        from google.api_core.exceptions import AlreadyExists
-
-        batch_id = service.attempt_name(key, attempt)
-        name = f"{self._parent}/batches/{batch_id}"
         batch = self._enrich(labels, session)
-        request = {"parent": self._parent, "batch": batch, "batch_id": batch_id}
-        try:
-            self._client.create_batch(request, timeout=service.CALL_SECONDS)
-        except AlreadyExists as error:
-            raise service.AlreadyThere(self.get(name)) from error
-        return self.get(name)
+        request = {"parent": self._parent, "batch": batch, "batch_id": short}
+        self._client.create_batch(request, timeout=service.CALL_SECONDS)
+        return self.get(self.full_name(short))
 
     def get(self, name: str) -> service.RemoteJob:
         return self.describe(self._client.get_batch(name=name, timeout=service.CALL_SECONDS))

@@ -47,6 +47,7 @@ class BatchJobs(service.RemoteService):
         "(`subnetwork`) with private access to Google's APIs.",
         flex_start=True,
     )
+    collection = "jobs"
     key_filter = "labels.{label}={key}"
     page = "batch/jobsDetail/regions/{region}/jobs/{job}/details"
     log_filter = 'log_id("batch_task_logs") labels.task_group_name:"/jobs/{job}/"'
@@ -61,17 +62,11 @@ class BatchJobs(service.RemoteService):
     def list_all(self, request: Mapping[str, str]) -> Iterable["Job"]:
         return self._client.list_jobs(request, timeout=service.CALL_SECONDS)
 
-    def create(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    def submit(
+        self, short: str, labels: Mapping[str, str], session: PipesSession
     ) -> service.RemoteJob:
-        from google.api_core.exceptions import AlreadyExists
-
-        job_id = service.attempt_name(key, attempt)
-        request = {"parent": self._parent, "job_id": job_id, "job": self._enrich(labels, session)}
-        try:
-            return self.describe(self._client.create_job(request, timeout=service.CALL_SECONDS))
-        except AlreadyExists as error:
-            raise service.AlreadyThere(self.get(f"{self._parent}/jobs/{job_id}")) from error
+        request = {"parent": self._parent, "job_id": short, "job": self._enrich(labels, session)}
+        return self.describe(self._client.create_job(request, timeout=service.CALL_SECONDS))
 
     def get(self, name: str) -> service.RemoteJob:
         from google.api_core.exceptions import NotFound

@@ -122,29 +122,23 @@ class RemoteRun:
                 message.
         """
         with self._signals:
-            return self._run(context_injector, extras)
-
-    def _run(
-        self, context_injector: dg.PipesContextInjector, extras: dict[str, Any] | None
-    ) -> dg.PipesClientCompletedInvocation:
-        self._guard("reading the messages' bucket", self.reader.check_readable)
-        with dg.open_pipes_session(
-            context=self.context,
-            message_reader=self.reader,
-            context_injector=context_injector,
-            extras=extras,
-        ) as session:
-            self.session = session
-            try:
-                self._adopt_or_submit()
-                while not self._follow_to_end():
-                    self._submit_again()
-            except BaseException as error:
-                # An interruption; after a fault the job goes on, to be found again.
-                if not isinstance(error, Exception) and self.forward_termination:
-                    self._cancel()
-                raise
-            return dg.PipesClientCompletedInvocation(session, metadata=self._metadata())
+            self._guard("reading the messages' bucket", self.reader.check_readable)
+            with dg.open_pipes_session(
+                context=self.context,
+                message_reader=self.reader,
+                context_injector=context_injector,
+                extras=extras,
+            ) as self.session:
+                try:
+                    self._adopt_or_submit()
+                    while not self._follow_to_end():
+                        self._submit_again()
+                except BaseException as error:
+                    # An interruption; after a fault the job goes on, to be found again.
+                    if not isinstance(error, Exception) and self.forward_termination:
+                        self._cancel()
+                    raise
+                return dg.PipesClientCompletedInvocation(self.session, metadata=self._metadata())
 
     def _guard(self, doing: str, function: Callable[[], Any]) -> Any:
         """Call Google with retries; what fails for good becomes a failure that says what to do."""
@@ -361,11 +355,10 @@ class RemoteRun:
 
     def _metadata(self) -> dict[str, Any]:
         assert self.job is not None
+        links = self.service.links(self.job.name).items()
         return {
             "job": self.job.name,
-            **{
-                k: dg.MetadataValue.url(url) for k, url in self.service.links(self.job.name).items()
-            },
+            **{name: dg.MetadataValue.url(url) for name, url in links},
             "adopted": self.adopted,
             "restarts": self.restarts.total,
         }

@@ -35,11 +35,6 @@ def external_key(name: str, fingerprint: str) -> str:
     return f"{readable[:room].strip('-')}-{fingerprint}"
 
 
-def attempt_name(key: str, attempt: int) -> str:
-    """The key itself for the first attempt, `key-2` for the second, and so on."""
-    return key if attempt == 1 else f"{key}-{attempt}"
-
-
 def as_labels(values: Mapping[str, str]) -> dict[str, str]:
     """Google labels: lower-case letters, digits, `_` and `-`, keys beginning with a letter."""
     labels = {}
@@ -197,6 +192,8 @@ class RemoteService(ABC):
     """
 
     kind: ClassVar[JobService]
+    collection: ClassVar[str]
+    """What comes before a job's short name in its resource name."""
     key_filter: ClassVar[str]
     """Of its list, by label and key; each service has its own grammar."""
     page: ClassVar[str]
@@ -237,11 +234,25 @@ class RemoteService(ABC):
             request["filter"] = self.key_filter.format(label=KEY_LABEL, key=key)
         return [self.describe(job) for job in self.list_all(request) if KEY_LABEL in job.labels]
 
-    @abstractmethod
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
     ) -> RemoteJob:
         """Submit the job; raises AlreadyThere where its name is taken."""
+        from google.api_core.exceptions import AlreadyExists
+
+        short = key if attempt == 1 else f"{key}-{attempt}"
+        try:
+            return self.submit(short, labels, session)
+        except AlreadyExists as error:
+            raise AlreadyThere(self.get(self.full_name(short))) from error
+
+    def full_name(self, short: str) -> str:
+        """The resource name of a job of this short name."""
+        return f"{self._parent}/{self.collection}/{short}"
+
+    @abstractmethod
+    def submit(self, short: str, labels: Mapping[str, str], session: PipesSession) -> RemoteJob:
+        """One call, or a few, that make the job; raises what Google raises."""
 
     @abstractmethod
     def get(self, name: str) -> RemoteJob:

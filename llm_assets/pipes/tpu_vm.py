@@ -47,6 +47,7 @@ class TpuVms(service.RemoteService):
         addresses="A TPU machine of your own needs an external address, for its packages and "
         "images; one of Vertex AI does not (`training.runner: google_cloud`).",
     )
+    collection = "queuedResources"
     key_filter = ""
     page = "compute/tpus/details/{region}/{job}"
     log_filter = 'log_id("gcplogs-docker-driver") jsonPayload.container.name="/{job}"'
@@ -83,23 +84,17 @@ class TpuVms(service.RemoteService):
         found = [(_labels(job).get(service.KEY_LABEL), job) for job in listed]
         return [self.describe(job) for its, job in found if its and key in (None, its)]
 
-    def create(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    def submit(
+        self, short: str, labels: Mapping[str, str], session: PipesSession
     ) -> service.RemoteJob:
-        from google.api_core.exceptions import AlreadyExists
-
         self._forget_old()
-        name = service.attempt_name(key, attempt)
         request = {
             "parent": self._parent,
-            "queued_resource_id": name,
-            "queued_resource": self._enrich(name, labels, session),
+            "queued_resource_id": short,
+            "queued_resource": self._enrich(short, labels, session),
         }
-        try:
-            self._client.create_queued_resource(request, timeout=service.CALL_SECONDS)
-        except AlreadyExists as error:
-            raise service.AlreadyThere(self.get(self._name(name))) from error
-        return self.get(self._name(name))
+        self._client.create_queued_resource(request, timeout=service.CALL_SECONDS)
+        return self.get(self.full_name(short))
 
     def get(self, name: str) -> service.RemoteJob:
         from google.api_core.exceptions import NotFound
@@ -213,9 +208,6 @@ class TpuVms(service.RemoteService):
                 if job.phase.ended:
                     self.cancel(job)
 
-    def _name(self, name: str) -> str:
-        return f"{self._parent}/queuedResources/{name}"
-
     def _enrich(
         self, name: str, labels: Mapping[str, str], session: PipesSession
     ) -> "QueuedResource":
@@ -228,7 +220,7 @@ class TpuVms(service.RemoteService):
             **container,
             "environment": {**container["environment"], **session.get_bootstrap_env_vars()},
             "name": name,
-            "node": _node(self._name(name)),
+            "node": _node(self.full_name(name)),
             "record_bucket": messages["bucket"],
             "record": f"{messages['key_prefix']}/machine.json",
             "report_seconds": REPORT_SECONDS,

@@ -43,6 +43,7 @@ class VertexCustomJobs(service.RemoteService):
         "(service-PROJECT_NUMBER@gcp-sa-aiplatform.iam.gserviceaccount.com)",
         flex_start=True,
     )
+    collection = "customJobs"
     key_filter = 'labels.{label}="{key}"'
     page = "vertex-ai/locations/{region}/training/{job}"
     log_filter = 'resource.type="ml_job" resource.labels.job_id="{job}"'
@@ -57,11 +58,10 @@ class VertexCustomJobs(service.RemoteService):
     def list_all(self, request: Mapping[str, str]) -> Iterable["CustomJob"]:
         return self._client.list_custom_jobs(request, timeout=service.CALL_SECONDS)
 
-    def create(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
+    def submit(
+        self, short: str, labels: Mapping[str, str], session: PipesSession
     ) -> service.RemoteJob:
-        job = self._enrich(key, attempt, labels, session)
-        request = {"parent": self._parent, "custom_job": job}
+        request = {"parent": self._parent, "custom_job": self._enrich(short, labels, session)}
         return self.describe(self._client.create_custom_job(request, timeout=service.CALL_SECONDS))
 
     def get(self, name: str) -> service.RemoteJob:
@@ -70,13 +70,11 @@ class VertexCustomJobs(service.RemoteService):
     def cancel(self, job: service.RemoteJob) -> None:
         self._client.cancel_custom_job(name=job.name, timeout=service.CALL_SECONDS)
 
-    def _enrich(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> "CustomJob":
+    def _enrich(self, short: str, labels: Mapping[str, str], session: PipesSession) -> "CustomJob":
         from google.cloud.aiplatform_v1 import CustomJob
 
         job = CustomJob(self._job)
-        job.display_name = service.attempt_name(key, attempt)
+        job.display_name = short
         job.labels = {**job.labels, **labels}
         variables = [
             {"name": name, "value": value}
