@@ -219,6 +219,8 @@ class Backoff:
 def is_transient(error: Exception) -> bool:
     """Whether the same call may succeed later: 429 for its rate, 5xx, a cut connection."""
     from google.api_core import exceptions
+    from google.auth.exceptions import TransportError
+    from requests import exceptions as of_requests
 
     if REVOKED.search(str(error)):
         return False
@@ -229,22 +231,8 @@ def is_transient(error: Exception) -> bool:
             return isinstance(error, exceptions.Aborted)
         unnamed_stream_fault = isinstance(error, exceptions.Unknown) and "tream" in str(error)
         return error.code in BUSY_STATUSES or unnamed_stream_fault
-    return isinstance(error, ConnectionError | exceptions.RetryError) or _is_transport(error)
-
-
-def _is_transport(error: Exception) -> bool:
-    from google.auth.exceptions import TransportError
-    from requests.exceptions import ConnectionError as RequestsConnectionError
-    from requests.exceptions import Timeout
-
-    return isinstance(error, TransportError | RequestsConnectionError | Timeout)
-
-
-def is_refused_credential(error: Exception) -> bool:
-    """An expired or revoked token; the client library gets a new one on a later try."""
-    from google.api_core import exceptions
-
-    return isinstance(error, exceptions.Unauthenticated)
+    cut = (ConnectionError, TransportError, of_requests.ConnectionError, of_requests.Timeout)
+    return isinstance(error, (*cut, exceptions.RetryError))
 
 
 def call_with_retries(
@@ -257,6 +245,8 @@ def call_with_retries(
 
     `report` gets one line for each try that failed.
     """
+    from google.api_core.exceptions import Unauthenticated
+
     backoff = Backoff(policy.first_delay_seconds, policy.longest_delay_seconds)
     deadline = time.monotonic() + policy.give_up_after_seconds
     refused = 0
@@ -264,8 +254,9 @@ def call_with_retries(
         try:
             return function()
         except Exception as error:
-            # What may go well the next time has no class of its own.
-            refused += is_refused_credential(error)
+            # What may go well the next time has no class of its own. Of a token that has expired or
+            # was revoked, the client library gets a new one.
+            refused += isinstance(error, Unauthenticated)
             again = is_transient(error) or 0 < refused < CREDENTIAL_ATTEMPTS
             delay = backoff.take()
             if not again or time.monotonic() + delay > deadline:

@@ -139,12 +139,10 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
     def read_rest(self) -> None:
         """After the job's end, handle what comes after a chunk that never came."""
         prefix = f"{self.prefix}/{self._location}/"
-        numbers = [
-            int(blob.name[len(prefix) : -len(".json")])
-            for blob in self._bucket().list_blobs(prefix=prefix)
-            if blob.name[len(prefix) : -len(".json")].isdigit()
-        ]
-        late = sorted(number for number in numbers if number >= self._next_chunk)
+        listed = self._bucket().list_blobs(prefix=prefix)
+        names = [blob.name.removeprefix(prefix).removesuffix(".json") for blob in listed]
+        numbers = sorted(int(name) for name in names if name.isdigit())
+        late = [number for number in numbers if number >= self._next_chunk]
         for number in late:
             if number > self._next_chunk:
                 self._warn(f"Message chunk {self._next_chunk} of the job is missing")
