@@ -64,11 +64,13 @@ class Registry(ABC):
 
     @abstractmethod
     def _published(self) -> set[int]:
-        """Numbers of the versions that were published, by what lies beside the state."""
+        """Numbers of the versions that were published; called within `_reachable`."""
 
     @abstractmethod
     def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
         """Show a state to others: cards, uploads, aliases. Done twice it is done once.
+
+        Called within `_reachable`.
 
         Args:
             touched: the versions that the change was about.
@@ -182,9 +184,9 @@ class Registry(ABC):
 
         with self._reachable():
             self._store.update(self._path(STATE_NAME), repair)
-        state = states[-1]
-        self._note(state)
-        self._publish(state, state.versions)
+            state = states[-1]
+            self._note(state)
+            self._publish(state, state.versions)
         return state
 
     def _change(self, transition: Callable[[RegistryState], Result]) -> Result:
@@ -209,10 +211,10 @@ class Registry(ABC):
 
         with self._reachable():
             self._store.update(self._path(STATE_NAME), change)
-        ((before, state, result),) = changes
-        if state.generation > before.generation or set(state.decisions) - set(decisions):
-            self._note(state)
-        self._publish(state, _touched(before, state, result))
+            ((before, state, result),) = changes
+            if state.generation > before.generation or set(state.decisions) - set(decisions):
+                self._note(state)
+            self._publish(state, _touched(before, state, result))
         return result
 
     def _path(self, name: str) -> str:
@@ -249,8 +251,9 @@ class Registry(ABC):
             state = self._parse(STATE_NAME, content)
             self._check_newest(state, newest)
             return state
-        if self._read(BACKUP_NAME) is None and not self._published():
-            return RegistryState()
+        with self._reachable():
+            if self._read(BACKUP_NAME) is None and not self._published():
+                return RegistryState()
         raise self._damage(STATE_NAME, "is lost, though versions were registered")
 
     def _check_newest(self, state: RegistryState, newest: RegistryMark) -> None:
@@ -328,18 +331,14 @@ class LocalRegistry(Registry):
         return cls(store.local_path(store.root), record.name)
 
     def _published(self) -> set[int]:
-        with self._reachable():
-            return {
-                int(path.parent.name) for path in Path(self.folder).glob(f"versions/*/{CARD_NAME}")
-            }
+        return {int(path.parent.name) for path in Path(self.folder).glob(f"versions/*/{CARD_NAME}")}
 
     def _publish(self, state: RegistryState, touched: list[ModelVersion]) -> None:
         for version in state.versions:
             path = Path(self.folder) / "versions" / str(version.version) / CARD_NAME
             card = render_card(state, self._locate(version)).encode()
-            with self._reachable():
-                if not path.exists() or path.read_bytes() != card:
-                    files.write(path, card)
+            if not path.exists() or path.read_bytes() != card:
+                files.write(path, card)
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:

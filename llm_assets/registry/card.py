@@ -81,7 +81,7 @@ def page_path(pipeline: str, version: int) -> str:
 def render_card(state: RegistryState, version: ModelVersion) -> str:
     """Markdown with verdicts, decisions, figures, lineage and license."""
     lines = [
-        "# " + (f"Base model, version {version.version}" if version.is_base else _title(version)),
+        f"# {'Base model, version' if version.is_base else 'Version'} {version.version}",
         "",
         f"- Registered: {version.created_at:%Y-%m-%d %H:%M} UTC",
         f"- Model: `{version.model_url}` (weights `{version.weights}`)",
@@ -184,10 +184,6 @@ def _percent(share: float) -> str:
 def _story(state: RegistryState, version: ModelVersion) -> list[str]:
     story = tell_story(state, version)
     return ["## Verdicts and decisions", "", *(f"- {line}" for line in story), ""] if story else []
-
-
-def _title(version: ModelVersion) -> str:
-    return f"Version {version.version}"
 
 
 def _number(value: float | None) -> str:

@@ -50,7 +50,8 @@ class VertexModelRegistry(Registry):
         Raises:
             UnknownVersion: there is no such version.
         """
-        return self._upload_name(self._ensure_upload(self.get(version), self._uploads()))
+        with self._reachable():
+            return self._upload_name(self._ensure_upload(self.get(version), self._uploads()))
 
     def _published(self) -> set[int]:
         return set(self._uploads())
@@ -60,11 +61,10 @@ class VertexModelRegistry(Registry):
         missing = [version for version in state.versions if version.version not in uploads]
         for version in {v.version: v for v in [*missing, *touched]}.values():
             located = self._locate(version)
-            with self._reachable():
-                self._store.write_bytes(
-                    f"registry/{self._model_id}/versions/{version.version}/{CARD_NAME}",
-                    render_card(state, located).encode(),
-                )
+            self._store.write_bytes(
+                f"registry/{self._model_id}/versions/{version.version}/{CARD_NAME}",
+                render_card(state, located).encode(),
+            )
             upload = self._ensure_upload(located, uploads)
             uploads[version.version] = upload
             labels = self._labels(state, version)
@@ -107,36 +107,33 @@ class VertexModelRegistry(Registry):
         )
         place = {"model_id": self._model_id} if is_first else {"parent_model": self._name}
         request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
-        with self._reachable():
-            uploaded = self._vertex.change(
-                f"the upload of version {version.version}",
-                self._vertex.models.upload_model,
-                UPLOAD_SECONDS,
-                request=request,
-            )
+        uploaded = self._vertex.change(
+            f"the upload of version {version.version}",
+            self._vertex.models.upload_model,
+            UPLOAD_SECONDS,
+            request=request,
+        )
         return f"{self._name}@{uploaded.model_version_id}"
 
     def _merge(self, name: str, aliases: list[str]) -> None:
-        with self._reachable():
-            self._vertex.call(
-                f"the move of {', '.join(aliases)}",
-                self._vertex.models.merge_version_aliases,
-                name=name,
-                version_aliases=aliases,
-            )
+        self._vertex.call(
+            f"the move of {', '.join(aliases)}",
+            self._vertex.models.merge_version_aliases,
+            name=name,
+            version_aliases=aliases,
+        )
 
     def _update_labels(self, name: str, version: int, labels: dict[str, str]) -> None:
         from google.cloud import aiplatform_v1
         from google.protobuf.field_mask_pb2 import FieldMask
 
         model = aiplatform_v1.Model(name=name, labels=labels)
-        with self._reachable():
-            self._vertex.call(
-                f"new labels of version {version}",
-                self._vertex.models.update_model,
-                model=model,
-                update_mask=FieldMask(paths=["labels"]),
-            )
+        self._vertex.call(
+            f"new labels of version {version}",
+            self._vertex.models.update_model,
+            model=model,
+            update_mask=FieldMask(paths=["labels"]),
+        )
 
     def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
         """Show a version's figures in the console; what Vertex AI does not take is only reported.
@@ -169,18 +166,15 @@ class VertexModelRegistry(Registry):
             self._vertex.report(f"WARNING: the console will not show {doing}: {error}")
 
     def _uploads(self) -> dict[int, Any]:
-        """Number to the newest upload that has it; raises RegistryUnreachable."""
+        """Number to the newest upload that has it."""
         from google.api_core.exceptions import NotFound
 
-        with self._reachable():
-            try:
-                found = self._vertex.list_all(
-                    "the list of versions",
-                    self._vertex.models.list_model_versions,
-                    name=self._name,
-                )
-            except NotFound:
-                return {}
+        try:
+            found = self._vertex.list_all(
+                "the list of versions", self._vertex.models.list_model_versions, name=self._name
+            )
+        except NotFound:
+            return {}
         for upload in found:
             if not NUMBER.fullmatch(upload.version_description.removeprefix(self._versions)):
                 raise RegistryUnreachable(
