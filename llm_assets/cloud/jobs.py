@@ -35,8 +35,7 @@ def is_enabled(settings: GoogleCloudSettings, name: str) -> bool:
     """Whether a secret's newest version has a value; raises what Google raises."""
     from google.cloud.secretmanager_v1 import SecretManagerServiceClient, SecretVersion
 
-    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
-    found = SecretManagerServiceClient(client_options=options).get_secret_version(
+    found = SecretManagerServiceClient(client_options=settings.client_options).get_secret_version(
         name=f"projects/{settings.project}/secrets/{name}/versions/latest",
         timeout=environment.CALL_SECONDS,
     )
@@ -139,11 +138,6 @@ def engine_memory(machines: EndpointMachineSettings) -> int | None:
         return None
     each = known.gigabytes * machines.vllm.gpu_memory_utilization - RESERVED_GIGABYTES
     return int(each * machines.accelerator_count * GIGABYTE)
-
-
-def serves_with_vllm(machines: EndpointMachineSettings) -> bool:
-    """Whether the endpoint's engine is vLLM, which needs accelerators."""
-    return machines.vllm is not None and machines.accelerator_type is not None
 
 
 def engine_arguments(machines: EndpointMachineSettings) -> list[str]:

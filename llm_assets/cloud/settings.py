@@ -362,6 +362,11 @@ class MachineSettings(Settings):
         return max(1, self.accelerator_count) * self.replicas
 
     @property
+    def is_cheaper(self) -> bool:
+        """Whether they are spot or flex-start machines."""
+        return self.strategy != "STANDARD"
+
+    @property
     def hours_in_queue(self) -> float:
         """How long a job may wait by its own wish, before it waits for lack of machines."""
         return self.max_wait_hours if self.strategy == "FLEX_START" else 0
@@ -433,6 +438,16 @@ class EndpointMachineSettings(Settings):
         if self.openai_routes and self.private_projects:
             raise ValueError("openai_routes needs a public endpoint, so no private_projects")
         return self
+
+    @property
+    def is_cheaper(self) -> bool:
+        """Whether its machines are spot machines."""
+        return self.spot
+
+    @property
+    def uses_vllm(self) -> bool:
+        """Whether its engine is vLLM, which needs accelerators."""
+        return self.vllm is not None and self.accelerator_type is not None
 
 
 class CostSettings(Settings):
@@ -522,16 +537,12 @@ class GoogleCloudSettings(Settings):
         return evaluation
 
     @model_validator(mode="after")
-    def _tpus_have_their_image(self) -> "GoogleCloudSettings":
+    def _agree(self) -> "GoogleCloudSettings":
         if self.training.tpu and self.images.tpu is None:
             raise ValueError(
                 "training.machine_type has TPUs, for which images.tpu is missing: "
                 "images/build.sh tpu prints it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _zones_are_of_the_region(self) -> "GoogleCloudSettings":
         for name, machines in (("training", self.training), ("evaluation", self.evaluation)):
             if elsewhere := [z for z in machines.zones if z.rpartition("-")[0] != self.region]:
                 raise ValueError(
@@ -548,6 +559,11 @@ class GoogleCloudSettings(Settings):
     def parent(self) -> str:
         """The project and region as Google's APIs name them."""
         return f"projects/{self.project}/locations/{self.region}"
+
+    @property
+    def client_options(self) -> dict[str, str] | None:
+        """Of Google's clients that have one address for all regions."""
+        return {"api_endpoint": self.api_endpoint} if self.api_endpoint else None
 
     @property
     def tpu_parent(self) -> str | None:

@@ -75,11 +75,7 @@ def hourly(
     service: type[RemoteService] = VertexCustomJobs,
 ) -> float | None:
     """Dollars of one machine in an hour, as it is bought; None where its price is not known."""
-    if isinstance(machines, EndpointMachineSettings):
-        cheaper = machines.spot
-    else:
-        cheaper = machines.strategy != "STANDARD"
-    return machine_price(settings, machines.machine_type, cheaper, service)
+    return machine_price(settings, machines.machine_type, machines.is_cheaper, service)
 
 
 def machine_price(

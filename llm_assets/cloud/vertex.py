@@ -109,11 +109,7 @@ class Vertex:
 
     def list_all(self, doing: str, function: Callable[..., Any], **arguments: Any) -> list[Any]:
         """Every item of all pages of a list; raises as `call` does."""
-
-        def read_all(**given: Any) -> list[Any]:
-            return list(function(**given))
-
-        return self.call(doing, read_all, **arguments)
+        return self.call(doing, lambda **given: list(function(**given)), **arguments)
 
     def wait(self, doing: str, operation: Any, seconds: float) -> Any:
         """The result of a long-running operation, awaited at most so many seconds.

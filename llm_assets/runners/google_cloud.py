@@ -562,7 +562,7 @@ def describe(key: str, found: dict[str, Any], settings: GoogleCloudSettings) -> 
     versions = [f"{name} {found[name]}" for name in programs if found.get(name)]
     yield Finding(key, True, ", ".join([f"starts, with Python {found['python']}", *versions]))
     if key == "images.serve":
-        if jobs.serves_with_vllm(settings.endpoint):
+        if settings.endpoint.uses_vllm:
             yield _describe_arguments(found)
         if found.get("answer"):
             yield Finding(key, True, f"answers, by {found['engine']}")

@@ -105,12 +105,8 @@ def _need(
 
 def _gpus(machines: MachineSettings | EndpointMachineSettings, accelerator: str) -> str:
     """The end of a quota's name, by the accelerator and how it is bought."""
-    if isinstance(machines, EndpointMachineSettings):
-        preemptible = machines.spot
-    else:
-        preemptible = machines.strategy != "STANDARD"
     kind = QUOTA_KINDS.get(accelerator) or accelerator.lower().replace("_tesla_", "_")
-    return f"{'preemptible_' if preemptible else ''}{kind}_gpus"
+    return f"{'preemptible_' if machines.is_cheaper else ''}{kind}_gpus"
 
 
 CHIPS = "tpu.googleapis.com/tpu-v5s-litepod"

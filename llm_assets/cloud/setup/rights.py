@@ -156,8 +156,7 @@ def _granted(
     if resource == "project":
         from google.cloud.resourcemanager_v3 import ProjectsClient
 
-        options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
-        reply = ProjectsClient(client_options=options).test_iam_permissions(
+        reply = ProjectsClient(client_options=settings.client_options).test_iam_permissions(
             resource=f"projects/{settings.project}",
             permissions=list(permissions),
             timeout=REST_SECONDS,
@@ -228,9 +227,8 @@ def _vertex_ai_agent(settings: GoogleCloudSettings) -> str | None:
     from google.api_core.exceptions import PermissionDenied
     from google.cloud.resourcemanager_v3 import ProjectsClient
 
-    options = {"api_endpoint": settings.api_endpoint} if settings.api_endpoint else None
     try:
-        project = ProjectsClient(client_options=options).get_project(
+        project = ProjectsClient(client_options=settings.client_options).get_project(
             name=f"projects/{settings.project}", timeout=REST_SECONDS
         )
     except PermissionDenied:

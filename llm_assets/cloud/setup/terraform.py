@@ -63,7 +63,9 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     if not isinstance(before, dict):
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     names = before.get("images") or {kind: f"{kind}:latest" for kind in IMAGES}
-    images = {kind: _moved(name, outputs.repository) for kind, name in names.items()}
+    images = {
+        kind: f"{outputs.repository}/{image.rsplit('/', 1)[-1]}" for kind, image in names.items()
+    }
     secrets = before.get("secrets") or {}
     if secrets.get("hugging_face_token"):
         secrets = secrets | {"hugging_face_token": outputs.secret}
@@ -73,11 +75,6 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=100))
     return settings
-
-
-def _moved(image: str, repository: str) -> str:
-    """An image of the same name and tag in another repository."""
-    return f"{repository}/{image.rsplit('/', 1)[-1]}"
 
 
 def _ask_terraform() -> str:
