@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 from google.cloud import dataproc_v1
-from google.protobuf import timestamp_pb2
 
 from spark_jobs.runtime.session import local_conf
 from tests.stand_ins.faults import RpcFailed, not_found
@@ -18,6 +17,7 @@ from tests.stand_ins.filters import matches_labels
 from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.job_rules import batch_cores, check_batch
 from tests.stand_ins.processes import REPOSITORY, LocalImage, RealProcess
+from tests.stand_ins.running_job import now
 
 State = dataproc_v1.Batch.State
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
@@ -37,12 +37,6 @@ def spark_environment() -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
-
-
-def _now() -> timestamp_pb2.Timestamp:
-    now = timestamp_pb2.Timestamp()
-    now.GetCurrentTime()
-    return now
 
 
 class Dataproc:
@@ -115,7 +109,7 @@ class Dataproc:
             batch = dataproc_v1.Batch(request.batch)
             batch.name = name
             batch.state = State.PENDING
-            batch.create_time = _now()
+            batch.create_time = now()
             batch.operation = f"{request.parent}/operations/{request.batch_id}"
             self._batches[name] = batch
         operation = self._operations.register(batch.operation, lambda: self._cancel(name))
@@ -133,19 +127,6 @@ class Dataproc:
         found = [b for b in self.batches() if matches_labels(request.filter, b.labels)]
         return dataproc_v1.ListBatchesResponse(batches=found)
 
-    def delete_batch(self, request: dataproc_v1.DeleteBatchRequest) -> Any:
-        from google.protobuf import empty_pb2
-
-        with self._lock:
-            if request.name not in self._batches:
-                raise not_found(request.name)
-            if self._batches[request.name].state not in ENDED:
-                raise RpcFailed(
-                    grpc.StatusCode.FAILED_PRECONDITION, "Batch is not in a terminal state."
-                )
-            del self._batches[request.name]
-        return empty_pb2.Empty()
-
     def _check_region(self, parent: str) -> None:
         region = parent.split("/")[3]
         if region != self._region:
@@ -160,7 +141,7 @@ class Dataproc:
             if self._batches[name].state in ENDED:
                 return
             self._batches[name].state = State.CANCELLED
-            self._batches[name].state_time = _now()
+            self._batches[name].state_time = now()
         if name in self._processes:
             self._processes[name].end()
 
@@ -168,7 +149,7 @@ class Dataproc:
         with self._lock:
             if name in self._batches and self._batches[name].state not in ENDED:
                 self._batches[name].state = state
-                self._batches[name].state_time = _now()
+                self._batches[name].state_time = now()
                 self._batches[name].state_message = message
 
     def _run(self, name: str) -> None:

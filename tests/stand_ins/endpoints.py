@@ -68,7 +68,6 @@ class VertexEndpoints:
             self._deploying.clear()
             self.quota = 100
             self.containers.liveness_seconds = LIVENESS_SECONDS
-            self.prediction.reset()
 
     def find(self, name: str) -> aiplatform_v1.Endpoint:
         with self._lock:

@@ -1,7 +1,6 @@
 """Faults on order: which call goes wrong, how, and how often."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,6 @@ class FaultScript:
     """What a server is to do wrong, and what it was asked."""
 
     calls: list[str] = field(default_factory=list)
-    on_fault: Callable[[], None] = lambda: None
     _faults: list[Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.stand_ins.conformance import check_call
 from tests.stand_ins.dataproc import Dataproc
@@ -153,7 +154,8 @@ class LocalGoogle:
         self.storage.allows = lambda bucket, permission: self.iam.allows(
             SERVICE_ACCOUNT, permission, f"//storage.googleapis.com/projects/_/buckets/{bucket}"
         )
-        self.projects = Projects(self.iam)
+        jobs = (self.dataproc, self.vertex, self.batch, self.tpu)
+        self._with_processes: tuple[Any, ...] = (*jobs, self.endpoints)
         self.rest = RestServer(self.tokens, REGION, self.iam)
         self.dataproc.free_cores = lambda: self.rest.region_quotas["CPUS"] - USED
         self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
@@ -164,7 +166,7 @@ class LocalGoogle:
         self.server.add_service(ModelServiceGrpcTransport, self.models)
         self.server.add_service(EndpointServiceGrpcTransport, self.endpoints)
         self.server.add_service(SecretManagerServiceGrpcTransport, self.secrets)
-        self.server.add_methods(PROJECT_METHODS, self.projects)
+        self.server.add_methods(PROJECT_METHODS, Projects(self.iam))
         self.server.start()
 
     @property
@@ -174,31 +176,17 @@ class LocalGoogle:
 
     def reset(self) -> None:
         """Forget jobs, faults and call records; objects in storage stay."""
-        self.dataproc.reset()
-        self.vertex.reset()
-        self.batch.reset()
-        self.tpu.reset()
-        self.endpoints.reset()
-        self.models.reset()
+        for service in (*self._with_processes, self.models, self.secrets, self.iam, self.rest):
+            service.reset()
         self.server.faults.clear()
         self.tokens.revoked = False
         self.storage.clear()
-        self.secrets.reset()
-        self.iam.reset()
-        self.rest.reset()
 
     def stop(self) -> None:
         """End every server and every process that was started."""
-        self.dataproc.stop()
-        self.vertex.stop()
-        self.batch.stop()
-        self.tpu.stop()
-        self.endpoints.stop()
-        self.mount.stop()
-        self.server.stop()
-        self.storage.stop()
-        self.rest.stop()
-        self.tokens.stop()
+        parts = (*self._with_processes, self.mount, self.server, self.storage, self.rest)
+        for part in (*parts, self.tokens):
+            part.stop()
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def start_http_server(
-    answer: Callable[[str, str, dict[str, str], bytes], Answer | None],
+    answer: Callable[[str, str, dict[str, str], bytes], Answer | None], port: int = 0
 ) -> HttpServer:
     """Start a server whose every request (method, path, headers with lower-case names, body) is
     answered by the function; None cuts the connection."""
@@ -103,6 +103,6 @@ def start_http_server(
 
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = respond
 
-    server = HttpServer(("127.0.0.1", 0), Handler)
+    server = HttpServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -9,39 +9,29 @@ import json
 import os
 import random
 import sys
+import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 
 VERSION = os.environ.get("MODEL_VERSION", "")
 FAIL_SHARE = float(os.environ.get("FAIL_SHARE", "0"))
 ANSWER_SECONDS = float(os.environ.get("ANSWER_SECONDS", "0.03"))
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self._answer(200, {"status": "ok"})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        time.sleep(ANSWER_SECONDS)
-        if random.random() < FAIL_SHARE:
-            self._answer(500, {"error": "as asked for"})
-        elif "instances" in body:
-            self._answer(200, {"predictions": [VERSION] * len(body["instances"])})
-        else:
-            self._answer(200, {"choices": [{"index": 0, "text": VERSION}]})
-
-    def _answer(self, status: int, content: object) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
+def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+    if method == "GET":
+        return json_answer(200, {"status": "ok"})
+    asked = json.loads(body)
+    time.sleep(ANSWER_SECONDS)
+    if random.random() < FAIL_SHARE:
+        return json_answer(500, {"error": "as asked for"})
+    if "instances" in asked:
+        return json_answer(200, {"predictions": [VERSION] * len(asked["instances"])})
+    return json_answer(200, {"choices": [{"index": 0, "text": VERSION}]})
 
 
 if "BROKEN" in os.environ:
     sys.exit("the model's files are damaged")
-ThreadingHTTPServer(("127.0.0.1", int(os.environ["AIP_HTTP_PORT"])), Handler).serve_forever()
+start_http_server(answer, int(os.environ["AIP_HTTP_PORT"]))
+threading.Event().wait()

@@ -85,9 +85,6 @@ class VertexModels:
                 raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{name} already exists.")
         return self._operations.run(name, lambda: self._add(name, model))
 
-    def get_model(self, request: aiplatform_v1.GetModelRequest) -> Any:
-        return self._shown(self.find(request.name))
-
     def list_model_versions(self, request: aiplatform_v1.ListModelVersionsRequest) -> Any:
         if request.name not in self._versions:
             raise not_found(request.name)

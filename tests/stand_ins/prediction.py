@@ -27,8 +27,6 @@ class PredictionServer:
         find_replica: Callable[[str, str], Any],
         authorize: Callable[[str | None], None],
     ) -> None:
-        self.answers: list[tuple[str, int]] = []
-        """Deployed model and status of every request, oldest first."""
         self._find_endpoint = find_endpoint
         self._find_replica = find_replica
         self._random = random.Random(0)
@@ -38,10 +36,6 @@ class PredictionServer:
 
     def stop(self) -> None:
         self._server.stop()
-
-    def reset(self) -> None:
-        """Forget who answered."""
-        self.answers.clear()
 
     def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
         try:
@@ -80,7 +74,6 @@ class PredictionServer:
             )
         except OSError as error:
             reply = _error(503, str(error))
-        self.answers.append((chosen, reply[0]))
         if asked["method"] != "predict":
             return reply
         if reply[0] != 200:

@@ -38,7 +38,6 @@ class LoggedRequest:
     path: str
     """With the query, percent-decoded."""
     bytes: int
-    content_range: str
     status: int
     started: float
     ended: float
@@ -177,9 +176,7 @@ class StorageServer:
         else:
             answer = forward(self._port, method, raw_path, headers, body)
         status = answer[0] if answer else 0
-        content_range = headers.get("content-range", "")
-        ended = time.monotonic()
-        request = LoggedRequest(method, path, len(body), content_range, status, started, ended)
+        request = LoggedRequest(method, path, len(body), status, started, time.monotonic())
         with self._lock:
             self.requests.append(request)
         return answer

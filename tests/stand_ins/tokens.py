@@ -11,13 +11,13 @@ from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 
+LIFETIME_SECONDS = 3600
+
 
 class TokenServer:
     """Issues access tokens over HTTP; knows which are good."""
 
-    def __init__(self, lifetime_seconds: int = 3600) -> None:
-        self.lifetime_seconds = lifetime_seconds
-        self.issued = 0
+    def __init__(self) -> None:
         self.public_pems: dict[str, bytes] = {}
         """Account to the public half of its key."""
         self.revoked = False
@@ -37,13 +37,8 @@ class TokenServer:
     def issue(self, account: str = SERVICE_ACCOUNT) -> dict[str, object]:
         """A new token, as the token endpoint words it."""
         token = f"token-{uuid.uuid4().hex}"
-        self._issued[token] = (account, time.time() + self.lifetime_seconds)
-        self.issued += 1
-        return {
-            "access_token": token,
-            "expires_in": self.lifetime_seconds,
-            "token_type": "Bearer",
-        }
+        self._issued[token] = (account, time.time() + LIFETIME_SECONDS)
+        return {"access_token": token, "expires_in": LIFETIME_SECONDS, "token_type": "Bearer"}
 
     def authorize(self, authorization: str | None) -> str:
         """The account of a token issued here or signed with an account's key; refuses others."""

@@ -100,11 +100,7 @@ class VertexJobs:
         """What each replica (`workerpool0-0`) printed."""
         return {key: process.log() for key, process in self._jobs[name].replicas.items()}
 
-    def pids(self, name: str) -> dict[str, int]:
-        """The process id of each replica."""
-        return {key: process.pid for key, process in self._jobs[name].replicas.items()}
-
-    def preempt(self, name: str, grace_seconds: float = 0.0) -> None:
+    def preempt(self, name: str) -> None:
         """Take the machines away: the job starts again where it asked for that, else it fails."""
         running = self._jobs[name]
         # Those of now: once the restart is asked for, new ones take their places.
@@ -120,9 +116,8 @@ class VertexJobs:
                 code_pb2.ABORTED,
             )
         for machine, process in replicas:
-            if not grace_seconds:
-                self._mount.lose(machine)
-            process.end(grace_seconds)
+            self._mount.lose(machine)
+            process.end()
 
     def create_custom_job(self, request: aiplatform_v1.CreateCustomJobRequest) -> Any:
         region = request.parent.split("/")[3]
