@@ -42,6 +42,13 @@ def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
     }
 
 
+def write_cloud(folder: Path, content: dict[str, Any]) -> Path:
+    """Write a cloud project's file into a folder."""
+    path = folder / "google_cloud.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
 def cuda_image() -> LocalImage:
     """What stands for the cuda image: its launcher, in this environment."""
     launcher = [sys.executable, "-m", "recipes.launcher"]
@@ -66,9 +73,6 @@ def move_to_cloud(config: Path, google: LocalGoogle, replicas: int = 2) -> Path:
     }
     settings |= {"platform": "google_cloud", "store": f"{folder}/store"}
     config.write_text(yaml.safe_dump(settings | {"raw_corpus": {"sources": [source]}}))
-    cloud = cloud_settings(google, replicas)
-    path = config.parent / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(cloud))
     google.images[CUDA_IMAGE] = cuda_image()
     google.images[SERVE_IMAGE] = serve_image()
-    return path
+    return write_cloud(config.parent, cloud_settings(google, replicas))

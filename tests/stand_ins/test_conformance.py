@@ -464,7 +464,7 @@ KEPT = {
         "only the caller's rights on that repository",
     ): RIGHTS,
     ("policytroubleshooter.iam.troubleshoot", "callers who may not see a policy are told so"): (
-        f"{CLOUD}check.py::test_rights_that_the_caller_may_not_see_are_unknown_and_no_problem"
+        f"{CLOUD}check.py::test_what_the_caller_may_not_see_is_unknown_and_no_problem"
     ),
     ("compute.regions.get", "quotas with their usage"): (
         f"{CLOUD}check.py::test_a_batchs_own_sizes_and_tiers_are_what_is_asked_for"

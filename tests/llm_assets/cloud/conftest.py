@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import MANIFEST_NAME, Manifest, dump_with_checksum
@@ -23,7 +22,7 @@ from llm_assets.registry.vertex import VertexModelRegistry
 from tests.llm_assets.registry.conftest import base_entry, judge
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.processes import LocalImage
-from tests.stand_ins.project import cloud_settings
+from tests.stand_ins.project import cloud_settings, write_cloud
 
 LIGHT = (sys.executable, "-m", "tests.stand_ins.light_server")
 BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE, FLAKY_IMAGE = (
@@ -36,7 +35,7 @@ class Cloud:
 
     def __init__(self, google: LocalGoogle, folder: Path) -> None:
         self.google = google
-        self.path = folder / "google_cloud.yaml"
+        self.folder = folder
         self.content = cloud_settings(google)
         self.pipeline = PipelineSettings.model_validate(
             {
@@ -60,7 +59,7 @@ class Cloud:
     def use_image(self, image: str) -> None:
         """Register versions with another serving image from now on."""
         self.content["images"]["serve"] = image
-        self.path.write_text(yaml.safe_dump(self.content))
+        self.path = write_cloud(self.folder, self.content)
 
     @property
     def registry(self) -> VertexModelRegistry:
@@ -125,6 +124,12 @@ class Cloud:
         finally:
             over.set()
             thread.join()
+
+
+@pytest.fixture
+def settings(google: LocalGoogle) -> GoogleCloudSettings:
+    """A project whose machines have no accelerators."""
+    return GoogleCloudSettings.model_validate(cloud_settings(google))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from dagster import materialize
 from google.cloud.aiplatform_v1 import PredictionServiceClient
@@ -154,7 +153,7 @@ def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cl
     assert (resources.min_replica_count, resources.max_replica_count) == (1, 3)
     assert resources.autoscaling_metric_specs[0].target == 70
     cloud.content["endpoint"] |= {"machine_type": "n1-standard-8"}
-    cloud.path.write_text(yaml.safe_dump(cloud.content))
+    cloud.use_image(SERVE_IMAGE)
     assert cloud.serve(1).changed, "the same version moves to other machines"
     (deployed,) = endpoint.deployed_models
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-8"

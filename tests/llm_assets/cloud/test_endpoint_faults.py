@@ -60,9 +60,7 @@ def test_version_that_disappoints_is_taken_back(
 @pytest.mark.soak
 def test_failures_of_both_versions_are_not_held_against_the_new_one(cloud: Cloud) -> None:
     cloud.serve(cloud.register("a", FLAKY_IMAGE))
-    more = cloud.pipeline.endpoint.rollout.model_copy(update={"min_requests": 40})
-    endpoint = cloud.pipeline.endpoint.model_copy(update={"rollout": more})
-    cloud.pipeline = cloud.pipeline.model_copy(update={"endpoint": endpoint})
+    cloud.set_rollout(min_requests=40)
     assert cloud.serve(cloud.register("b", FLAKY_IMAGE)).changed
     assert sum("a request failed" in line for line in cloud.reports) > 20
     assert cloud.shares() == {"version-2": 100}

@@ -44,7 +44,7 @@ from tests.stand_ins.job_rules import (
     check_machines_job,
     check_queued_resource,
 )
-from tests.stand_ins.project import cloud_settings
+from tests.stand_ins.project import cloud_settings, write_cloud
 
 REGION = "regions/us-central1"
 # Quota names as the page "Vertex AI quotas and limits" and its API write them.
@@ -59,11 +59,6 @@ QUOTAS = {
     "NVIDIA_B200": "custom_model_training_nvidia_b200_gpus",
     "NVIDIA_GB200": "custom_model_training_nvidia_gb200_gpus",
 }
-
-
-@pytest.fixture
-def settings(google: LocalGoogle) -> GoogleCloudSettings:
-    return GoogleCloudSettings.model_validate(cloud_settings(google))
 
 
 @pytest.mark.parametrize("subnetwork", ["inside", f"projects/other/{REGION}/subnetworks/inside"])
@@ -162,8 +157,7 @@ def test_newest_accelerators_train_in_bfloat16(
         "accelerator_type": accelerator,
         "accelerator_count": BUILT_IN[machine][1],
     }
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path = write_cloud(tmp_path, given)
     assert VertexTrainingRunner(cloud_config_path=str(path)).precision() == "bfloat16"
 
 
@@ -270,6 +264,14 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
             "spark.executor.cores is given under `properties` and by a setting of its own",
         ),
         ({"properties": {"executor.cores": "4"}}, "begins with neither spark. nor dataproc."),
+        (
+            {"properties": {"spark.executor.cores": "3"}},
+            "spark.executor.cores under `properties` is 3, which Dataproc Serverless rejects",
+        ),
+        (
+            {"properties": {"spark.yarn.queue": "a"}},
+            "spark.yarn.queue under `properties` is not supported by Dataproc Serverless",
+        ),
         ({"minimum_executors": 1}, "greater than or equal to 2"),
     ],
 )
@@ -348,8 +350,7 @@ def test_training_on_another_device_than_the_machine_has_is_refused(
     given = cloud_settings(google)
     given["training"] = TPU | {"machine_type": machine_type}
     given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path = write_cloud(tmp_path, given)
     training = settings_of(device=device)
     with pytest.raises(UserError, match=told):
         VertexTrainingRunner(cloud_config_path=str(path)).resolve(training)
@@ -402,8 +403,7 @@ def test_a_reserved_machine_is_taken_of_its_reservation(google: LocalGoogle) -> 
 def test_a_tpu_machine_that_cannot_be_asked_for_is_refused_before_anything_is_made(
     google: LocalGoogle, tmp_path: Path, training: dict[str, Any], told: str
 ) -> None:
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(tpu_settings(google, **training)))
+    path = write_cloud(tmp_path, tpu_settings(google, **training))
     device = "auto" if "machine_type" in training else "tpu"
     with pytest.raises(UserError, match=told):
         TpuVmTrainingRunner(cloud_config_path=str(path)).resolve(settings_of(device=device))
@@ -417,8 +417,7 @@ def test_a_shipped_file_for_tpus_goes_with_the_machine_that_it_asks_for(
     shipped = Path("config") / f"{name}.yaml"
     header = [line[2:] for line in shipped.read_text().splitlines() if line.startswith("#   ")]
     asked = yaml.safe_load("\n".join(header))
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(tpu_settings(google, **asked["training"])))
+    path = write_cloud(tmp_path, tpu_settings(google, **asked["training"]))
     settings = load_settings(shipped)
     assert settings.training.runner == "tpu_vm"
     runner = TpuVmTrainingRunner(cloud_config_path=str(path))
@@ -460,8 +459,7 @@ def test_a_model_that_cannot_fit_a_tpu_machine_is_refused_before_it_is_paid_for(
     lora: dict[str, int] | None,
     told: str | None,
 ) -> None:
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(tpu_settings(google, machine_type=machine)))
+    path = write_cloud(tmp_path, tpu_settings(google, machine_type=machine))
     runner = TpuVmTrainingRunner(cloud_config_path=str(path))
     training = training_settings({"placement": {"device": "tpu"}, "lora": lora})
     refused = pytest.raises(UserError, match=told) if told else nullcontext()
@@ -487,8 +485,7 @@ def sixteen(google: LocalGoogle, tmp_path: Path) -> VertexTrainingRunner:
         "accelerator_count": 8,
         "replicas": 2,
     }
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path = write_cloud(tmp_path, given)
     return VertexTrainingRunner(cloud_config_path=str(path))
 
 

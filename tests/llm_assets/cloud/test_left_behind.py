@@ -38,7 +38,7 @@ from llm_assets.config import PipelineSettings
 from llm_assets.pipes.service import Phase
 from llm_assets.pipes.tpu_vm import TpuVms
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, REGION, LocalGoogle
-from tests.stand_ins.project import cloud_settings, cuda_image
+from tests.stand_ins.project import cloud_settings, cuda_image, write_cloud
 from tests.waiting import wait_until
 
 STAGE = "machines of Google Batch"
@@ -58,9 +58,7 @@ def settings(
 ) -> Iterator[GoogleCloudSettings]:
     """A cloud project; after the test nothing may cost money."""
     content: dict[str, Any] = cloud_settings(google, replicas=2) | {"lease_hours": 3 / 3600}
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(content))
-    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(path))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(write_cloud(tmp_path, content)))
     google.images[CUDA_IMAGE] = cuda_image()
     yield GoogleCloudSettings.model_validate(content)
     wait_until(lambda: not google.batch.billing() and not google.tpu.billing())

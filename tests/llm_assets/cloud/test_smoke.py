@@ -2,9 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 from artifacts.program.entry import SmokeSpec
 from llm_assets.cloud.settings import GoogleCloudSettings
@@ -15,7 +15,7 @@ from llm_assets.runners.google_cloud import check_serving, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.mount import FuseMount
 from tests.stand_ins.processes import LocalImage
-from tests.stand_ins.project import cloud_settings, cuda_image
+from tests.stand_ins.project import cloud_settings, cuda_image, write_cloud
 from tests.stand_ins.serve_image import vllm_image
 
 L4 = {
@@ -23,15 +23,20 @@ L4 = {
     "accelerator_type": "NVIDIA_L4",
     "accelerator_count": 1,
 }
-JOB = {"python": "3.11.2", "torch": "2.13.0+cu126", "cuda": "12.6", "bucket": True}
+JOB = {
+    "python": "3.11.2",
+    "torch": "2.13.0+cu126",
+    "cuda": "12.6",
+    "bucket": True,
+    "accelerators": 1,
+}
 
 
 @pytest.mark.soak
 def test_smallest_batch_and_job_say_what_they_found(google: LocalGoogle, tmp_path: Path) -> None:
-    path = tmp_path / "google_cloud.yaml"
     content = cloud_settings(google) | {"secrets": {"weights_and_biases_key": "tracking"}}
     google.secrets.values["tracking"] = "hush-hush"
-    path.write_text(yaml.safe_dump(content))
+    path = write_cloud(tmp_path, content)
     google.images[CUDA_IMAGE] = cuda_image()
     settings = GoogleCloudSettings.model_validate(content)
     findings = list(smoke(settings, path, nodes=2))
@@ -60,8 +65,7 @@ def test_image_that_cannot_be_pulled_is_a_finding(
 ) -> None:
     content = cloud_settings(google)
     content["images"] = {name: f"{image}-missing" for name, image in content["images"].items()}
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path = write_cloud(tmp_path, content)
     found = list(smoke(GoogleCloudSettings.model_validate(content), path, runner=runner))
     assert bool(google.vertex.jobs()) == (runner == "google_cloud"), "the pipeline's runner trains"
     assert [(finding.key, finding.ok) for finding in found] == [
@@ -71,25 +75,28 @@ def test_image_that_cannot_be_pulled_is_a_finding(
     assert all("images/build.sh" in finding.text for finding in found)
 
 
-def test_job_that_reads_no_secret_says_so(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
-    found = JOB | {"accelerators": 0, "secrets": []}
-    (told,) = [f for f in describe("images.cuda", found, settings) if f.key == "secrets"]
-    assert told.ok and "reads no secret" in told.text
-
-
-def test_mount_that_hides_what_was_uploaded_is_a_problem(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
-    found = JOB | {"accelerators": 0, "shows_uploaded": False}
-    (problem,) = [f for f in describe("images.cuda", found, settings) if not f.ok]
-    assert problem.key == "bucket" and "hides what was uploaded" in problem.text
-
-
-def test_mount_that_loses_a_file_just_written_is_a_problem(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
-    found = JOB | {"accelerators": 0, "bucket": False}
-    (problem,) = [f for f in describe("images.cuda", found, settings) if not f.ok]
-    assert problem.key == "bucket" and "lost what was just written" in problem.text
+@pytest.mark.parametrize(
+    ("key", "found", "told", "ok"),
+    [
+        ("images.cuda", {"secrets": []}, ("secrets", "reads no secret"), True),
+        ("images.cuda", {"shows_uploaded": False}, ("bucket", "hides what was uploaded"), False),
+        ("images.cuda", {"bucket": False}, ("bucket", "lost what was just written"), False),
+        ("images.cuda", {"accelerators": 0}, ("evaluation", "0 accelerators are seen"), False),
+        ("images.serve", {"engine": "python"}, ("endpoint.vllm", "instead of vLLM"), False),
+    ],
+    ids=["no secret", "hidden upload", "lost file", "accelerators", "engine"],
+)
+def test_what_a_job_found_is_told(
+    google: LocalGoogle, key: str, found: dict[str, Any], told: tuple[str, str], ok: bool
+) -> None:
+    content = cloud_settings(google) | {"evaluation": L4}
+    content["endpoint"] |= L4
+    settings = GoogleCloudSettings.model_validate(content)
+    findings = list(describe(key, JOB | found, settings))
+    assert "starts, with Python 3.11.2, torch 2.13.0+cu126, cuda 12.6" in findings[0].text
+    wanted = [finding for finding in findings if (finding.key, finding.ok) == (told[0], ok)]
+    assert any(told[1] in finding.text for finding in wanted)
+    assert ok or [finding for finding in findings if not finding.ok] == wanted
 
 
 def test_job_whose_result_never_reached_the_bucket_is_not_taken_as_done(
@@ -99,27 +106,17 @@ def test_job_whose_result_never_reached_the_bucket_is_not_taken_as_done(
     content["images"]["spark"] += "-missing"
     writes_nothing = "import artifacts.program.entry as p\nwith p.open_session(): pass"
     google.images[CUDA_IMAGE] = LocalImage(entrypoint=(sys.executable, "-c", writes_nothing))
-    path = tmp_path / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path = write_cloud(tmp_path, content)
     *_, job = smoke(GoogleCloudSettings.model_validate(content), path)
     assert job.key == "images.cuda" and job.ok is False
     assert "ended well, but left no gs://" in job.text and "starts again" in job.text
-
-
-def test_accelerators_that_are_not_seen_are_a_problem(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google) | {"evaluation": L4})
-    seen = list(describe("images.cuda", JOB | {"accelerators": 0}, settings))
-    assert [finding.key for finding in seen if not finding.ok] == ["evaluation"]
-    assert "cuda 12.6" in seen[0].text
-    assert all(e.dollars and e.dollars < 0.5 for e in estimate_smoke(settings))
 
 
 def check_vllm(google: LocalGoogle, folder: Path, vllm: dict[str, object]) -> list[Finding]:
     """What the serve image says of an endpoint's arguments, in a job of its own."""
     content = cloud_settings(google)
     content["endpoint"] |= {**L4, "vllm": vllm}
-    path = folder / "google_cloud.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path = write_cloud(folder, content)
     google.images[SERVE_IMAGE] = vllm_image()
     settings = GoogleCloudSettings.model_validate(content)
     spec = SmokeSpec(output=f"gs://{BUCKET}/smoke/{folder.name}")
@@ -149,15 +146,6 @@ def test_arguments_that_vllm_refuses_are_told_in_its_words(
     assert "Correct `arguments`" in refused.text
 
 
-def test_image_with_another_engine_is_told_where_vllm_is_expected(google: LocalGoogle) -> None:
-    content = cloud_settings(google)
-    content["endpoint"] |= L4
-    settings = GoogleCloudSettings.model_validate(content)
-    found = {"python": "3.12.1", "engine": "python"}
-    _, other = describe("images.serve", found, settings)
-    assert other.ok is False and "instead of vLLM" in other.text
-
-
 def test_price_of_every_job_is_said(google: LocalGoogle) -> None:
     content = cloud_settings(google)
     content["endpoint"] |= L4
@@ -166,3 +154,5 @@ def test_price_of_every_job_is_said(google: LocalGoogle) -> None:
     _, two, _ = estimate_smoke(settings, nodes=2)
     assert job.dollars and two.dollars == 2 * job.dollars
     assert parser.stage == "a job on g2-standard-8" and parser.dollars and parser.dollars < 0.5
+    on_gpus = GoogleCloudSettings.model_validate(content | {"evaluation": L4})
+    assert all(e.dollars and e.dollars < 0.5 for e in estimate_smoke(on_gpus))

@@ -87,9 +87,8 @@ def test_machine_that_is_gone_is_counted_from_its_making(google: LocalGoogle) ->
 
 @pytest.mark.parametrize("machine_type", DOLLARS_AN_HOUR)
 def test_machines_of_ones_own_cost_no_fee_of_vertex_ai(
-    google: LocalGoogle, machine_type: str
+    settings: GoogleCloudSettings, machine_type: str
 ) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
     managed = machine_price(settings, machine_type, False)
     assert managed == DOLLARS_AN_HOUR[machine_type]
     own = machine_price(settings, machine_type, True, BatchJobs)
@@ -103,8 +102,7 @@ def test_every_machine_with_tpus_has_a_price() -> None:
     assert TPU_MACHINES.keys() <= DOLLARS_AN_HOUR.keys()
 
 
-def test_units_of_dataproc_are_no_machines_that_are_lost(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(cloud_settings(google))
+def test_units_of_dataproc_are_no_machines_that_are_lost(settings: GoogleCloudSettings) -> None:
     spent = Spending(settings, DCU, 0.06, 16, "run-1")
     spent.objection(job("1", 1.0, Phase.SUCCEEDED))
     assert set(spent.metadata()) == {"billed", "cost_dollars"}
