@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from tests.conftest import Project
-from tests.llm_assets.forgetting.test_forget import documents, forget, never_trained
+from tests.llm_assets.forgetting.conftest import documents_of
+from tests.llm_assets.forgetting.test_forget import forget, never_trained
 from tests.llm_assets.in_process import type_in
 from tests.tiny import tiny_texts
 
@@ -134,7 +135,8 @@ def test_an_unknown_version_is_named(
 
 def test_forgetting_what_no_version_has_read_trains_nothing(served: Project) -> None:
     unread = never_trained(served)["id"]
-    held_out = next(row["id"] for row in documents(served).values() if row["split"] == "held_out")
+    rows = documents_of(served).values()
+    held_out = next(row["id"] for row in rows if row["split"] == "held_out")
     before = served.current("checkpoint").fingerprint
 
     told = forget(served, unread, held_out, "--similar", "keep", "--yes")

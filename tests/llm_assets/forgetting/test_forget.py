@@ -40,6 +40,14 @@ def steps_of(project: Project, text: str, version: int | None = None) -> list[in
     return [step for lesson in lessons_of(chosen, [text])[text] for step in lesson.steps]
 
 
+def never_trained(project: Project) -> dict[str, str]:
+    return next(
+        row
+        for row in documents_of(project).values()
+        if row["split"] == "train" and not steps_of(project, row["text_hash"])
+    )
+
+
 def test_what_is_not_there_or_not_named_is_refused(judged: Project, tmp_path: Path) -> None:
     assert "has no document 'manual/nowhere'" in refusal(judged, "manual/nowhere")
     assert "Name what to forget" in refusal(judged)
@@ -55,9 +63,8 @@ def test_the_listing_says_what_each_document_was_to_the_versions_and_does_nothin
 ) -> None:
     rows = documents_of(judged).values()
     held_out = next(row["id"] for row in rows if row["split"] == "held_out")
-    of_train = [row for row in rows if row["split"] == "train"]
-    trained = next(row for row in of_train if steps_of(judged, row["text_hash"]))
-    unread = next(row["id"] for row in of_train if not steps_of(judged, row["text_hash"]))
+    trained = next(row for row in rows if steps_of(judged, row["text_hash"]))
+    unread = never_trained(judged)["id"]
     path = tmp_path / "ids.txt"
     path.write_text(f"{held_out}\n{unread}\n\n{trained['id']}\n")
 
