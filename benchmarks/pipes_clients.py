@@ -25,8 +25,8 @@ from dagster import (
 
 from benchmarks.harness import alternate, at_most, record
 from llm_assets.pipes import Limits
-from tests.llm_assets.pipes.runner import PARENT, Runner
-from tests.stand_ins.google import BUCKET, LocalGoogle, running_local_google
+from tests.llm_assets.pipes.runner import Runner
+from tests.stand_ins.google import BUCKET, PROJECT, LocalGoogle, running_local_google
 
 ROUNDS = 3
 WAIT_SECONDS = 90.0
@@ -73,6 +73,7 @@ def shipped(steps: list[str]) -> DagsterInstance:
     from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient
 
     runner = Runner("vertex")
+    parent = f"projects/{PROJECT}/locations/{runner.place}"
     client = JobServiceClient(client_options={"api_endpoint": runner.endpoint})
 
     @asset
@@ -86,7 +87,7 @@ def shipped(steps: list[str]) -> DagsterInstance:
             variables = session.get_bootstrap_env_vars().items()
             (pool,) = job.job_spec.worker_pool_specs
             pool.container_spec.env = [{"name": key, "value": text} for key, text in variables]
-            name = client.create_custom_job(parent=PARENT, custom_job=job).name
+            name = client.create_custom_job(parent=parent, custom_job=job).name
             while client.get_custom_job(name=name).state.name != "JOB_STATE_SUCCEEDED":
                 time.sleep(1.0)
         yield from session.get_results()

@@ -253,7 +253,7 @@ def copy_source(
     # The versions of the libraries are looked up once, and not for each chunk: 6 ms each time.
     settings = content_of(source)
     key = cache_key("chunk", write_snapshot.__module__, [*LIBRARIES], settings=settings)
-    keys = [hash_json([key, content]) for content in chunks.keys]
+    keys = [hash_json({"of": key, "content": content}) for content in chunks.keys]
     return write_chunks(replace(set_unusable_aside(chunks), keys=keys), folder, cache)
 
 
