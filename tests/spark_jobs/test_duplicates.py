@@ -3,14 +3,21 @@
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.clean.decide.decider import NearDuplicates, comparison, find_near_duplicates
+from spark_jobs.clean.decide.decider import (
+    NearDuplicates,
+    comparison,
+    find_near_duplicates,
+    remember_pairs,
+)
 from spark_jobs.clean.prepare import band_keys, derive_bands, signatures
+from spark_jobs.settings import NearDuplicateSettings
 from spark_jobs.text import shingle, sum_words
 
 THRESHOLD = 0.8
@@ -128,3 +135,33 @@ print(len(components(edges, count)))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert done.stdout.strip() == "100000000", done.stderr
+
+
+def test_pairs_of_texts_that_were_compared_before_are_not_compared_again(tmp_path: Path) -> None:
+    generator = np.random.default_rng(7)
+    texts = generator.integers(0, 256, (6, 16), np.uint8)
+    similarity = generator.random((6, 6))
+    similarity[1, 4] = np.nan
+    asked: list[tuple[int, int]] = []
+
+    def compare(numbers: list[int], pairs: list[tuple[int, int]]) -> list[float]:
+        """Pairs of a run that numbers the texts in this way."""
+
+        def compute(pairs: np.ndarray) -> np.ndarray:
+            asked.extend((numbers[low], numbers[high]) for low, high in pairs.tolist())
+            low, high = np.array(numbers)[pairs].T
+            return similarity[low, high]
+
+        remembered = remember_pairs(
+            compute, texts[numbers], NearDuplicateSettings(), str(tmp_path / "cache")
+        )
+        return remembered(np.array(pairs, int).reshape(-1, 2)).tolist()
+
+    assert compare([0, 1, 4], []) == [] and not asked
+    first = compare([0, 1, 4], [(0, 1), (1, 2)])
+    assert first[0] == similarity[0, 1] and np.isnan(first[1])
+    assert asked == [(0, 1), (1, 4)]
+
+    second = compare([0, 1, 2, 3, 4], [(0, 2), (0, 1), (1, 4)])
+    assert second[:2] == [similarity[0, 2], similarity[0, 1]] and np.isnan(second[2])
+    assert asked == [(0, 1), (1, 4), (0, 2)]

@@ -26,11 +26,11 @@ from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
 from spark_jobs.clean.history import History, codes_of
-from spark_jobs.clean.prepare import BUCKET_WINDOW, PreparedPart, matrix_of
+from spark_jobs.clean.prepare import BUCKET_WINDOW, PreparedPart, fixed_binary, matrix_of
 from spark_jobs.runtime import parquet
 from spark_jobs.runtime.parquet import READERS, cached_rows
 from spark_jobs.runtime.tasks import map_tasks
-from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.settings import CleanCorpusSettings, NearDuplicateSettings
 from spark_jobs.text import fold, shingle, sum_words
 
 if TYPE_CHECKING:
@@ -394,8 +394,7 @@ def fetch_shingles(
     words = run.settings.near_duplicates.shingle_words
     found = prepared.by_part(numbers)
     items = [(part, rows, f"{run.scratch}/shingles-{uuid.uuid4().hex}") for part, _, rows in found]
-    key = cache_key("shingles", shingle_sets.__module__, ["numpy"], words=words)
-    work = partial(_shingle, words=words, cache=run.cache, key=key)
+    work = partial(_shingle, words=words)
     map_tasks(run.spark, "shingling candidates", items, work, run.report)
     sets: list[np.ndarray] = [np.empty(0, np.uint64)] * len(numbers)
     for (_, places, _), (_, _, url) in zip(found, items, strict=True):
@@ -406,21 +405,38 @@ def fetch_shingles(
     return sets
 
 
-def _shingle(
-    item: tuple[DocumentPart, np.ndarray, str], words: int, cache: str | None, key: str
-) -> dict[str, Any]:
+def _shingle(item: tuple[DocumentPart, np.ndarray, str], words: int) -> dict[str, Any]:
     part, rows, target = item
-
-    def make(places: np.ndarray) -> pa.Table:
-        texts = part.read_rows("text", pa.array(rows[places])).to_pylist()
-        return pa.table({"shingles": pa.array(shingle_sets(texts, words), pa.list_(pa.uint64()))})
-
-    # Not by id: of a document edited more than once, several texts lie among the past ones.
-    hashes = pa.chunked_array([part.read_rows("text_hash", pa.array(rows))])
-    table = cached_rows(cache, f"{key}-{part.prepared.origin}", hashes, make)
+    sets = shingle_sets(part.read_rows("text", pa.array(rows)).to_pylist(), words)
+    table = pa.table({"shingles": pa.array(sets, pa.list_(pa.uint64()))})
     with files.open_file(target, "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
     return {}
+
+
+def remember_pairs(
+    compare: Compare, hashes: np.ndarray, settings: NearDuplicateSettings, cache: str | None
+) -> Compare:
+    """The same comparison, but for pairs of texts that an earlier run has compared.
+
+    Args:
+        hashes: uint8 of shape (documents, bytes), of equal rows for equal texts.
+        cache: folder of what earlier runs made.
+    """
+    decided_by = settings.model_dump(mode="json")
+    key = cache_key("similarities", __name__, ["numpy", "scipy"], settings=decided_by)
+
+    def compare_new(pairs: np.ndarray) -> np.ndarray:
+        names = hashes[pairs].reshape(len(pairs), 2 * hashes.shape[1])
+        similarity = cached_rows(
+            cache,
+            key,
+            pa.chunked_array([fixed_binary(names)]),
+            lambda places: pa.table({"similarity": compare(pairs[places])}),
+        )
+        return similarity["similarity"].to_numpy()
+
+    return compare_new
 
 
 def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> np.ndarray:

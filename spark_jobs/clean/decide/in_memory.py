@@ -28,6 +28,7 @@ from spark_jobs.clean.decide.decider import (
     components,
     fetch_shingles,
     find_near_duplicates,
+    remember_pairs,
 )
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR
 from spark_jobs.clean.history import (
@@ -44,10 +45,13 @@ from spark_jobs.clean.history import (
     decide,
     representative_rank,
 )
-from spark_jobs.clean.prepare import bands_of
+from spark_jobs.clean.prepare import bands_of, matrix_of
 from spark_jobs.runtime.parquet import PartRows, split_rows, write_part_rows
 from spark_jobs.settings import SplitSettings
 from spark_jobs.text import HASH_BYTES
+
+_DIGITS_COMPARED = 16
+"""Of a text's hash, in the name of a pair: 64 bits, as many as a shingle's hash has."""
 
 
 class InMemoryDecider(decider.Decider):
@@ -112,13 +116,16 @@ class InMemoryDecider(decider.Decider):
         keys = np.empty((len(documents), 0), np.uint64)
         if bands_of(settings) and len(documents):
             keys = prepared.fetch_matrix(documents, "bands", np.uint64)
-        threshold = settings.near_duplicates.threshold
+        near = settings.near_duplicates
         compare = comparison(
             lambda numbers: prepared.fetch_matrix(documents[numbers], "signature", np.uint8),
             lambda numbers: fetch_shingles(run, prepared, documents[numbers]),
-            threshold,
+            near.threshold,
         )
-        return find_near_duplicates(keys, compare, threshold)
+        texts = prepared.documents.select(["text_hash"]).take(documents)
+        hashes = _hashes_of(texts)[:, :_DIGITS_COMPARED]
+        compare = remember_pairs(compare, hashes, near, run.cache)
+        return find_near_duplicates(keys, compare, near.threshold)
 
     def _staying(self, documents: pa.Table, offsets: np.ndarray) -> PartRows:
         numbers = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
@@ -136,6 +143,12 @@ class InMemoryDecider(decider.Decider):
         offsets = np.cumsum([0, *(part.rows for part in history.parts)])
         chosen = split_rows(places, offsets, pa.table({}))
         return write_part_rows(self._run.scratch, decider.CHOSEN_SCHEMA, chosen)
+
+
+def _hashes_of(documents: pa.Table) -> np.ndarray:
+    """The digits of each text's hash: uint8, shape (documents, 2 * HASH_BYTES)."""
+    content = documents["text_hash"].combine_chunks().cast(pa.binary(2 * HASH_BYTES))
+    return matrix_of(content, np.uint8)
 
 
 def _histogram(values: np.ndarray) -> dict[int, int]:
@@ -206,9 +219,8 @@ class Texts(NamedTuple):
 
 def group_exact(documents: pa.Table, recorded: Recorded, split: SplitSettings) -> Texts:
     """Group documents (rows of `decider.DOCUMENT_SCHEMA`) of equal text, faulty ones left out."""
-    # Equally long ASCII strings are numpy bytes as they lie, which sort without Python.
-    content = documents["text_hash"].combine_chunks().cast(pa.binary(2 * HASH_BYTES))
-    hashes = np.frombuffer(content.buffers()[1], f"S{2 * HASH_BYTES}")[: len(content)]
+    # Equally long ASCII strings are numpy bytes, which sort without Python.
+    hashes = _hashes_of(documents).view(f"S{2 * HASH_BYTES}").ravel()
     sound = np.flatnonzero(np.asarray(pc.is_null(documents["fault"])))
     members = sound[np.argsort(hashes[sound], kind="stable")]
     begins = run_starts(hashes[members])
