@@ -18,11 +18,12 @@ from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -49,6 +50,8 @@ TOKENIZER_NAME = "tokenizer.json"
 CHAT_NAME = "chat.json"
 BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
 
+Result = TypeVar("Result")
+
 
 class AnyModel(Protocol):
     """What an engine's program serves: a language model, or an encoder."""
@@ -70,9 +73,9 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         writer.write(reply.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     async def answer(number: int, request: GenerateRequest, is_short: bool) -> None:
-        encode = model.encode
+        encode = partial(model.encode, request)
         try:
-            tokens = encode(request) if is_short else await asyncio.to_thread(encode, request)
+            tokens = encode() if is_short else await in_thread(encode)
             async for chunk in model.generate(request, tokens):
                 say(number, chunk)
         except Refused as refused:
@@ -93,6 +96,19 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         if given_up := tasks.get(call.number):
             given_up.cancel()
         say(call.number, Chunk())
+
+
+async def in_thread(work: Callable[[], Result], executor: Executor | None = None) -> Result:
+    """What work in a thread returns or raises, whatever that is."""
+
+    def run() -> Result:
+        try:
+            return work()
+        except StopIteration as error:
+            # Before Python 3.12 no future holds one: it would be awaited for ever.
+            raise RuntimeError(f"{work} raised StopIteration") from error
+
+    return await asyncio.get_running_loop().run_in_executor(executor, run)
 
 
 def start_thread(work: Callable[[], None]) -> None:

@@ -5,11 +5,11 @@ fine-tuned RoBERTa, tells which class a text is, or what stands behind a mask. A
 torch sees any, which divide a large model.
 """
 
-import asyncio
 import queue
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,8 +299,7 @@ class Classifier:
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Chunk, None]:
         """One piece: the label, with the probability of every one."""
-        loop = asyncio.get_running_loop()
-        scores = await loop.run_in_executor(self._thread, self._scores, tokens)
+        scores = await served_model.in_thread(partial(self._scores, tokens), self._thread)
         yield Chunk(
             text=max(scores, key=scores.__getitem__),
             class_scores=scores,
