@@ -247,7 +247,8 @@ def write_documents(
         marks = _flat_marks(documents["targets"], lengths)
     rows = _pack(tokens, marks, lengths, documents["slice"].to_numpy(), plan)
     packed = int(rows.segments["length"].sum())
-    assert packed == len(tokens), f"packing {name} made {packed} tokens of {len(tokens)}"
+    if packed != len(tokens):
+        raise AssertionError(f"packing {name} made {packed} tokens of {len(tokens)}")
     table = documents.append_column("length", pa.array(lengths, pa.int64()))
     columns = ["id", "cluster", "source", "bytes", "length", "text_hash", "slice"]
     table = table.select(columns)
