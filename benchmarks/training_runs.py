@@ -144,9 +144,11 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def refuse_skipped(history: list[dict[str, Any]]) -> None:
-    """Raise RuntimeError where a run skipped steps, as without a usable gradient."""
-    if skipped := [line["step"] for line in history if line["skipped"]]:
-        raise RuntimeError(f"steps {skipped} were skipped, as without a usable gradient")
+    """Raise RuntimeError where a run skipped steps, with the gradient norms that it did so for."""
+    if skipped := {line["step"]: line["gradient_norm"] for line in history if line["skipped"]}:
+        usual = median(line["gradient_norm"] for line in history)
+        norms = ", ".join(f"{step} ({norm:.3g})" for step, norm in skipped.items())
+        raise RuntimeError(f"skipped for their gradient norms (usual: {usual:.3g}): step {norms}")
 
 
 def largest_difference(losses: Iterable[float], expected: Iterable[float]) -> float:

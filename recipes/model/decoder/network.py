@@ -215,7 +215,8 @@ def segment_mask(segments: torch.Tensor, dtype: torch.dtype) -> SegmentMask:
 def document_blocks(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
     """`block_mask`, on a GPU by one kernel in the place of a hundred, and of masks as large as all
     pairs of positions."""
-    build = _compiled(block_mask) if segments.is_cuda else block_mask
+    compiles = segments.is_cuda and not torch.compiler.is_compiling()
+    build = _compiled(block_mask) if compiles else block_mask
     return build(segments, is_causal)
 
 
