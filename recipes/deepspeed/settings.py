@@ -15,13 +15,14 @@ Offload = Literal["none", "cpu", "nvme"]
 AUTO = "auto"
 """What a configuration says where its reader is to choose, as for the Hugging Face Trainer."""
 
-PLACES = {
-    "stage": ("stage",),
-    "offload_optimizer": ("offload_optimizer", "device"),
-    "offload_parameters": ("offload_param", "device"),
-    "nvme_folder": ("offload_optimizer", "nvme_path"),
-}
-"""Settings of this section → where a configuration has them, under `zero_optimization`."""
+PLACES = (
+    ("stage", ("stage",)),
+    ("offload_optimizer", ("offload_optimizer", "device")),
+    ("offload_parameters", ("offload_param", "device")),
+    ("nvme_folder", ("offload_optimizer", "nvme_path")),
+    ("nvme_folder", ("offload_param", "nvme_path")),
+)
+"""Settings of this section, and where a configuration has them, under `zero_optimization`."""
 
 PASSED_ON = (
     "aio",
@@ -94,12 +95,16 @@ class DeepSpeedSettings(StrategySettings):
         if not isinstance(configuration, dict):
             return values
         zero = configuration.get("zero_optimization", {})
-        told = {name: _look_up(zero, place) for name, place in PLACES.items()}
-        known = {name: value for name, value in told.items() if value not in (None, AUTO)}
-        for name, value in known.items():
-            if values.get(name, value) != value:
-                place = ".".join(PLACES[name])
-                raise ValueError(f"{name} is {values[name]}, but configuration's {place} {value}")
+        known: dict[str, Any] = {}
+        for name, place in PLACES:
+            value = _look_up(zero, place)
+            if value in (None, AUTO):
+                continue
+            other = values.get(name, known.get(name, value))
+            if other != value:
+                told = ".".join(place)
+                raise ValueError(f"{name} is {other}, but configuration's {told} {value}")
+            known[name] = value
         return known | values | {"configuration": configuration}
 
     @model_validator(mode="after")

@@ -64,6 +64,15 @@ def test_a_configuration_with_auto_decides_nothing_but_what_it_says(tmp_path: Pa
     }
 
 
+def test_the_folder_of_weights_that_a_configuration_offloads_is_taken_from_it() -> None:
+    weights = {"device": "nvme", "nvme_path": "/fast"}
+    settings = given({"zero_optimization": {"stage": 3, "offload_param": weights}})
+    assert (settings.offload_parameters, settings.nvme_folder) == ("nvme", "/fast")
+    moments = weights | {"nvme_path": "/other"}
+    with pytest.raises(ValidationError, match=r"nvme_folder is /other, but .*offload_param.* /fast"):
+        given({"zero_optimization": {"offload_optimizer": moments, "offload_param": weights}})
+
+
 @pytest.mark.parametrize(
     ("own", "named"),
     [
