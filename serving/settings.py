@@ -31,8 +31,9 @@ class OpenAIEngine(Settings):
     key_variable: str | None = None
     """Environment variable that holds its API key; leave it unset if the server needs no key."""
     unchecked: bool = False
-    """Let a version serve even if the engine returns no prompt log-probabilities, without which
-    nothing shows that it serves the model that was evaluated."""
+    """Let a version serve even if the engine tells no log-probabilities of a prompt, neither with
+    `echo` nor with `logit_bias`, without which nothing shows that it serves the model that was
+    evaluated."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

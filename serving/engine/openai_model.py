@@ -4,7 +4,9 @@ Tokens and chat template stay the version's own: whatever a client asks, the oth
 for the completion of the tokens that this project encodes.
 """
 
+import asyncio
 import json
+import math
 import os
 import socket
 import subprocess
@@ -28,6 +30,11 @@ POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 CLIENTS_FAULTS = (400, 413, 422)
 """Statuses with which a server refuses what it is asked; others are between it and this one."""
+BIAS = 100
+"""The most that OpenAI's API takes; more than lies between any token and the likeliest."""
+
+Likelihood = tuple[str, float | None, list[protocol.LikelyToken]]
+"""A token's text, its logarithm and the likeliest of its place."""
 
 
 class OpenAIModel(served_model.PromptEncoder):
@@ -62,6 +69,7 @@ class OpenAIModel(served_model.PromptEncoder):
             "trust_env": False,
         }
         self._client = httpx.AsyncClient(**self._http)
+        self._leading = asyncio.Lock()
         self._process = None
         if engine.command:
             # Of this one's process group, so that nothing of it is left once this one has ended.
@@ -200,26 +208,80 @@ class OpenAIModel(served_model.PromptEncoder):
     ) -> list[protocol.TokenScore]:
         """How likely each token of a prompt is; raises Refused where the server does not say it."""
         # As lm-eval asks, which servers heed: for one token more, since not all can write none.
-        asked = request.model_copy(update={"max_tokens": 1, "stream": False, "stop": []})
-        try:
-            (answer,) = [
-                piece async for piece in self._pieces(self._body(asked, tokens) | {"echo": True})
-            ]
-        except protocol.Refused as error:
-            raise protocol.Refused(
-                f"No log-probabilities for the prompt: {error}", "echo"
-            ) from error
-        told = list(_likelihoods(answer["choices"][0], request.top))[: len(tokens)]
-        if len(told) < len(tokens):
-            text = f"{self._name} returns no log-probabilities for a prompt."
-            raise protocol.Refused(text, "echo")
+        own = {"max_tokens": 1, "stream": False, "stop": [], "ignore_eos": False}
+        asked = request.model_copy(update=own | {"temperature": 0.0, "top_p": 1.0})
+        told: list[Likelihood] = [("", None, [])]
+        if len(tokens) > 1:
+            try:
+                echoed = await self._likelihoods(asked, tokens, echo=True)
+                if len(echoed) < len(tokens):
+                    missing = f"{self._name} returns no log-probabilities for a prompt."
+                    raise protocol.Refused(missing, "echo")
+                told = echoed
+            except protocol.Refused as refused:
+                told += await self._led(asked, tokens, refused)
         texts = served_model.TokenTexts(self.tokenizer, text, len(tokens), 0)
         return [
             texts.score(served_model.TokenLikelihood(token, logprob)).model_copy(
                 update={"top": likely}
             )
-            for token, (_, logprob, likely) in zip(tokens, told, strict=True)
+            for token, (_, logprob, likely) in zip(tokens, told[: len(tokens)], strict=True)
         ]
+
+    async def _led(
+        self, asked: protocol.GenerateRequest, tokens: list[int], refusal: protocol.Refused
+    ) -> list[Likelihood]:
+        """How likely the tokens after the first are, of a server that is led through them.
+
+        llama-server has no `echo`. A bias forces one token after another, of which it tells how
+        likely each was before the bias, and it keeps what it computed for the tokens before.
+
+        Raises:
+            Refused: the server heeds no bias, or tells what is likely with it.
+        """
+        letter, other = (self.tokenizer.encode(one, add_special_tokens=False)[-1] for one in "ab")
+        # One prompt at a time: several would drive what is kept of each other out of its memory.
+        async with self._leading:
+            probes = [
+                await self._likelihoods(asked, tokens[:1], logit_bias={token: BIAS})
+                for token in (letter, other)
+            ]
+            names = {name for probe in probes for name, *_ in probe}
+            certain = sum(math.exp(logprob or 0) for probe in probes for _, logprob, _ in probe)
+            # Each is all but certain with its bias; before it, they share what is certain.
+            if len(names) < 2 or certain > 1.001:
+                raise refusal
+            told = []
+            for place, token in enumerate(tokens[1:], 1):
+                before = tokens[:place]
+                forced = await self._likelihoods(asked, before, logit_bias={token: BIAS})
+                told += forced or [await self._looked_up(asked, before, token, letter)]
+        return told
+
+    async def _looked_up(
+        self, asked: protocol.GenerateRequest, prompt: list[int], token: int, letter: int
+    ) -> Likelihood:
+        """How likely a token is that ends within a character: llama-server writes none of those,
+        but names them among all that might stand in a letter's place."""
+        every = {"logprobs": self.tokenizer.backend.get_vocab_size(), "logit_bias": {letter: BIAS}}
+        choice = await self._choice(self._body(asked, prompt) | every)
+        (place,) = choice["logprobs"]["content"]
+        return "", {one["id"]: one["logprob"] for one in place["top_logprobs"]}[token], []
+
+    async def _likelihoods(
+        self, asked: protocol.GenerateRequest, prompt: list[int], **more: Any
+    ) -> list[Likelihood]:
+        choice = await self._choice(self._body(asked, prompt) | more)
+        return list(_likelihoods(choice, asked.top))
+
+    async def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            (answer,) = [piece async for piece in self._pieces(body)]
+        except protocol.Refused as error:
+            text = f"No log-probabilities for the prompt: {error}"
+            raise protocol.Refused(text, "echo") from error
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice
 
 
 def _authorization(variable: str | None) -> dict[str, str]:
@@ -245,9 +307,7 @@ def _scores(choice: dict[str, Any], offset: int, top: int) -> list[protocol.Toke
     return scores
 
 
-def _likelihoods(
-    choice: dict[str, Any], top: int
-) -> Iterator[tuple[str, float | None, list[protocol.LikelyToken]]]:
+def _likelihoods(choice: dict[str, Any], top: int) -> Iterator[Likelihood]:
     """Each token, its logarithm and the likeliest, from the shape of completions or, as
     llama-server has it, of chats."""
     said = choice.get("logprobs") or {}

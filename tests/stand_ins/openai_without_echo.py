@@ -1,4 +1,8 @@
-"""A server with OpenAI's completions that, as llama-server, refuses `echo`; it writes one word."""
+"""A server with OpenAI's completions that refuses `echo`; it writes one word.
+
+`python -m tests.stand_ins.openai_without_echo PORT [WHAT]`: a bias for a token is refused with the
+log-probabilities that it is asked for, "ignored", or "counted" in those, as some servers do.
+"""
 
 import json
 import sys
@@ -14,7 +18,11 @@ def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answ
     if asked.get("echo"):
         refusal = {"message": "Only no echo is supported", "type": "invalid_request_error"}
         return json_answer(400, {"error": refusal})
-    choice = {"index": 0, "text": " word", "logprobs": None, "finish_reason": "length"}
+    told = None
+    if BIAS and asked.get("logprobs"):
+        (token,) = asked.get("logit_bias") if BIAS == "counted" else ["word"]
+        told = {"tokens": [token], "token_logprobs": [-1e-6 if BIAS == "counted" else -0.1]}
+    choice = {"index": 0, "text": " word", "logprobs": told, "finish_reason": "length"}
     usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": 1, "total_tokens": 1}
     whole = {"object": "text_completion", "choices": [choice], "usage": usage}
     if not asked.get("stream"):
@@ -23,5 +31,6 @@ def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answ
     return 200, [("content-type", "text/event-stream")], events
 
 
+BIAS = next(iter(sys.argv[2:]), None)
 start_http_server(answer, int(sys.argv[1]))
 threading.Event().wait()

@@ -69,7 +69,8 @@ def test_the_folder_of_weights_that_a_configuration_offloads_is_taken_from_it() 
     settings = given({"zero_optimization": {"stage": 3, "offload_param": weights}})
     assert (settings.offload_parameters, settings.nvme_folder) == ("nvme", "/fast")
     moments = weights | {"nvme_path": "/other"}
-    with pytest.raises(ValidationError, match=r"nvme_folder is /other, but .*offload_param.* /fast"):
+    named = "nvme_folder is /other, but .*offload_param.* /fast"
+    with pytest.raises(ValidationError, match=named):
         given({"zero_optimization": {"offload_optimizer": moments, "offload_param": weights}})
 
 
