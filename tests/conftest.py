@@ -18,7 +18,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from serving.endpoint import stop as stop_endpoint
 from tests.forked import ForkedProcess, Surroundings, run_command, start_command
-from tests.needs import EVERYTHING, not_tried
+from tests.needs import EVERYTHING, LEFT_TO_CI, leaves_to_ci, not_tried
 from tests.tiny import tiny_base_model, tiny_texts
 
 pytest_plugins = ["tests.stand_ins.fixtures", "tests.distribution"]
@@ -48,7 +48,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """End with what was not tried, and why."""
-    if lines := not_tried(skip_reasons(terminalreporter)):
+    lines = not_tried(skip_reasons(terminalreporter))
+    if leaves_to_ci(terminalreporter.config):
+        lines += [f"Left to .ci/run: {', '.join(LEFT_TO_CI)}", f"All: {EVERYTHING}=1 make test"]
+    if lines:
         terminalreporter.section("not tried")
         for line in lines:
             terminalreporter.write_line(line)

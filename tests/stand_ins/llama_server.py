@@ -73,7 +73,8 @@ def main(folder: Path, port: int) -> None:
         parameters.model.path = str(path)
         parameters.hostnames, parameters.port = ["127.0.0.1"], port
         parameters.n_parallel = 2
-        parameters.cpuparams.n_threads = 2
+        # Threads of it that wait for each other keep the processor busy.
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
         # It begins to answer when its weights are read; the reference keeps it alive.
         server = xllamacpp.Server(parameters)
         signal.sigwait({signal.SIGTERM})
