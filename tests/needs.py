@@ -29,11 +29,15 @@ LEFT_TO_CI = (
     "tests/recipes/model/test_compile.py",
     "tests/recipes/torchtune",
     # Engines that a laptop does not choose by itself, and what happens to one under load.
+    "tests/llm_assets/endpoint/test_follow.py",
+    "tests/serving/test_comparison.py",
     "tests/serving/test_engine_process.py",
     "tests/serving/test_llama_server.py",
     "tests/serving/test_openai_engine.py",
     "tests/serving/test_rollout.py",
+    "tests/serving/test_sequence_to_sequence.py",
     # Weeks of work in a row, kills, stores of earlier versions, and what else takes long.
+    "tests/llm_assets/experiments",
     "tests/llm_assets/forgetting/test_similar.py",
     "tests/llm_assets/forgetting/test_verification.py",
     "tests/llm_assets/maintenance/test_recovery.py",
@@ -42,6 +46,8 @@ LEFT_TO_CI = (
     "tests/llm_assets/test_interruption.py",
     "tests/llm_assets/test_launchpad.py",
     "tests/llm_assets/test_year.py",
+    "tests/spark_jobs/test_growth.py",
+    "tests/spark_jobs/test_lineage.py",
 )
 """Folders and files of what a change elsewhere seldom breaks; together half of the processor time
 that all tests take. `make test` leaves them out; `.ci/run`, which sets LLM_ASSETS_TEST_EVERYTHING,
