@@ -129,12 +129,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if leaves_to_ci(config):
-        left = [ROOT / path for path in LEFT_TO_CI]
-        soak = [item for item in items if item.get_closest_marker("soak")]
-        items[:] = [
-            item
-            for item in items
-            if item in soak or not any(item.path.is_relative_to(path) for path in left)
-        ]
+        items[:] = [item for item in items if not item.nodeid.startswith(LEFT_TO_CI)]
     places = {ROOT / file: place for place, file in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -28,7 +28,7 @@ LEFT_TO_CI = (
     "tests/recipes/launcher",
     "tests/recipes/model/test_compile.py",
     "tests/recipes/torchtune",
-    # Engines that a laptop does not choose by itself, and what happens to one under load.
+    # Engines that a laptop does not choose by itself, and the ways from one version to another.
     "tests/llm_assets/endpoint/test_follow.py",
     "tests/serving/test_comparison.py",
     "tests/serving/test_engine_process.py",
@@ -51,7 +51,7 @@ LEFT_TO_CI = (
 )
 """Folders and files of what a change elsewhere seldom breaks; together half of the processor time
 that all tests take. `make test` leaves them out; `.ci/run`, which sets LLM_ASSETS_TEST_EVERYTHING,
-does not, and neither does a pytest that is told which files to run."""
+does not, and neither does a pytest that is told which files to run, or to run the soak tests."""
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 AVX2 = {ISA_LIMIT: "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """Holds OpenVINO and torch to what the commonest processors have."""
@@ -128,7 +128,8 @@ def vllm() -> str | None:
 
 def leaves_to_ci(config: pytest.Config) -> bool:
     """Whether this test session tries only what `make test` does."""
-    return not (os.environ.get(EVERYTHING) or config.option.file_or_dir)
+    named = config.option.file_or_dir or config.option.markexpr == "soak"
+    return not (os.environ.get(EVERYTHING) or named)
 
 
 def needs(*what: str) -> pytest.MarkDecorator:

@@ -40,8 +40,7 @@ HEAD = """# Reliability
 This page lists tested faults by stage, with what the user sees and what happens next. Each row
 links to the file with the test that injects the fault (for Google's services, into a local
 stand-in). `python -m tests.reliability` writes this page from the tests, and a test verifies that
-it is up to date. Rows marked * are tested by `make soak`, all others in CI, and most by `make
-test`.
+it is up to date. CI tests all rows but those marked *, which `make soak` tests.
 
 {count} faults.
 """

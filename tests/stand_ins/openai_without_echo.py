@@ -1,7 +1,7 @@
 """A server with OpenAI's completions that refuses `echo`; it writes one word.
 
-`python -m tests.stand_ins.openai_without_echo PORT [WHAT]`: a bias for a token is refused with the
-log-probabilities that it is asked for, "ignored", or "counted" in those, as some servers do.
+`python -m tests.stand_ins.openai_without_echo PORT [WHAT]`: with WHAT it tells log-probabilities of
+its answer, in which a bias for a token is "ignored" or "counted".
 """
 
 import json
