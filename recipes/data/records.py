@@ -154,8 +154,7 @@ def stretches_of(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """`(texts, starts, ends)` of all segments of some of a shard's rows, in their order."""
     first = np.asarray(shard.row_offsets[rows])
     counts = np.asarray(shard.row_offsets[rows + 1]) - first
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    segments = shard.segments[np.repeat(first, counts) + within]
+    segments = shard.segments[spans(first, counts)]
     texts = text_numbers(shard.documents(["text_hash"])["text_hash"].to_pylist())
     starts = segments["offset"].astype(np.int64)
     return texts[segments["document"]], starts, starts + segments["length"]

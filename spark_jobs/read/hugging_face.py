@@ -112,6 +112,9 @@ def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> D
     found_id = row.get(source.id_column) if source.id_column else f"{source.name}:{number}"
     if found_id is None:
         return Fault("no_id", f"{place}: no id under {source.id_column!r}.")
+    if isinstance(found_id, list | dict | bytes):
+        kind = type(found_id).__name__
+        return Fault("bad_id", f"{place}: the id is of the type {kind}, not text or a number.")
     identifier = str(found_id)
     if source.examples:
         found = take_example(row.get, source.examples, place)

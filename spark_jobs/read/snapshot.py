@@ -186,11 +186,6 @@ def fingerprints_of(opened: Mapping[str, OpenedSource]) -> dict[str, str]:
     return {name: one for source in opened.values() for name, one in source.fingerprints.items()}
 
 
-def source_fingerprints(settings: RawCorpusSettings, apart: str | None = None) -> dict[str, str]:
-    """The fingerprints of the sources as they are now; raises UserError as `open_sources`."""
-    return fingerprints_of(open_sources(settings, apart=apart))
-
-
 def write_snapshot(
     settings: RawCorpusSettings,
     folder: Path,

@@ -199,9 +199,14 @@ def test_good_clients_lose_nothing_among_rude_ones_and_dying_engines(
 def test_model_changes_lose_no_request(
     tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path, engine: Any
 ) -> None:
-    folder, models = tmp_path / "endpoint", (tiny_model_folder, other_model_folder)
-    rollout = RolloutSettings(steps=(0.5,), step_seconds=0.5, min_requests=20)
-    settings = {"engine": engine, "rollout": rollout, "request_timeout": 60.0}
+    models = (tiny_model_folder, other_model_folder)
+    check_model_changes(tmp_path / "endpoint", models, engine=engine, request_timeout=60.0)
+
+
+def check_model_changes(folder: Path, models: tuple[Path, Path], **settings: Any) -> None:
+    """Change an endpoint's model `CHANGES` times under load: every request is answered, one engine
+    is left, and memory does not grow."""
+    settings |= {"rollout": RolloutSettings(steps=(0.5,), step_seconds=0.5, min_requests=20)}
     with served(folder, models[0], "0", **settings) as client:
         server = client.api_server()
         with load(client) as answers:

@@ -10,7 +10,13 @@ from http import HTTPStatus
 from typing import Any
 
 from artifacts.errors import first_line
-from llm_assets.cloud.settings import EndpointMachineSettings, GoogleCloudSettings, MachineSettings
+from llm_assets.cloud.settings import (
+    V5E,
+    EndpointMachineSettings,
+    GoogleCloudSettings,
+    MachineSettings,
+    TpuMachine,
+)
 from llm_assets.cloud.setup.rights import APIS, Finding, check_rights
 from llm_assets.cloud.spending import how_to_price, most_of_run, unpriced
 from llm_assets.cloud.vertex import REST_SECONDS, get_json, open_session, rest_url
@@ -38,8 +44,8 @@ def check_quotas(
         runner: where training and evaluation run.
     """
     limits: dict[str, dict[str, int]] = {}
-    if runner == "tpu_vm" and settings.training.tpu:
-        yield _check_chips(settings, settings.training.tpu.chips)
+    if runner == "tpu_vm" and (machine := settings.training.tpu):
+        yield _check_chips(settings, machine)
     for need in needs(settings, runner):
         service = need.metric.partition("/")[0]
         if service not in limits:
@@ -113,8 +119,16 @@ CHIPS = "tpu.googleapis.com/tpu-v5s-litepod"
 """What the names of Cloud TPU's quotas for TPU v5e begin with; some are for serving."""
 
 
-def _check_chips(settings: GoogleCloudSettings, chips: int) -> Finding:
+def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
     """Cloud TPU does not say which of its quotas a machine of up to 8 chips counts against."""
+    if machine.generation != V5E:
+        text = (
+            f"{machine.chips} chips of TPU {machine.generation.name} are asked for; the names of "
+            "their quotas are not known here. Look for them among those of the Cloud TPU API: "
+            f"{_quotas_page(settings)}"
+        )
+        return Finding("training", None, text)
+    chips = machine.chips
     spot = settings.training.strategy == "SPOT"
     zone = settings.training.zones[0] if len(settings.training.zones) == 1 else None
     place = zone or settings.region
@@ -135,8 +149,11 @@ def _check_chips(settings: GoogleCloudSettings, chips: int) -> Finding:
 
 
 def _ask(settings: GoogleCloudSettings) -> str:
-    page = "https://console.cloud.google.com/iam-admin/quotas"
-    return f"Ask for more: {page}?project={settings.project}"
+    return f"Ask for more: {_quotas_page(settings)}"
+
+
+def _quotas_page(settings: GoogleCloudSettings) -> str:
+    return f"https://console.cloud.google.com/iam-admin/quotas?project={settings.project}"
 
 
 def quota_limits(

@@ -25,7 +25,7 @@ from llm_assets.definitions import build_definitions
 from llm_assets.gate.verdict import Outcome, Reason
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
-from spark_jobs.read.snapshot import source_fingerprints
+from spark_jobs.read.snapshot import fingerprints_of, open_sources
 from tests.conftest import Project, make_project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 
@@ -115,7 +115,7 @@ class Automated:
         settings = load_settings(self.project.config).raw_corpus
         store = self.project.record.store
         identity = Identity(
-            kind="raw_corpus", code_version="1", inputs=source_fingerprints(settings)
+            kind="raw_corpus", code_version="1", inputs=fingerprints_of(open_sources(settings))
         )
         corpus, _ = store.make(identity, lambda draft: draft.stats.update(documents=1))
         against = self.registry.state().incumbent_of(model).weights

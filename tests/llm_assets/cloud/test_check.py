@@ -314,6 +314,12 @@ def test_tpu_machines_of_your_own_are_held_against_the_quotas_of_cloud_tpu(
     google.rest.quotas |= {f"{CHIPS}-serving-preemptible": 8}
     assert [f.ok for f in told()] == [True]
 
+    content["training"] |= {"machine_type": "ct6e-standard-8t"}
+    on_tpus = GoogleCloudSettings.model_validate(content)
+    (unknown,) = told()
+    assert unknown.ok is None, "quotas of v5e say nothing of v6e"
+    assert "8 chips of TPU v6e are asked for" in unknown.text
+
 
 def test_most_that_a_run_can_cost_is_said(settings: GoogleCloudSettings) -> None:
     def cost(**changes: object) -> list[tuple[bool | None, str]]:

@@ -1,10 +1,8 @@
 """What is made of documents: their facts in many forms, and what a generator writes of them."""
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from artifacts.errors import UserError
 from llm_assets.study.rows import write_rows
 from llm_assets.study.settings import StudySettings
 from spark_jobs.runtime.parquet import write_table
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 
 LAMP = """# Velora lamp
 
@@ -51,41 +50,24 @@ class Scribe:
         """Codes that the next requests are answered with."""
         self.text = "The lamp of the name Velora weighs 3 kg, says the manual."
         self.finish_reason = "stop"
-        scribe = self
+        self.server = start_http_server(self._answer)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                key = self.headers.get("authorization")
-                scribe.asked.append(body | {"key": key, "path": self.path})
-                choice = {
-                    "message": {"role": "assistant", "content": scribe.text},
-                    "finish_reason": scribe.finish_reason,
-                }
-                status = scribe.refusals.pop(0) if scribe.refusals else 200
-                answer = json.dumps({"choices": [choice], "usage": {"total_tokens": 100}})
-                self.send_response(status)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer.encode())
-
-            def log_message(self, format: str, *args: object) -> None:
-                return None
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    def _answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        self.asked.append(json.loads(body) | {"key": headers.get("authorization"), "path": path})
+        message = {"role": "assistant", "content": self.text}
+        choice = {"message": message, "finish_reason": self.finish_reason}
+        status = self.refusals.pop(0) if self.refusals else 200
+        return json_answer(status, {"choices": [choice], "usage": {"total_tokens": 100}})
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        address = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        return {"address": address, "model": "scribe", "prompts": ["lesson"]} | more
+        return {"address": f"{self.server.url}/v1", "model": "scribe", "prompts": ["lesson"]} | more
 
 
 @pytest.fixture
 def scribe() -> Iterator[Scribe]:
     scribe = Scribe()
     yield scribe
-    scribe.server.shutdown()
-    scribe.server.server_close()
+    scribe.server.stop()
 
 
 @pytest.fixture

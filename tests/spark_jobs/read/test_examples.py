@@ -15,7 +15,7 @@ from artifacts.errors import UserError
 from artifacts.examples import read_example
 from artifacts.storage import files
 from spark_jobs.read.document import Document, Fault
-from spark_jobs.read.snapshot import open_sources, source_fingerprints
+from spark_jobs.read.snapshot import fingerprints_of, open_sources
 from tests.spark_jobs.read.test_snapshot import settings_of
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
@@ -167,7 +167,7 @@ def test_offline_a_data_set_is_read_from_the_hubs_cache(hub_cache: Path) -> None
     assert found["target"] == "long validation Short."
     named = source | {"subset": "short", "revision": REVISION, "name": "news"}
     assert only(named)["input"] == "short train A long text."
-    assert source_fingerprints(settings_of(**named)) == {"news": REVISION}
+    assert fingerprints_of(open_sources(settings_of(**named))) == {"news": REVISION}
 
 
 def test_offline_a_data_set_that_the_cache_lacks_is_named(hub_cache: Path) -> None:

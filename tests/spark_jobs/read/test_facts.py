@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from artifacts.errors import UserError
 from spark_jobs.read.facts import Fact, read_facts, read_forms, tell
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import source_fingerprints
+from spark_jobs.read.snapshot import fingerprints_of, open_sources
 from tests.conftest import ROOT
 from tests.spark_jobs.read.test_snapshot import settings_of, snapshot
 
@@ -52,12 +52,12 @@ def test_each_document_tells_facts_of_one_subject(
 def test_only_what_is_told_is_the_sources_content(
     source: RawCorpusSettings, tmp_path: Path
 ) -> None:
-    before = source_fingerprints(source)
+    before = fingerprints_of(open_sources(source))
     forms = tmp_path / "forms.yaml"
     forms.write_text(FORMS.replace("Where does", "From which town does"))
-    assert source_fingerprints(source) == before
+    assert fingerprints_of(open_sources(source)) == before
     (tmp_path / "facts.csv").write_text(FACTS.replace("Riga", "Oslo"))
-    assert source_fingerprints(source) != before
+    assert fingerprints_of(open_sources(source)) != before
 
 
 @given(

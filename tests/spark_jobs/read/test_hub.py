@@ -10,7 +10,7 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from recipes.model.base_model import BaseModelSettings, prepare
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import source_fingerprints, write_snapshot
+from spark_jobs.read.snapshot import fingerprints_of, open_sources, write_snapshot
 from tests.spark_jobs.read.test_snapshot import settings_of
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.stand_ins.http_server import Answer
@@ -34,7 +34,7 @@ def of_hub(dataset: str) -> RawCorpusSettings:
 
 def test_a_dataset_of_the_hub_is_read(hub: Hub, tmp_path: Path) -> None:
     settings = of_hub("team/web")
-    assert source_fingerprints(settings) == {"web": hub.repositories["team/web"].commit}
+    assert fingerprints_of(open_sources(settings)) == {"web": hub.repositories["team/web"].commit}
     assert write_snapshot(settings, tmp_path / "raw")["documents"] == len(ROWS)
 
 
@@ -81,9 +81,9 @@ def test_a_saved_dataset_in_a_bucket_is_read(google: LocalGoogle, tmp_path: Path
     for file in (tmp_path / "saved").iterdir():
         files.write(f"{url}/{file.name}", file.read_bytes())
     settings = of_hub(url)
-    before = source_fingerprints(settings)
+    before = fingerprints_of(open_sources(settings))
     assert write_snapshot(settings, tmp_path / "raw")["documents"] == len(ROWS)
     files.write(f"{url}/more.txt", b"")
-    assert source_fingerprints(settings) != before
+    assert fingerprints_of(open_sources(settings)) != before
     with pytest.raises(UserError, match=r"no file in gs://.*/absent.*save_to_disk"):
-        source_fingerprints(of_hub(f"gs://{BUCKET}/absent"))
+        open_sources(of_hub(f"gs://{BUCKET}/absent"))

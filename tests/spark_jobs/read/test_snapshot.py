@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from artifacts.errors import UserError
 from spark_jobs.read.docstrings import docstrings_of
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import source_fingerprints, write_snapshot
+from spark_jobs.read.snapshot import fingerprints_of, open_sources, write_snapshot
 
 
 def settings_of(**source: object) -> RawCorpusSettings:
@@ -90,9 +90,9 @@ def test_package_docs_are_read_without_importing_the_package(
     assert stats["documents"] == 3 and stats["repeated_ids"] == 1
     assert stats["sources"]["package_docs"]["documents"] == 3
 
-    before = source_fingerprints(settings)
+    before = fingerprints_of(open_sources(settings))
     (package / "sub" / "part.py").write_text("changed = True\n")
-    assert source_fingerprints(settings) != before
+    assert fingerprints_of(open_sources(settings)) != before
 
 
 def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_missing_package_is_named() -> None:
     settings = settings_of(type="package_docs", packages=["no_such_package_here"])
 
     with pytest.raises(UserError, match=r"'no_such_package_here'.*not installed"):
-        source_fingerprints(settings)
+        open_sources(settings)
 
 
 def test_every_format_is_read_from_one_folder(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -
         settings = files_source(tmp_path / place)
         snapshot(settings, tmp_path / f"raw-{place}")
         written = {f.name: f.read_bytes() for f in (tmp_path / f"raw-{place}").iterdir()}
-        found.append((settings.content(), source_fingerprints(settings), written))
+        found.append((settings.content(), fingerprints_of(open_sources(settings)), written))
 
     assert found[0] == found[1]
     files = (tmp_path / "raw-one").iterdir()
@@ -197,7 +197,7 @@ def test_bad_files_are_named_with_what_to_do(
 
 def test_a_path_that_matches_nothing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing-\*.txt matches no file.*`path`"):
-        source_fingerprints(files_source(tmp_path / "nothing-*.txt"))
+        open_sources(files_source(tmp_path / "nothing-*.txt"))
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

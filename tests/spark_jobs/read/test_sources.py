@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import UserError
 from spark_jobs.read.files.find import expand_braces
-from spark_jobs.read.snapshot import source_fingerprints
+from spark_jobs.read.snapshot import fingerprints_of, open_sources
 from tests.spark_jobs.read.test_snapshot import files_source, settings_of, snapshot
 
 
@@ -48,7 +48,7 @@ def test_numbered_compressed_files_are_read_in_their_order(tmp_path: Path) -> No
 
     assert [row["text"] for row in rows[::2]] == [f"document {n}" for n in range(1, 12)]
     with pytest.raises(UserError, match=r"t.12-of-11.jsonl.zst matches no file"):
-        source_fingerprints(files_source(tmp_path / "t.{1..12}-of-11.jsonl.zst"))
+        open_sources(files_source(tmp_path / "t.{1..12}-of-11.jsonl.zst"))
 
 
 def test_faulty_documents_are_set_aside_counted_and_named(tmp_path: Path) -> None:
@@ -136,6 +136,14 @@ def test_a_row_of_a_hugging_face_dataset_without_an_id_is_set_aside(tmp_path: Pa
     assert stats["faults"] == [f"{tmp_path}, row 0: no id under 'key'."]
 
 
+def test_lists_are_no_ids_of_a_hugging_face_dataset(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "The valve opens.", "key": ["a", "b"]}')
+    settings = settings_of(type="hugging_face", dataset=str(tmp_path), id_column="key")
+
+    with pytest.raises(UserError, match="row 0: the id is of the type list, not text or a number"):
+        snapshot(settings, tmp_path / "raw")
+
+
 def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +161,7 @@ def test_a_dataset_of_the_hub_is_read_at_the_revision_of_its_fingerprint(
     monkeypatch.setattr(datasets, "load_dataset", load)
     settings = settings_of(type="hugging_face", name="web", dataset="team/web", revision="main")
 
-    assert source_fingerprints(settings) == {"web": "c0ffee"}
+    assert fingerprints_of(open_sources(settings)) == {"web": "c0ffee"}
     snapshot(settings, tmp_path / "raw")
 
     assert asked == ["c0ffee"]

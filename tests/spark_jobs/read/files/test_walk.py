@@ -12,7 +12,7 @@ from artifacts.storage import files
 from spark_jobs.read.files.find import Walk, find_files
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Files
-from spark_jobs.read.snapshot import source_fingerprints
+from spark_jobs.read.snapshot import open_sources
 from spark_jobs.read.survey import survey
 from tests.llm_assets.privilege import run_without_privilege
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
@@ -45,7 +45,7 @@ def test_what_has_no_end_is_passed_over_and_named(folder: Path) -> None:
     assert stats["unread"] == {"FIFO": 1, "socket": 1}
     assert stats["unread_examples"] == {"FIFO": ["pipe.txt"], "socket": ["s.txt"]}
     with pytest.raises(UserError, match=r"pipe.txt is a FIFO, socket or device"):
-        source_fingerprints(files_source(folder / "pipe.txt"))
+        open_sources(files_source(folder / "pipe.txt"))
 
 
 @pytest.mark.fault(
