@@ -202,13 +202,17 @@ class EngineProcess:
 
     async def _answers(self) -> bool:
         assert self._channel is not None
-        began = monotonic()
+        began, limit = monotonic(), self.desired.settings.engine_timeout
         try:
-            async with asyncio.timeout(self.desired.settings.engine_timeout):
+            async with asyncio.timeout(limit):
                 await self._channel.check()
         except TimeoutError:
             # One that writes is slow, or the machine is: it does not stand still.
-            return self._channel.heard > began
+            if self._channel.heard > began:
+                return True
+            said = f"the engine did not answer for {limit:.0f} s (`endpoint.engine_timeout`)"
+            self._channel.end = said
+            return False
         except protocol.EngineLost:
             return False
         return True

@@ -13,11 +13,13 @@ import pytest
 from serving.api.dispatcher import Router
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
-from serving.engine.protocol import Channel, GenerateRequest
+from serving.engine.protocol import Channel, EngineLost, GenerateRequest
 from serving.rollout import CanaryFailed
 from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
 from tests.serving.conftest import SETTINGS
+
+REQUEST = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
 
 def engine_of(model: Path, place: Path, **changes: object) -> EngineProcess:
@@ -46,7 +48,6 @@ def test_engine_that_writes_is_alive_whatever_its_health_check_says(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.01)
-    request = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
     asked, given_up = asyncio.Event(), asyncio.Event()
 
     async def answer_no_check(_: Channel) -> None:
@@ -61,7 +62,7 @@ def test_engine_that_writes_is_alive_whatever_its_health_check_says(
             monkeypatch.setattr(Channel, "check", answer_no_check)
             for _ in range(2):
                 await asked.wait()
-                assert [chunk async for chunk in engine.generate(request)]
+                assert [chunk async for chunk in engine.generate(REQUEST)]
                 asked.clear()
                 given_up.set()
             assert (engine.pid, engine.restarts) == (pid, 0)
@@ -102,7 +103,12 @@ def test_engine_that_stands_still_for_good_is_replaced(
         async with started(tiny_model_folder, tmp_path, engine_timeout=3.0) as engine:
             still = psutil.Process(engine.pid)
             still.suspend()
+            answer = asyncio.create_task(anext(engine.generate(REQUEST)))
             await replaced(engine, still)
+            with pytest.raises(
+                EngineLost, match=r"not answer for 3 s \(`endpoint.engine_timeout`\)"
+            ):
+                await answer
         assert not still.is_running()
 
     asyncio.run(stop_for_good())
