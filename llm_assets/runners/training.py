@@ -181,8 +181,8 @@ class LocalTrainingRunner(TrainingRunner):
         placement.python()
 
     def precision(self) -> Precision:
-        if not may_have_bfloat16():
-            return "float32"
+        if known := known_precision():
+            return known
         from recipes.device import device_of, local_device
 
         return device_of(local_device()).precision()
@@ -209,19 +209,23 @@ class LocalTrainingRunner(TrainingRunner):
         return json.loads((output / "result.json").read_text())
 
 
-def may_have_bfloat16(machine: Path = Path("/")) -> bool:
-    """False where this machine surely multiplies no bfloat16, which spares the import of torch.
+def known_precision(machine: Path = Path("/")) -> Precision | None:
+    """What `precision: auto` means on this machine (`recipes.device.Device.precision`), where that
+    is known without torch, whose import is a third of a run that finds everything made.
 
-    That import is a third of a run that finds everything made. No GPU works without one of these
-    files; of processors, x86's with these units do (`recipes.device.Device.precision`).
+    None where a GPU may be, none of which works without one of these files, where the processor is
+    not known, and where oneDNN was told to use less than the processor has.
     """
     if any(next((machine / "dev").glob(name), None) for name in ("nvidia*", "dxg", "kfd")):
-        return True
+        return None
     try:
         flags = (machine / "proc/cpuinfo").read_text().split()
     except OSError:
-        return True
-    return not {"avx512_bf16", "amx_tile"}.isdisjoint(flags)
+        return None
+    if {"avx512_bf16", "amx_tile"}.isdisjoint(flags):
+        return "float32"
+    limits = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+    return None if any(map(os.environ.get, limits)) else "bfloat16"
 
 
 def train_into(store: Store, draft: Draft, spec: TrainingSpec, train: Train) -> None:

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -72,13 +73,23 @@ def find_package(name: str) -> Package:
             f"Source `package_docs` names the package {name!r}, which is not installed here as "
             "Python source. Install it into this environment, or take it out of `packages`."
         )
-    candidates = importlib.metadata.packages_distributions().get(name, [])
-    if not candidates:
-        if name in sys.stdlib_module_names:
-            return Package(name, root, platform.python_version(), "PSF-2.0")
-        return Package(name, root, "unknown", "unknown")
-    distribution = importlib.metadata.distribution(candidates[0])
-    return Package(name, root, distribution.version, _license(distribution))
+    distribution = _find_distribution(name)
+    if distribution:
+        return Package(name, root, distribution.version, _license(distribution))
+    if name in sys.stdlib_module_names:
+        return Package(name, root, platform.python_version(), "PSF-2.0")
+    return Package(name, root, "unknown", "unknown")
+
+
+def _find_distribution(name: str) -> importlib.metadata.Distribution | None:
+    """The distribution that brought a package, most often the one of its name."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.distribution(name)
+        if any(file.parts[0] == name for file in found.files or []):
+            return found
+    # This reads the list of files of everything that is installed, which takes a second.
+    named = importlib.metadata.packages_distributions().get(name)
+    return importlib.metadata.distribution(named[0]) if named else None
 
 
 def fingerprint_package(package: Package) -> str:

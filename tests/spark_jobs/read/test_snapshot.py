@@ -108,6 +108,13 @@ def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
     assert len({row["id"] for row in rows}) == len(rows) == stats["documents"]
 
 
+def test_a_package_is_told_by_the_distribution_that_brought_it(tmp_path: Path) -> None:
+    import yaml
+
+    rows, _ = snapshot(settings_of(type="package_docs", packages=["yaml"]), tmp_path / "raw")
+    assert {(row["version"], row["license"]) for row in rows} == {(yaml.__version__, "MIT License")}
+
+
 def test_a_missing_package_is_named() -> None:
     settings = settings_of(type="package_docs", packages=["no_such_package_here"])
 
