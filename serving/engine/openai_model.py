@@ -106,14 +106,15 @@ class OpenAIModel(served_model.PromptEncoder):
 
     def _watch(self) -> None:
         """Return when the server has ended or answers nothing any more, and this program ends."""
-        while not (ended := self._ended()):
-            time.sleep(POLL_SECONDS)
-            try:
-                with httpx.Client(**self._http) as client:
+        with httpx.Client(**self._http) as client:
+            while not (ended := self._ended()):
+                time.sleep(POLL_SECONDS)
+                try:
                     client.get("models", timeout=self._silence)
-            except httpx.HTTPError as error:
-                ended = self._ended() or f"{self._name} does not answer ({type(error).__name__})"
-                break
+                except httpx.HTTPError as error:
+                    said = f"{self._name} does not answer ({type(error).__name__})"
+                    ended = self._ended() or said
+                    break
         print(f"{ended}.", file=sys.stderr)
 
     async def generate(
