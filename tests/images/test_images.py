@@ -46,6 +46,8 @@ OPTIONAL = {
     "tpu": {
         # Models are evaluated, and of two languages trained, on GPUs or processors.
         *("deepspeed", "lm_eval", "rouge_score", "scipy"),
+        # A base model of a package is made where Dagster runs.
+        "gguf",
     },
 }
 """What a copied folder imports only where it is used, which is not in that image."""
@@ -54,7 +56,6 @@ INDIRECT = {
     "dagster-postgres": "dagster.yaml names it",
     "dagster-webserver": "`llm-assets up` starts it",
     "gcsfs": "fsspec opens gs:// with it",
-    "gguf": "transformers reads weights in this form with it",
     "lxml-html-clean": "trafilatura imports it",
     "ninja": "torch builds DeepSpeed's operators with it",
     "nvidia-ml-py": "torch.cuda asks it for memory, power and use",
