@@ -81,6 +81,9 @@ class TpuGeneration:
     """Peak of one chip in bfloat16."""
     gigabytes: float
     """Memory of one chip."""
+    quotas: str | None
+    """What the names of Cloud TPU's quotas for it begin with, some of which are for serving; None
+    where they are not known."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,8 @@ class TpuMachine:
     generation: TpuGeneration
 
 
-V5E = TpuGeneration("v5e", "v2-alpha-tpuv5-lite", 197, 16)
-V6E = TpuGeneration("v6e", "v2-alpha-tpuv6e", 918, 32)
+V5E = TpuGeneration("v5e", "v2-alpha-tpuv5-lite", 197, 16, "tpu.googleapis.com/tpu-v5s-litepod")
+V6E = TpuGeneration("v6e", "v2-alpha-tpuv6e", 918, 32, None)
 
 
 TPU_MACHINES = {

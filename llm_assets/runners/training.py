@@ -211,7 +211,7 @@ class LocalTrainingRunner(TrainingRunner):
 
 def known_precision(machine: Path = Path("/")) -> Precision | None:
     """What `precision: auto` means on this machine (`recipes.device.Device.precision`), where that
-    is known without torch, whose import is a third of a run that finds everything made.
+    is known without torch, whose import is a fifth of a run that finds everything made.
 
     None where a GPU may be, none of which works without one of these files, where the processor is
     not known, and where oneDNN was told to use less than the processor has.

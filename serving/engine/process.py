@@ -210,8 +210,8 @@ class EngineProcess:
             # One that writes is slow, or the machine is: it does not stand still.
             if self._channel.heard > began:
                 return True
-            said = f"the engine did not answer for {limit:.0f} s (`endpoint.engine_timeout`)"
-            self._channel.end = said
+            why = f"the engine did not answer for {limit:.0f} s (`endpoint.engine_timeout`)"
+            self._channel.why_ended = why
             return False
         except protocol.EngineLost:
             return False

@@ -146,8 +146,7 @@ class Channel:
         self._replies: dict[int, asyncio.Queue[Chunk | None]] = {READY: asyncio.Queue()}
         self.heard = monotonic()
         """When the engine said something last."""
-        self.end = "the engine ended"
-        """What is said of its end."""
+        self.why_ended = "the engine ended"
         self.ended = asyncio.create_task(self._listen())
         """Done when the engine has closed its end, as the kernel does for one that dies."""
 
@@ -167,7 +166,7 @@ class Channel:
         """What computes, once the model is loaded; raises EngineLost."""
         chunk = await self._replies[READY].get()
         if chunk is None:
-            raise EngineLost(self.end)
+            raise EngineLost(self.why_ended)
         return chunk.text
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
@@ -182,7 +181,7 @@ class Channel:
             while not is_last:
                 chunk = await replies.get()
                 if chunk is None:
-                    raise EngineLost(self.end)
+                    raise EngineLost(self.why_ended)
                 if chunk.error is not None and chunk.field is not None:
                     raise Refused(chunk.error, chunk.field)
                 if chunk.error is not None:
@@ -199,7 +198,7 @@ class Channel:
     def _call(self, request: GenerateRequest | None) -> Iterator["asyncio.Queue[Chunk | None]"]:
         """Replies to a request; where whoever waits for them leaves, the engine is told so."""
         if self.ended.done():
-            raise EngineLost(self.end)
+            raise EngineLost(self.why_ended)
         number, replies = next(self._numbers), asyncio.Queue[Chunk | None]()
         self._replies[number] = replies
         try:

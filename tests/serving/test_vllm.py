@@ -28,8 +28,14 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.soak, needs("vLLM's program, in VLLM_PROGRAM or the path")]
 COMMAND = (vllm() or "vllm", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
 # In bfloat16 vLLM's workers die by SIGILL on processors whose AMX a virtual machine keeps back.
-COMMAND += ("--generation-config", "vllm", "--enforce-eager", "--dtype", "float32")
-COMMAND += ("--distributed-executor-backend", "uni", "--max-model-len")
+COMMAND += (
+    "--generation-config",
+    "vllm",
+    "--enforce-eager",
+    "--dtype",
+    "float32",
+    "--max-model-len",
+)
 LOAD_SECONDS = 400
 LIMITS = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
 CONTEXT = 256

@@ -11,7 +11,6 @@ from typing import Any
 
 from artifacts.errors import first_line
 from llm_assets.cloud.settings import (
-    V5E,
     EndpointMachineSettings,
     GoogleCloudSettings,
     MachineSettings,
@@ -115,31 +114,30 @@ def _gpus(machines: MachineSettings | EndpointMachineSettings, accelerator: str)
     return f"{'preemptible_' if machines.is_cheaper else ''}{kind}_gpus"
 
 
-CHIPS = "tpu.googleapis.com/tpu-v5s-litepod"
-"""What the names of Cloud TPU's quotas for TPU v5e begin with; some are for serving."""
-
-
 def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
     """Cloud TPU does not say which of its quotas a machine of up to 8 chips counts against."""
-    if machine.generation != V5E:
+    chips, generation = machine.chips, machine.generation
+    if generation.quotas is None:
         text = (
-            f"{machine.chips} chips of TPU {machine.generation.name} are asked for; the names of "
-            "their quotas are not known here. Look for them among those of the Cloud TPU API: "
+            f"{chips} chips of TPU {generation.name} are asked for; the names of their quotas are "
+            "not known here. Look for them among those of the Cloud TPU API: "
             f"{_quotas_page(settings)}"
         )
         return Finding("training", None, text)
-    chips = machine.chips
     spot = settings.training.strategy == "SPOT"
     zone = settings.training.zones[0] if len(settings.training.zones) == 1 else None
     place = zone or settings.region
     limits = {
         metric: limit
         for metric, limit in quota_limits(settings, "tpu.googleapis.com", zone).items()
-        if metric.startswith(CHIPS) and ("preemptible" in metric) == spot
+        if metric.startswith(generation.quotas) and ("preemptible" in metric) == spot
     }
     told = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
     if not limits:
-        text = f"Cloud TPU names no quota {CHIPS}… for {place}: are TPU v5e offered there?"
+        text = (
+            f"Cloud TPU names no quota {generation.quotas}… for {place}: "
+            f"are TPU {generation.name} offered there?"
+        )
         return Finding("training", None, text)
     if max(limits.values()) >= chips:
         return Finding("training", True, f"{told}; {chips} asked for")

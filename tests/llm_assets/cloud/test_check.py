@@ -18,7 +18,6 @@ from llm_assets.cloud.settings import (
     load_cloud_settings,
 )
 from llm_assets.cloud.setup.check import (
-    CHIPS,
     Finding,
     check,
     check_compute,
@@ -38,6 +37,7 @@ SERVING_METRIC = "aiplatform.googleapis.com/custom_model_serving_nvidia_l4_gpus"
 
 BUILD_METRIC = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
 TPU_METRIC = "aiplatform.googleapis.com/custom_model_training_tpu_v5e"
+CHIPS = "tpu.googleapis.com/tpu-v5s-litepod"
 
 PIPELINE = {
     "name": "manual",
