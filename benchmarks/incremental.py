@@ -63,7 +63,7 @@ def main() -> None:
     same = large.same and docstrings.same
     checks = {
         f"share of the full time, {MEGABYTES:,} MB": at_most(large.share, 0.05),
-        "share of the full time, docstrings (54 MB)": at_most(docstrings.share, 0.25),
+        "share of the full time, docstrings (54 MB)": at_most(docstrings.share, 0.15),
         "shards equal those from nothing": Check(float(same), "== 1", same),
     }
     for text, found in ((f"{MEGABYTES:,} MB", large), ("docstrings (54 MB)", docstrings)):
