@@ -53,7 +53,8 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
             weight.data = weight.data.bfloat16().float()
     try:
         converted = _convert(model)
-        _compress(converted)
+        if weights == "bf16":
+            _compress(converted)
         _write(converted, target)
         if weights == "bf16":
             _keep_compressed(target / MODEL_NAME)
@@ -184,17 +185,23 @@ def _keep_state(model: ov.Model, states: dict[str, str]) -> None:
 
 
 def _compress(model: ov.Model) -> None:
-    """Write weights in half the space where bfloat16 holds them to the bit."""
+    """Write weights in half the space, unless that changes them by more than bfloat16 does.
+
+    In float16, which holds bfloat16's numbers but for their smallest: OpenVINO's layers for AMX
+    keep a copy of weights in bfloat16, which they take in float16 only.
+    """
     for node in model.get_ops():
         if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32:
             continue
         values = torch.from_numpy(np.array(node.data))
-        half = values.bfloat16()
-        if values.numel() < LEAST_WEIGHT or not torch.equal(half.float(), values):
+        if values.numel() < LEAST_WEIGHT:
             continue
-        content = ov.Tensor(half.view(torch.int16).numpy(), list(values.shape), ov.Type.bf16)
+        half = values.half()
+        changed = (half.float() - values).abs().max()
+        if not changed <= torch.finfo(torch.bfloat16).eps * values.std():
+            continue
         users = node.output(0).get_target_inputs()
-        whole = convert(ov.op.Constant(content, shared_memory=False), "f32")
+        whole = convert(ov.op.Constant(half.numpy()), "f32")
         for user in users:
             user.replace_source_output(whole.output(0))
 
@@ -209,7 +216,7 @@ def _write(model: ov.Model, target: Path) -> None:
 
 
 def _keep_compressed(file: Path) -> None:
-    """Have weights in bfloat16 stay so in memory, whatever the processor computes in.
+    """Have weights in float16 stay so in memory, whatever the processor computes in.
 
     OpenVINO turns them into float32 once and for all, unless what converts them is marked as
     decompression; its Python interface has no such mark, its file format has.
@@ -217,7 +224,7 @@ def _keep_compressed(file: Path) -> None:
     tree = ElementTree.parse(file)  # noqa: S314 (written just now)
     layers = tree.findall("layers/layer")
     stored = {
-        layer.get("id") for layer in layers if layer.find("data[@element_type='bf16']") is not None
+        layer.get("id") for layer in layers if layer.find("data[@element_type='f16']") is not None
     }
     converting = {
         edge.get("to-layer")

@@ -245,7 +245,9 @@ def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
 
     Keys and values are kept in 16 bits: OpenVINO's own choice of 8 would not be what was judged.
     """
-    properties = {"INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0))}
+    cores = len(os.sched_getaffinity(0))
+    threads = min(threads or cores, cores)
+    properties = {"INFERENCE_NUM_THREADS": threads}
     if weights == "f32":
         return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     instructions = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
@@ -254,8 +256,12 @@ def arithmetic(weights: Weights, threads: int | None) -> dict[str, Any]:
             # For the same reason: inputs of quantized layers would be quantized, too.
             properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
         return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
-    capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return properties | {"KV_CACHE_PRECISION": "bf16" if "BF16" in capabilities else "f16"}
+    if "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        return properties | {"KV_CACHE_PRECISION": "f16"}
+    if threads == 1:
+        # OpenVINO's layer for AMX divides its work by half the threads, rounded down (SIGFPE).
+        return properties | {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
+    return properties | {"KV_CACHE_PRECISION": "bf16"}
 
 
 def drop_pages(file: Path) -> None:

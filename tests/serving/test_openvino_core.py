@@ -52,20 +52,26 @@ MEMORY = """
 import os, sys
 from pathlib import Path
 import psutil
-from serving.engine.openvino_model import open_pipeline, score_tokens
-process = psutil.Process()
+from serving.engine.openvino_model import MODEL_NAME, drop_pages, open_pipeline, score_tokens
+process, folder = psutil.Process(), Path(sys.argv[1])
 before = process.memory_full_info().uss
-pipeline = open_pipeline(Path(sys.argv[1]), sys.argv[2], 512, threads=1)
+pipeline = open_pipeline(folder, sys.argv[2], 512, int(sys.argv[3]))
 score_tokens(pipeline, [1, 2, 3, 4])
+drop_pages((folder / MODEL_NAME).with_suffix(".bin"))
 print(process.memory_full_info().uss - before)
 """
 
 
-@pytest.mark.parametrize(("weights", "most"), [("bf16", 3), ("int8", 2)])
-def test_weights_are_not_held_in_32_bits_where_the_processor_computes_in_32(
-    weights: Weights, most: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("weights", "instructions", "threads", "most"),
+    [("bf16", AVX2, 1, 1.5), ("int8", AVX2, 1, 1.0), ("bf16", {}, 1, 1.5), ("bf16", {}, 2, 1.5)],
+)
+def test_weights_are_held_once_and_in_no_more_bits_than_asked_for(
+    weights: Weights, instructions: dict[str, str], threads: int, most: float, tmp_path: Path
 ) -> None:
-    """As OpenVINO would hold those of 16: twice the memory, and half the speed for one client."""
+    """OpenVINO would compute with weights in 32 bits where the processor does: twice the memory,
+    and half the speed for one client. With AMX, it would keep most of bfloat16's weights twice, and
+    end in SIGFPE with one thread."""
     config = LlamaConfig(
         vocab_size=300,
         hidden_size=1_024,
@@ -81,11 +87,11 @@ def test_weights_are_not_held_in_32_bits_where_the_processor_computes_in_32(
     (tmp_path / "converted").mkdir()
     convert_model(tmp_path / "model", tmp_path / "converted", weights)
     used = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path / "converted"), weights],
+        [sys.executable, "-c", MEMORY, str(tmp_path / "converted"), weights, str(threads)],
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | AVX2,
+        env=os.environ | instructions,
     )
     assert int(used.stdout) < most * stored.stat().st_size
 
