@@ -94,9 +94,9 @@ class GraphCollector(Collector):
         found = {alias: state.find(alias) for alias in ALIASES}
         numbers = {str(alias): version.version for alias, version in found.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
-        in_place = found["wanted"] == found["champion"]
+        in_place = float(found["wanted"] == found["champion"]) if found["wanted"] else None
         text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
-        yield GaugeMetricFamily("llm_assets_wanted_serves", text, value=float(in_place))
+        yield GaugeMetricFamily("llm_assets_wanted_serves", text, value=in_place)
         promoted = [verdict.promoted for verdict in state.verdicts]
         counts = {"true": promoted.count(True), "false": promoted.count(False)}
         yield _family("verdicts", "Verdicts of the gate.", "promoted", counts, CounterMetricFamily)

@@ -73,9 +73,10 @@ def test_the_graphs_state_is_in_its_metrics(project: Project, instance: DagsterI
     identity = Identity(kind="raw_corpus", code_version="1", inputs={})
     artifact, _ = record.store.make(identity, lambda draft: draft.stats.update(documents=1))
     record.advance(artifact)
+    said: list[str] = []
+    assert "llm_assets_wanted_serves" not in _values(_scrape(project, instance, said))
     LocalRegistry.of(record).register_base(base_entry())
     project.configure(automation={"monthly_hours": 40})
-    said: list[str] = []
     found = _values(_scrape(project, instance, said))
     assert not said
     assert found["llm_assets_runs/started"] == 1
