@@ -63,6 +63,18 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
     assert [line for line in told if "alarm" in line and "history is damaged" in line]
 
 
+def test_an_alarm_has_the_threshold_of_its_alert() -> None:
+    rules = (ROOT / "infrastructure" / "prometheus" / "alerts.yml").read_text()
+    for alert, threshold in (
+        ("DaemonSilent", f"> {alarms.MOST_SILENT_SECONDS:g}"),
+        ("RunsFail", f"> {alarms.MOST_FAILED}"),
+        ("BudgetNearlySpent", f"> {alarms.NEARLY_SPENT:g}"),
+        ("DiskNearlyFull", f"< {alarms.LEAST_FREE_BYTES / 1e9:g}e9"),
+    ):
+        (asked,) = re.findall(rf"alert: {alert}\n +expr: .* ([<>] \S+)\n", rules)
+        assert asked == threshold
+
+
 def test_machines_that_cannot_be_listed_are_an_alarm_and_hide_nothing_else(
     project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
