@@ -5,7 +5,7 @@ models, which are known by their weights. Lists only grow.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Literal, Self, get_args
 
@@ -342,10 +342,20 @@ class RegistryState(BaseModel):
                 "serves when no other version may. `llm-assets versions` lists the others."
             )
         said = Decision(
-            weights=found.weights, approved=approved, name=name.strip(), reason=reason.strip()
+            weights=found.weights,
+            approved=approved,
+            name=name.strip(),
+            reason=reason.strip(),
+            at=self._next_moment(),
         )
         self._follow(version, said)
         return found
+
+    def _next_moment(self) -> datetime:
+        """Now; by a clock that is behind another's, a moment after all that is on record, as a
+        decision that is older than a move does not undo it."""
+        known = [*(one.at for one in self.history), *(one.at for one in self.decisions)]
+        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in known)])
 
     def _follow(self, version: int, said: Decision) -> None:
         self.decisions = [*self.decisions, said]

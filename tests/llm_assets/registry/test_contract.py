@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, tzinfo
 
 import pytest
 
@@ -20,6 +21,14 @@ from llm_assets.registry.state import (
     UnknownVersion,
 )
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
+
+
+class ClockAhead(datetime):
+    """A clock that is five minutes ahead."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "ClockAhead":
+        return super().now(tz) + timedelta(minutes=5)
 
 
 def number(registry: Registry, alias: Alias) -> int | None:
@@ -172,6 +181,23 @@ def test_what_a_person_rejected_comes_back_only_by_a_person(registry: Registry) 
     registry.approve(1, "Ada", "it no longer does")
     assert number(registry, "wanted") == 1
     assert [said.approved for said in registry.state().decisions_of("a")] == [False, True]
+
+
+def test_the_last_word_holds_though_another_persons_clock_is_ahead(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        judge(registry, name)
+        serve(registry)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("llm_assets.registry.state.datetime", ClockAhead)
+        registry.roll_back("Ada", "errors")
+        registry.approve(1, "Ada", "reads well")
+    registry.approve(2, "Bo", "mended")
+    assert number(registry, "wanted") == 2
+    registry.reject(1, "Bo", "it swears")
+    said = [(one.name, one.approved) for one in read_decisions(registry._store, "manual")]
+    assert said == [("Ada", True), ("Bo", True), ("Bo", False)]
 
 
 def test_rejecting_one_after_the_other_never_brings_one_back(registry: Registry) -> None:
