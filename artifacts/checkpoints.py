@@ -163,7 +163,7 @@ def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -
     Returns:
         The checkpoint's step; None where the run has none that early, or the other has begun.
     """
-    if _step_folders(target_url):
+    if newest_step(target_url) is not None:
         return None
     for step, url in reversed(_step_folders(run_url)):
         try:
