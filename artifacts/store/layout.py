@@ -74,9 +74,14 @@ def pipeline_record(pipeline: str) -> str:
     return f"{PIPELINES_FOLDER}/{pipeline}.json"
 
 
+def trial_records(pipeline: str) -> str:
+    """The folder of the records of a pipeline's trials."""
+    return f"{EXPERIMENTS_FOLDER}/{pipeline}"
+
+
 def trial_record(pipeline: str, trial: str) -> str:
     """The record of the artifacts of one trial, which are not the pipeline's."""
-    return f"{EXPERIMENTS_FOLDER}/{pipeline}/{trial}.json"
+    return f"{trial_records(pipeline)}/{trial}.json"
 
 
 def run(run_id: str) -> str:

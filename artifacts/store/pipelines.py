@@ -4,6 +4,7 @@ Folders named by fingerprints tell a person nothing; this record does, and downs
 their inputs through it.
 """
 
+import fnmatch
 from collections.abc import Container
 from datetime import UTC, datetime
 
@@ -59,11 +60,18 @@ class Pipeline:
         """Open the pipeline's record, or another one at a path in the store."""
         self.store = store
         self.name = name
-        self._path = path or layout.pipeline_record(name)
+        self.path = path or layout.pipeline_record(name)
+        """Of the record, in the store."""
+
+    def trials(self) -> list["Pipeline"]:
+        """The records of its trials, whose artifacts are not on its own."""
+        folder = layout.trial_records(self.name)
+        names = fnmatch.filter(self.store.list_folder(folder), "[!.]*.json")
+        return [Pipeline(self.store, self.name, f"{folder}/{name}") for name in names]
 
     def history(self) -> PipelineHistory:
         """Everything recorded so far; empty for a pipeline that has made nothing."""
-        return self._parse(self.store.read_bytes(self._path))
+        return self._parse(self.store.read_bytes(self.path))
 
     def _parse(self, content: bytes | None) -> PipelineHistory:
         if content is None:
@@ -72,7 +80,7 @@ class Pipeline:
             return PipelineHistory.model_validate_json(content)
         except ValidationError as error:
             raise DamagedArtifact(
-                f"{self.store.root}/{self._path} cannot be read ({error.errors()[0]['msg']}). Set "
+                f"{self.store.root}/{self.path} cannot be read ({error.errors()[0]['msg']}). Set "
                 "it aside, and have it written again, with: llm-assets doctor --repair; "
                 "llm-assets run"
             ) from None
@@ -123,7 +131,7 @@ class Pipeline:
             history.assets[asset] = AssetHistory(current=entry, previous=previous)
             return history.model_dump_json(indent=2).encode()
 
-        self.store.update(self._path, enter)
+        self.store.update(self.path, enter)
 
     def registry(self) -> RegistryMark:
         """How far the registry has come; nothing is known where the record cannot be read."""
@@ -140,7 +148,7 @@ class Pipeline:
             after = before.model_copy(update=about)
             return None if after == before else after.model_dump_json(indent=2).encode()
 
-        self.store.update(self._path, enter)
+        self.store.update(self.path, enter)
 
     def forget(self, names: Container[tuple[str, str]]) -> None:
         """Take artifacts, by kind and fingerprint, out of what was current before."""
@@ -153,7 +161,7 @@ class Pipeline:
                 ]
             return history.model_dump_json(indent=2).encode()
 
-        self.store.update(self._path, drop)
+        self.store.update(self.path, drop)
 
     def explain_change(self, identity: Identity) -> list[str]:
         """What differs between an identity about to be made and the current artifact's."""

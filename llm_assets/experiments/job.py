@@ -316,6 +316,7 @@ def trial_metrics(
     return BuildPlan(identity, build)
 
 
+STAGES_OF_TEXT = (raw_corpus, clean_corpus, tokenized_shards)
 STAGES = (raw_corpus, clean_corpus, base_model, tokenized_shards, checkpoint, trial_metrics)
 """What a trial makes."""
 
@@ -338,11 +339,21 @@ class TrialPipeline(PipelineResource):
 
 def trial_record(pipeline: PipelineResource, trial: str) -> Pipeline:
     """What a trial has made."""
-    return Pipeline(pipeline.store, pipeline.settings.name, _record_path(pipeline, trial))
+    name = pipeline.settings.name
+    return Pipeline(pipeline.store, name, layout.trial_record(name, hash_json({"trial": trial})))
 
 
-def _record_path(pipeline: PipelineResource, trial: str) -> str:
-    return layout.trial_record(pipeline.settings.name, hash_json({"trial": trial}))
+def _begin_record(pipeline: PipelineResource, trial: Pipeline) -> None:
+    """Begin with what is current in the pipeline's; corpora that the trial made before stay on
+    record, since what is forgotten is erased from them, too."""
+    history, before = pipeline.record.history(), trial.history().assets
+    for name in (one.name for one in STAGES_OF_TEXT if one.name in before):
+        made = before[name]
+        own = history.assets.setdefault(name, made)
+        known = {one.fingerprint for one in (own.current, *own.previous)}
+        earlier = (made.current, *made.previous)
+        own.previous += [one for one in earlier if one.fingerprint not in known]
+    pipeline.store.write_bytes(trial.path, history.model_dump_json(indent=2).encode())
 
 
 def run_trial(
@@ -362,8 +373,7 @@ def run_trial(
     Raises:
         UserError: what hinders a stage.
     """
-    history = pipeline.record.history().model_dump_json(indent=2)
-    pipeline.store.write_bytes(_record_path(pipeline, trial.name), history.encode())
+    _begin_record(pipeline, trial_record(pipeline, trial.name))
     opened = TrialPipeline(
         config_path=pipeline.config_path, changes=trial.changes, trial=trial.name
     )

@@ -112,7 +112,7 @@ def _earlier_texts(
     """The texts of an id, without that of `now`, in the corpora that are still there: each once,
     newest first."""
     kind = "study" if DERIVED in identifier else "clean_corpus"
-    urls = [corpus.url for corpus in made_by(record, state, kind)]
+    urls = [corpus.url for corpus in made_by(record, state, kind, with_trials=False)]
     folders = [folder for url in urls for folder in (url, f"{url}/{PAST_FOLDER}")]
     columns, chosen = ["id", "source", "split", "text_hash"], pc.field("id") == identifier
     parts = open_parts(folders, [*columns, "text"])

@@ -368,10 +368,13 @@ def _without_texts(
         yield evaluation, _without_samples(evaluation, everywhere), evaluation.stats
 
 
-def made_by(record: Pipeline, state: RegistryState, kind: str) -> Iterator[Artifact]:
-    """What the pipeline has made of a kind, as far as it is still there."""
+def made_by(
+    record: Pipeline, state: RegistryState, kind: str, with_trials: bool = True
+) -> Iterator[Artifact]:
+    """What the pipeline and its trials have made of a kind, as far as it is still there."""
     versions = (version.lineage.get(kind) for version in state.versions)
-    for fingerprint in dict.fromkeys([*record.known(kind), *filter(None, versions)]):
+    tried = [name for one in record.trials() for name in one.known(kind)] if with_trials else []
+    for fingerprint in dict.fromkeys([*record.known(kind), *filter(None, versions), *tried]):
         artifact = find_rewritable(record.store, kind, fingerprint)
         if artifact:
             yield artifact

@@ -215,8 +215,14 @@ ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "eval_metrics", *MOD
 
 
 def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
-    """Whether the record of current artifacts can be read and points to what there is or was."""
+    """Whether the record of current artifacts can be read and points to what there is or was, and
+    whether those of trials can be read."""
     store = record.store
+    for trial in record.trials():
+        try:
+            trial.history()
+        except DamagedArtifact:
+            yield _aside(store, trial.path, "cannot be read", "the trial's next run writes it")
     place = layout.pipeline_record(record.name)
     try:
         history = record.history()

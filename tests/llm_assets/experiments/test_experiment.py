@@ -9,6 +9,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 from rich.console import Console
 
+from artifacts.store.identity import Identity
 from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
@@ -62,8 +63,14 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
         assert usual.gain_low and usual.gain_high
         assert usual.gain_low < usual.gain < usual.gain_high
 
+        identity = Identity(kind="clean_corpus", code_version="of the week before", inputs={})
+        older, _ = with_shards.record.store.make(identity, lambda draft: None)
+        for trial in with_shards.record.trials():
+            trial.advance(older)
         assert experiment(with_shards, instance, SMALL) == [""]
         assert told(instance)[SMALL]["made"] == "nothing; everything existed already"
+        for trial in with_shards.record.trials():
+            assert older.fingerprint in trial.known("clean_corpus"), "what is forgotten is in it"
 
         class Deleting(LocalRegistryResource):
             def open(self, pipeline: PipelineResource) -> Registry:

@@ -14,6 +14,7 @@ import pytest
 from artifacts.cache import read_cached, write_cached
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet, list_documents
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME
@@ -190,6 +191,16 @@ def test_erasing_again_writes_nothing(corpora: Corpora) -> None:
     before = [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
     assert not any("rewritten without" in line for line in corpora.erase())
     assert before == [corpora.current(kind).manifest for kind in ("raw_corpus", "tokenized_shards")]
+
+
+def test_it_is_erased_from_what_a_trial_of_other_settings_made(corpora: Corpora) -> None:
+    identity = Identity(kind="clean_corpus", code_version="1", settings={"tried": True}, inputs={})
+    made, _ = corpora.store.make(identity, corpora._write_clean)
+    Pipeline(corpora.store, "manual", layout.trial_record("manual", "0123")).advance(made)
+    corpora.erase()
+    for path in made.path.rglob("*.parquet"):
+        table = pq.read_table(path)
+        assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
 
 
 def test_pages_about_versions_go_since_they_show_what_was_asked(corpora: Corpora) -> None:

@@ -78,6 +78,10 @@ def _cut_record(weeks: Weeks) -> None:
     cut(Path(weeks.store.root) / "pipelines" / "manual.json")
 
 
+def _cut_record_of_a_trial(weeks: Weeks) -> None:
+    weeks.write("experiments/manual/0123.json", 20)
+
+
 def _lose_what_was_current_before(weeks: Weeks) -> None:
     delete(weeks.store.load("model_extra", weeks.record.known("model_extra")[1]))
 
@@ -114,6 +118,7 @@ def _cut_decisions(weeks: Weeks) -> None:
 
 FAULTS: dict[str, tuple[str, Callable[[Weeks], None]]] = {
     "record of the pipeline cut": ("pipelines/manual.json: cannot be read", _cut_record),
+    "record of a trial cut": ("manual/0123.json: cannot be read", _cut_record_of_a_trial),
     "record of the pipeline names an artifact that is gone": (
         "it names artifacts that are no longer there: model_extra/",
         _lose_what_was_current_before,
