@@ -21,7 +21,7 @@ from llm_assets.forgetting.certificate import (
 )
 from llm_assets.forgetting.erase import ForgottenList, find_holders, read_list
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.training_text import all_runs
+from llm_assets.tracing.training_text import runs_behind
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec, command
 from spark_jobs.clean.forgotten import tell_similar
 
@@ -83,11 +83,15 @@ def _of_versions(
     store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
 ) -> Iterator[Finding]:
     if serving := state.find("champion") or state.find("wanted"):
-        unknown = [run.name for run in all_runs(store, state) if run.record is None]
-        gone = f" (no record of {', '.join(unknown)})" if unknown else ""
-        holds = all(one.version != serving.version for one in readings(store, state, texts))
-        trained = f"was trained on {'none' if holds else 'some'} of them{gone}"
-        yield holds, f"version {serving.version}, which serves, {trained}"
+        name = f"version {serving.version}, which serves,"
+        unknown = [run.name for run in runs_behind(store, state, serving) if run.record is None]
+        if any(one.version == serving.version for one in readings(store, state, texts)):
+            yield False, f"{name} was trained on some of them"
+        elif unknown:
+            gone = f"there is no record of {', '.join(unknown)}"
+            yield None, f"{name} may have been trained on some of them: {gone}"
+        else:
+            yield True, f"{name} was trained on none of them"
     for one in stated.read_by:
         rejected = state.is_rejected(state.get(one.version).weights)
         there = store.exists("checkpoint", one.checkpoint)

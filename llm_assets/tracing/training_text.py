@@ -172,16 +172,15 @@ class Lesson:
 
 def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> list[TrainingRun]:
     """The runs that a version's weights went through, oldest first; none for a base model."""
+    bases = {one.model_fingerprint for one in state.versions if one.is_base}
+    bases |= {one.lineage["base_model"] for one in state.versions if "base_model" in one.lineage}
     runs = []
     fingerprint: str | None = version.model_fingerprint
-    while fingerprint:
-        manifest = find_manifest(store, "checkpoint", fingerprint)
-        if manifest is None:
-            if version.lineage.get("checkpoint") == fingerprint:
-                runs.append(_run(store, state, fingerprint))
-            break
+    while fingerprint and fingerprint not in bases:
         runs.append(_run(store, state, fingerprint))
-        fingerprint = manifest.inputs.get(START_INPUT)
+        manifest = find_manifest(store, "checkpoint", fingerprint)
+        # Nobody knows what a model whose manifest is gone was trained from.
+        fingerprint = manifest.inputs.get(START_INPUT) if manifest else None
     return runs[::-1]
 
 

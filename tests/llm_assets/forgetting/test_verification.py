@@ -1,17 +1,55 @@
-"""What a certificate states, held against a training that is repeated."""
+"""What a certificate states, held against a store and a training that is repeated."""
 
+import shutil
 import uuid
 from pathlib import Path
 
 import fsspec
 
 from artifacts.storage.transfer import remote_entries
-from llm_assets.forgetting.certificate import Replacement, weights_of
-from llm_assets.forgetting.verification import train_again
+from llm_assets.forgetting.certificate import Forgetting, Replacement, weights_of
+from llm_assets.forgetting.erase import ForgottenDocument, add_to_list
+from llm_assets.forgetting.verification import examine, train_again
+from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import MODEL_FOLDER
 from tests.llm_assets.trained_store import TrainedStore
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_texts
+
+
+def test_where_a_record_behind_what_serves_is_gone_nobody_knows_what_it_was_trained_on(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    trained = TrainedStore(tmp_path, tiny_model_folder, tiny_texts())
+    first, second = trained.train(steps=3), trained.train(steps=3)
+    state = trained.registry.state()
+    runs = runs_behind(trained.store, state, second)
+    read = {
+        text: [one.run.version for one in of]
+        for text, of in lessons_of(runs, trained.texts).items()
+    }
+    (text, *_) = (text for text, versions in read.items() if versions == [1])
+    document = ForgottenDocument(
+        id="manual/0", source="manual", text_hash=text, by="Ada", reason="asked to"
+    )
+    add_to_list(trained.store, "manual", [document])
+    stated = Forgetting(
+        pipeline="manual",
+        at=document.at,
+        documents=[document],
+        read_by=[],
+        replaced=[],
+        erased=False,
+    )
+
+    def found() -> bool | None:
+        findings = examine(trained.record, state, stated, lambda line: None)
+        (holds,) = (holds for holds, told in findings if "version 2, which serves" in told)
+        return holds
+
+    assert found() is False
+    shutil.rmtree(trained.store.folder_url("checkpoint", first.model_fingerprint))
+    assert found() is None
 
 
 def test_the_same_weights_are_recognized_by_the_checksum_that_was_stated(
