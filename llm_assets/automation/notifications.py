@@ -9,6 +9,7 @@ import smtplib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.message import EmailMessage
+from functools import partial
 
 import httpx
 from dagster import (
@@ -123,8 +124,8 @@ ENCRYPTED, STARTTLS = 465, 587
 def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
     """Sensors that tell of failed and of ended runs; none where nobody is to be told.
 
-    Where a message cannot be sent the tick fails, and the next one sends it: Dagster's cursor
-    moves on only after it.
+    Where a message can be sent in no way the tick fails, and the next one sends it: Dagster's
+    cursor moves on only after it.
     """
     if not settings.notifications.is_on:
         return []
@@ -165,7 +166,7 @@ def _status_sensor(
             return
         if text := describe(context):
             with user_faults():
-                send(settings.notifications, f"{settings.name}: {text}")
+                send(settings.notifications, f"{settings.name}: {text}", context.log.warning)
 
     return tell_of_run
 
@@ -218,7 +219,7 @@ def tell_once(
 ) -> None:
     """Tell of a state that lasts, such as a source that cannot be read, once until it changes.
 
-    Where a message cannot be sent that is reported, and the next call tries again.
+    Where a message can be sent in no way that is reported, and the next call tries again.
 
     Args:
         topic: what the state is of.
@@ -232,7 +233,7 @@ def tell_once(
         return
     if text is not None:
         try:
-            send(settings.notifications, f"{settings.name}: {text}")
+            send(settings.notifications, f"{settings.name}: {text}", report)
         except UserError as error:
             report(str(error))
             return
@@ -242,20 +243,38 @@ def tell_once(
     store.write_bytes(path, json.dumps(told).encode())
 
 
-def send(settings: NotificationSettings, text: str) -> None:
-    """Send one message every way that is set; raises UserError where one does not work."""
+def send(settings: NotificationSettings, text: str, report: Report) -> None:
+    """Send one message every way that is set; raises UserError where none works.
+
+    Where one of two works, the other is reported: sent again, the message would come twice.
+    """
+    ways: list[Callable[[], None]] = []
     if settings.webhook_variable:
-        address = _secret(settings.webhook_variable, "notifications.webhook_variable")
-        try:
-            httpx.post(address, json={"text": text}, timeout=SECONDS).raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # The address is a secret, and errors of httpx name it.
-            raise UserError(
-                f"The webhook in {settings.webhook_variable} did not accept the message "
-                f"({type(error).__name__}). Check the address, and that it can be reached."
-            ) from None
+        ways.append(partial(_post, settings.webhook_variable, text))
     if settings.email:
-        _mail(settings.email, text)
+        ways.append(partial(_mail, settings.email, text))
+    faults = []
+    for way in ways:
+        try:
+            way()
+        except UserError as error:
+            faults.append(str(error))
+    if len(faults) == len(ways):
+        raise UserError("\n".join(faults))
+    for fault in faults:
+        report(fault)
+
+
+def _post(variable: str, text: str) -> None:
+    address = _secret(variable, "notifications.webhook_variable")
+    try:
+        httpx.post(address, json={"text": text}, timeout=SECONDS).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        # The address is a secret, and errors of httpx name it.
+        raise UserError(
+            f"The webhook in {variable} did not accept the message "
+            f"({type(error).__name__}). Check the address, and that it can be reached."
+        ) from None
 
 
 def _mail(settings: EmailSettings, text: str) -> None:

@@ -128,8 +128,20 @@ def test_mail_holds_the_message(mailbox: tuple[int, list[str]]) -> None:
     email = EmailSettings(
         host="127.0.0.1", port=port, sender="a@example.org", to=("b@example.org",)
     )
-    send(NotificationSettings(email=email), "manual: version 3 promoted")
+    send(NotificationSettings(email=email), "manual: version 3 promoted", print)
     assert "Subject: manual: version 3 promoted" in lines and "To: b@example.org" in lines
+
+
+def test_a_mail_server_that_is_down_does_not_have_the_webhook_told_again(
+    automated: Automated, webhook: list[str]
+) -> None:
+    email = {"host": "127.0.0.1", "port": 1, "sender": "a@example.org", "to": ["b@example.org"]}
+    automated.project.configure(notifications={"webhook_variable": VARIABLE, "email": email})
+    automated.text.rename(automated.text.with_name("away"))
+    for _ in range(2):
+        with pytest.raises(Failure, match="matches no file"):
+            automated.tick()
+    assert len(webhook) == 1
 
 
 def test_webhook_that_is_down_is_named_without_its_address(
@@ -137,8 +149,8 @@ def test_webhook_that_is_down_is_named_without_its_address(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/secret-path")
     with pytest.raises(UserError, match=VARIABLE) as refused:
-        send(NotificationSettings(webhook_variable=VARIABLE), "anything")
+        send(NotificationSettings(webhook_variable=VARIABLE), "anything", print)
     assert "secret-path" not in str(refused.value)
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(UserError, match="is not set where Dagster runs"):
-        send(NotificationSettings(webhook_variable=VARIABLE), "anything")
+        send(NotificationSettings(webhook_variable=VARIABLE), "anything", print)
