@@ -310,6 +310,8 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
             report(f"{name}: {len(written):,} file(s) rewritten without the text.")
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
+    if listed.active:
+        _drop_leftovers(record, state)
     _drop_caches(record)
     report("The caches of text were emptied; they are filled again when needed.")
 
@@ -372,12 +374,19 @@ def made_by(
     record: Pipeline, state: RegistryState, kind: str, with_trials: bool = True
 ) -> Iterator[Artifact]:
     """What the pipeline and its trials have made of a kind, as far as it is still there."""
-    versions = (version.lineage.get(kind) for version in state.versions)
-    tried = [name for one in record.trials() for name in one.known(kind)] if with_trials else []
-    for fingerprint in dict.fromkeys([*record.known(kind), *filter(None, versions), *tried]):
+    for fingerprint in _names(record, state, kind, with_trials):
         artifact = find_rewritable(record.store, kind, fingerprint)
         if artifact:
             yield artifact
+
+
+def _names(
+    record: Pipeline, state: RegistryState, kind: str, with_trials: bool = True
+) -> list[str]:
+    """Fingerprints of what they ever made of it."""
+    versions = (version.lineage.get(kind) for version in state.versions)
+    tried = [name for one in record.trials() for name in one.known(kind)] if with_trials else []
+    return list(dict.fromkeys([*record.known(kind), *filter(None, versions), *tried]))
 
 
 def find_derived(
@@ -521,6 +530,22 @@ def _without_questions(exam: Artifact, ids: set[str]) -> Iterator[tuple[str, byt
 
 def _documents_of(question: dict[str, Any]) -> set[str]:
     return {one["document"] for one in (question["passage"], question["retrieved"]) if one}
+
+
+KINDS = ("raw_corpus", "clean_corpus", "tokenized_shards", "study", "exam", "eval_metrics")
+"""Of artifacts, those that hold text."""
+
+
+def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
+    """Remove what of text was set aside as damaged, or begun and never finished."""
+    store = record.store
+    for kind in KINDS:
+        for fingerprint in _names(record, state, kind):
+            files.remove(f"{store.root}/{layout.damaged(layout.artifact(kind, fingerprint))}")
+    drafts = store.machine_root / layout.DRAFTS_FOLDER
+    for name in files.list_names(drafts):
+        if name.startswith(KINDS) and not store.is_leased(name.rpartition("-")[0]):
+            files.remove(drafts / name)
 
 
 def _drop_caches(record: Pipeline) -> None:

@@ -1,8 +1,8 @@
 """Looks whether everything in a store is what its records say, and mends what can be mended.
 
 Beside artifacts it looks at records, trainings, caches, registry and endpoint. Mending removes
-nothing: what is damaged is moved to `damaged/`, and so no longer exists as an artifact. Whoever
-needs it makes it again.
+nothing but forgotten text: what is damaged is moved to `damaged/`, and so no longer exists as an
+artifact. Whoever needs it makes it again.
 """
 
 import contextlib

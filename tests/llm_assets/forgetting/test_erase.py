@@ -203,6 +203,25 @@ def test_it_is_erased_from_what_a_trial_of_other_settings_made(corpora: Corpora)
         assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
 
 
+def test_nothing_of_it_stays_in_what_was_set_aside_or_never_finished(corpora: Corpora) -> None:
+    raw = corpora.current("raw_corpus")
+    corpora.store.set_aside(f"raw_corpus/{raw.fingerprint}")
+    root = Path(corpora.store.root)
+    identity = Identity(kind="raw_corpus", code_version="1", inputs={"source": "newer"})
+
+    def killed(draft: Draft) -> None:
+        corpora._write_raw(draft)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        corpora.store.make(identity, killed)
+    assert {path.relative_to(root).parts[0] for path in root.rglob("part-00001.parquet")} == {
+        *("damaged", "drafts"),
+    }
+    corpora.erase()
+    assert not list(root.rglob("part-00001.parquet"))
+
+
 def test_pages_about_versions_go_since_they_show_what_was_asked(corpora: Corpora) -> None:
     state = RegistryState()
     page = Path(corpora.store.root, page_path("manual", state.register(entry("a")).version))
