@@ -123,10 +123,11 @@ def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: date
     spent = spent_hours(settings, runs, now)
     if spent < settings.hours:
         return None
+    # Of two limits the one that is reached.
     limit = (
-        f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} per hour"
-        if settings.monthly_cost
-        else f"{settings.hours:g} hours"
+        f"{settings.hours:g} hours"
+        if settings.hours == settings.monthly_hours
+        else f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} per hour"
     )
     return (
         f"The month's budget is spent: {spent:.2f} hours of runs; the limit is {limit}. "

@@ -172,6 +172,8 @@ def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> N
     automated.end(automated.launch(automated.tick()), succeeded=False)
     automated.automate(retry_minutes=0, monthly_hours=1e-9)
     assert "The month's budget is spent" in str(automated.tick())
+    automated.automate(monthly_cost=1000, cost_per_hour=2)
+    assert "the limit is 1e-09 hours" in str(automated.tick())
     automated.automate(monthly_hours=1)
     assert isinstance(automated.tick(), RunRequest)
 
