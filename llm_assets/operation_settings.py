@@ -104,6 +104,8 @@ class AutomationSettings(Settings):
             times = (found["start"], found["end"]) if found else ("99",)
             if not days <= set(DAYS) or any(time > "24:00" or time[3:] > "59" for time in times):
                 raise ValueError(f"{window!r} is not a time window; write `mon-fri 08:00-18:00`")
+            if len({*times}) == 1:
+                raise ValueError(f"{window!r} has no length; a whole day is `00:00-24:00`")
         return windows
 
     @model_validator(mode="after")

@@ -101,6 +101,7 @@ def test_windows_cover_their_days_and_pass_midnight(window: str, time: str, insi
         ({"time_zone": "Europe/Berln"}, "is not a time zone"),
         ({"blackouts": ["8-18"]}, "'8-18' is not a time window"),
         ({"blackouts": ["mon-fry 08:00-18:00"]}, "is not a time window"),
+        ({"blackouts": ["sun 22:00-22:00"]}, "a whole day is `00:00-24:00`"),
         ({"monthly_cost": 100}, "monthly_cost needs cost_per_hour"),
     ],
 )
