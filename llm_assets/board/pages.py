@@ -266,6 +266,9 @@ def _own(path: str | None) -> str:
 def read_key(folder: Path) -> tuple[str, str]:
     """The key of a file that its owner alone may read, made on first use, and where it is."""
     path = folder / "board.key"
+    if path.exists() and not path.read_text().strip():
+        # Its maker was killed, or the disk was full: whoever gave nothing would give the key.
+        path.unlink()
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_urlsafe(24))
