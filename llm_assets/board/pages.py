@@ -232,7 +232,9 @@ class Doorkeeper:
         decides = request.method == "POST" and path.startswith("/decide")
         needs_key = path not in PUBLIC and (decides or not self._board.is_open)
         if needs_key and not self._board.knows(request):
-            answer = RedirectResponse(f"/sign-in?next={quote(path)}", 303)
+            # What was sent is lost, and an address that takes forms alone shows nothing.
+            target = f"/{path.split('/')[1]}" if request.method == "POST" else path
+            answer = RedirectResponse(f"/sign-in?next={quote(target)}", 303)
             await answer(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)

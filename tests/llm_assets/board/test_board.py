@@ -343,7 +343,8 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
     with client_of(board_of(shop)) as client:
         for path in ("/decide/confirm", "/decide/do"):
             answer = client.post(path, data=fields)
-            assert answer.status_code == 303 and "/sign-in" in answer.headers["location"]
+            assert answer.status_code == 303
+            assert answer.headers["location"] == "/sign-in?next=/decide", "a page that can be read"
         assert client.post("/sign-in", data={"key": "another"}).status_code == 403
         shown = client.get("/decide?action=forget&documents=manual%2F0").text
         (link,) = {html.unescape(path) for path in LINK.findall(shown) if "sign-in" in path}
