@@ -44,6 +44,8 @@ from serving.engine.protocol import (
 )
 
 BROKEN_EXIT_CODE = 70
+CHARACTER_TOKENS = 4
+"""The most that one character is spread over."""
 SHORT_BYTES = 4_096
 """Of a call whose request is encoded at once, sooner than a thread would have begun to."""
 TOKENIZER_NAME = "tokenizer.json"
@@ -202,7 +204,14 @@ class PromptEncoder:
 
     def encode_written(self, request: GenerateRequest) -> list[int]:
         """The tokens of the answer's beginning, where another engine wrote one."""
-        return self.tokenizer.encode(request.written, add_special_tokens=False)
+        text = request.written
+        tokens, shorter = (
+            self.tokenizer.encode(one, add_special_tokens=False)
+            for one in (text, text.removeprefix(" "))
+        )
+        # Some tokenizers begin a text with a space, which would be a second one here.
+        is_whole = b"".join(map(self.tokenizer.token_bytes, shorter)) == text.encode()
+        return shorter if is_whole else tokens
 
     def echo(self, request: GenerateRequest, prompt: list[int]) -> str:
         """The prompt's text where it comes before the answer."""
@@ -216,6 +225,8 @@ class ServedModel(PromptEncoder, ABC):
     """A loaded model that answers many requests at once."""
 
     end_tokens: list[int]
+    is_encoder_decoder = False
+    """Whether an answer is a text of its own, not what comes after the prompt."""
 
     @abstractmethod
     def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
@@ -359,7 +370,7 @@ class AnswerText:
 
     def __init__(self, model: ServedModel, request: GenerateRequest, prompt: list[int]) -> None:
         self._model, self._request = model, request
-        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._decoder = DecodeStream(self._tokens_before(prompt), skip_special_tokens=True)
         self._stops = StopStrings(request.stop)
         self._echo = model.echo(request, prompt)
         count = len(prompt) if self._echo else 0
@@ -369,6 +380,17 @@ class AnswerText:
         self._scores: list[TokenScore] = []
         self._tokens = 0
         self._last: int | None = None
+
+    def _tokens_before(self, prompt: list[int]) -> list[int]:
+        """The last tokens before the answer's first one, whose space would be left out where a text
+        began with it; none where they end within a character, which would be shown once more."""
+        model = self._model
+        written = model.encode_written(self._request)
+        before = written if model.is_encoder_decoder else [*prompt[-CHARACTER_TOKENS:], *written]
+        for count in range(CHARACTER_TOKENS, 0, -1):
+            if not model.tokenizer.decode(before[-count:]).endswith("\N{REPLACEMENT CHARACTER}"):
+                return before[-count:]
+        return []
 
     def add(self, step: Step) -> Chunk | None:
         """The next piece, if there is one to show; the last one has a finish reason."""

@@ -72,8 +72,8 @@ class TransformersModel(served_model.ServedModel):
             UserError: the folder holds no model that can be read.
         """
         config = read_config(folder)
-        self._is_encoder_decoder = bool(config.get("is_encoder_decoder"))
-        name = "Seq2SeqLM" if self._is_encoder_decoder else "CausalLM"
+        self.is_encoder_decoder = bool(config.get("is_encoder_decoder"))
+        name = "Seq2SeqLM" if self.is_encoder_decoder else "CausalLM"
         kind = getattr(transformers, f"AutoModelFor{name}")
         self.tokenizer = served_model.ServedTokenizer.of(read_tokenizer(folder))
         dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
@@ -121,7 +121,7 @@ class TransformersModel(served_model.ServedModel):
         """
         asked, own = job.request, job.request.seed is not None and id(job)
         most: tuple[int, ...] = (min(asked.max_tokens, 1),)
-        if self._is_encoder_decoder or self._beams > 1:
+        if self.is_encoder_decoder or self._beams > 1:
             most = (asked.max_tokens, len(job.written))
         return (*most, asked.temperature, asked.top_p, own, asked.ignore_eos)
 
@@ -169,7 +169,7 @@ class TransformersModel(served_model.ServedModel):
 
         inputs = self._inputs(jobs)
         found = self._model.generate(**inputs, generation_config=config, stopping_criteria=[left])
-        before = inputs["decoder_input_ids" if self._is_encoder_decoder else "input_ids"].shape[1]
+        before = inputs["decoder_input_ids" if self.is_encoder_decoder else "input_ids"].shape[1]
         ends = config.eos_token_id or ()
         for job, row in zip(jobs, found[:, before:].tolist(), strict=True):
             # What comes after an end fills the batch's rectangle.
@@ -181,7 +181,7 @@ class TransformersModel(served_model.ServedModel):
 
     def _scored_prompt(self, job: _Generation) -> list[served_model.TokenLikelihood]:
         first, *rest = [served_model.TokenLikelihood(token, None) for token in job.prompt]
-        if rest and not self._is_encoder_decoder:
+        if rest and not self.is_encoder_decoder:
             # A decoder's prompt is as if it had written all but the first token.
             rest = self._scored_answer(replace(job, prompt=job.prompt[:1]), job.prompt[1:])
         return [first, *rest]
@@ -197,7 +197,7 @@ class TransformersModel(served_model.ServedModel):
     def _inputs(self, jobs: list[_Generation]) -> dict[str, torch.Tensor]:
         """The batch as `generate` takes it: a decoder's prompts end together, an encoder's begin
         together."""
-        if self._is_encoder_decoder:
+        if self.is_encoder_decoder:
             side, start = "right", self._model.generation_config.decoder_start_token_id
             prompts = [torch.tensor(job.prompt) for job in jobs]
             beginnings = torch.tensor([[start, *job.written] for job in jobs])

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM
 
+from recipes.model.tokenizer_conversion import convert
 from serving.engine.openvino_model import TURNS
 from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
@@ -32,9 +33,10 @@ from serving.engine.served_model import (
     TokenTexts,
     in_thread,
 )
+from tests.old_tokenizers import write_old_tokenizer
 from tests.serving.conftest import SETTINGS, chunks_of, generate
 from tests.serving.test_architectures import write_model
-from tests.tiny import tiny_texts
+from tests.tiny import tiny_base_model, tiny_texts
 from tests.waiting import WAIT_SECONDS
 
 TOKENS = 150
@@ -188,6 +190,32 @@ def test_tokens_are_the_text_where_the_tokenizer_adds_to_it(begins: str) -> None
     assert [one.token for one in told][-6:] == ["the", " valve", "s", "", "", "漢"]
     assert "".join(one.token for one in told) == text
     assert told[-1].bytes == [0xA2] and told[-1].offset == len(text) - 1
+
+
+@pytest.fixture(scope="module")
+def spaced_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer of SentencePiece, which takes a text's first space away."""
+    published, folder = (tmp_path_factory.mktemp("spaced") / name for name in ("old", "model"))
+    size = write_old_tokenizer(published, "llama")
+    (published / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    convert(published, lambda line: None)
+    tiny_base_model(folder, vocab_size=size)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(published / name, folder)
+    return folder
+
+
+@pytest.mark.parametrize("engine", ["openvino", "transformers"])
+def test_first_word_of_an_answer_keeps_its_space(
+    spaced_folder: Path, loaded: Loader, engine: Engine
+) -> None:
+    model = loaded(spaced_folder, engine)
+    whole = answer(model, ask(logprobs=True, echo=True))
+    assert whole.text.startswith(" ")
+    assert "".join(score.token for score in whole.scores) == whole.echo + whole.text
+    beginning = answer(model, ask(max_tokens=5))
+    rest = answer(model, ask(max_tokens=7, written=beginning.text))
+    assert beginning.text + rest.text == whole.text
 
 
 def test_prompt_of_tokens_alone_is_scored_and_nothing_written(model: ServedModel) -> None:
