@@ -380,6 +380,7 @@ class AnswerText:
         self._scores: list[TokenScore] = []
         self._tokens = 0
         self._last: int | None = None
+        self._unshown: list[int] = []
 
     def _tokens_before(self, prompt: list[int]) -> list[int]:
         """The last tokens before the answer's first one, whose space would be left out where a text
@@ -392,6 +393,21 @@ class AnswerText:
                 return before[-count:]
         return []
 
+    def _text_of(self, token: int) -> str:
+        """What a token adds to the text, nothing while a character is not complete."""
+        tokenizer = self._model.tokenizer
+        self._unshown.append(token)
+        try:
+            text = self._decoder.step(tokenizer.backend, token) or ""
+        except Exception:
+            # A decoder of bytes reads those of a character that was broken off together with what
+            # was shown before them, such as a line break, and then takes all for no characters.
+            text = b"".join(map(tokenizer.token_bytes, self._unshown)).decode(errors="replace")
+            self._decoder = DecodeStream([token], skip_special_tokens=True)
+        if text:
+            self._unshown = []
+        return text
+
     def add(self, step: Step) -> Chunk | None:
         """The next piece, if there is one to show; the last one has a finish reason."""
         # The last ones of a step are those that it has written.
@@ -401,8 +417,7 @@ class AnswerText:
         for token in step.tokens:
             if self._stops.hit:
                 break
-            text = self._decoder.step(self._model.tokenizer.backend, token)
-            self._shown += self._stops.add(text or "")
+            self._shown += self._stops.add(self._text_of(token))
             self._last = token
             self._tokens += 1
             if scored:

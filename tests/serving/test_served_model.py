@@ -18,7 +18,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.model.tokenizer_conversion import convert
 from serving.engine.openvino_model import TURNS
@@ -29,6 +29,7 @@ from serving.engine.served_model import (
     Job,
     ServedModel,
     ServedTokenizer,
+    Step,
     TokenLikelihood,
     TokenTexts,
     in_thread,
@@ -216,6 +217,30 @@ def test_first_word_of_an_answer_keeps_its_space(
     beginning = answer(model, ask(max_tokens=5))
     rest = answer(model, ask(max_tokens=7, written=beginning.text))
     assert beginning.text + rest.text == whole.text
+
+
+class Writing(ServedModel):
+    """Writes the same whatever it is asked."""
+
+    def __init__(self, tokenizer: ServedTokenizer, tokens: list[int]) -> None:
+        self.tokenizer, self.context_tokens, self.end_tokens = tokenizer, TOKENS, []
+        self._tokens = tokens
+
+    def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
+        job = Job(request=request, prompt=tokens)
+        for number, token in enumerate(self._tokens, 1):
+            job.put(Step([token], number == len(self._tokens)))
+        return job
+
+
+def test_a_character_that_is_broken_off_after_a_line_break_spoils_no_answer(
+    spaced_folder: Path,
+) -> None:
+    tokenizer = ServedTokenizer.of(AutoTokenizer.from_pretrained(spaced_folder))
+    names = ["▁valve", "<0x0A>", "<0xE6>", "<0x0A>", "▁the", "▁valve", "<0xC3>", "<0xA9>"]
+    tokens = [tokenizer.backend.token_to_id(name) for name in names]
+    written = answer(Writing(tokenizer, tokens), ask())
+    assert written.text == " valve\n\N{REPLACEMENT CHARACTER}\n the valveé"
 
 
 def test_prompt_of_tokens_alone_is_scored_and_nothing_written(model: ServedModel) -> None:
