@@ -253,6 +253,17 @@ def test_hosts_pages_and_content_types(
     assert post(guarded, **headers).status_code == status
 
 
+def test_page_may_send_the_headers_of_openais_client(guarded: Client) -> None:
+    """As the official JavaScript client sends them from a browser, which asks before."""
+    names = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names}
+    statuses = [
+        guarded.http.options("/v1/chat/completions", headers=asked | {"Origin": page}).status_code
+        for page in ("https://page.example", "https://evil.example")
+    ]
+    assert statuses == [200, 403]
+
+
 def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
     answer = guarded.http.post("/v1/completions/", json={"prompt": "a"})
     assert answer.status_code == 404
