@@ -183,7 +183,7 @@ def build_app(context: ApiContext, health: str = "/health", predict: str = "/pre
             generated("/v1/completions", partial(_generate, CompletionRequest)),
             generated("/v1/chat/completions", partial(_generate, ChatRequest)),
         ],
-        middleware=[Middleware(OriginMiddleware, context.dispatcher.settings)],
+        middleware=[Middleware(OriginMiddleware, context.dispatcher)],
         exception_handlers=dict.fromkeys([ServingError, HTTPException, Exception], answer_error),
     )
     app.router.redirect_slashes = False
@@ -272,15 +272,15 @@ async def _answer(context: ApiContext, request: Request, body: OpenAIRequest) ->
 class OriginMiddleware(CORSMiddleware):
     """Refuses web pages that were not allowed; the endpoint's own page is."""
 
-    def __init__(self, app: ASGIApp, settings: EndpointSettings) -> None:
+    def __init__(self, app: ASGIApp, dispatcher: Dispatcher) -> None:
         super().__init__(
             app,
-            allow_origins=settings.allowed_origins,
+            allow_origins=dispatcher.settings.allowed_origins,
             allow_methods=["GET", "POST"],
             # OpenAI's client sends a dozen of its own, which change with its releases.
             allow_headers=["*"],
         )
-        self._settings = settings
+        self._dispatcher = dispatcher
 
     def preflight_response(self, request_headers: Headers) -> Response:
         answer = super().preflight_response(request_headers)
@@ -290,7 +290,7 @@ class OriginMiddleware(CORSMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            check_origin(Request(scope), self._settings)
+            check_origin(Request(scope), self._dispatcher.settings)
         except ServingError as error:
             await error.response()(scope, receive, send)
         else:
@@ -308,7 +308,7 @@ def check_origin(request: Request, settings: EndpointSettings) -> None:
         text = "This origin is not in `endpoint.allowed_origins`."
         raise ServingError(403, text, "forbidden_origin")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    known = name.strip("[]").lower() in (*LOOPBACK, *settings.allowed_hosts)
+    known = name.strip("[]").lower() in (*LOOPBACK, *map(str.lower, settings.allowed_hosts))
     if settings.host in LOOPBACK and not known:
         text = "The Host is neither loopback nor in `endpoint.allowed_hosts`."
         raise ServingError(421, text, "unknown_host")

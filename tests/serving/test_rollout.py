@@ -134,13 +134,15 @@ def test_changed_settings_take_effect_under_load_and_lose_no_request(
         return start(folder, tiny_model_folder, "1", rollout=ROLLOUT, **changes).endpoint
 
     with load(moving) as answers:
-        limited = change(max_new_tokens=20)
+        limited = change(max_new_tokens=20, allowed_hosts=("Models.example",))
         refused = moving.complete(max_tokens=30)
+        named = moving.http.get("/health", headers={"Host": "models.example:99"})
         assert moving.engine_pids() == engines
         other_engine = change(max_new_tokens=20, cache_tokens=2_048)
         assert moving.engine_pids() != engines
         unlimited = change()
     assert refused.status_code == 400 and "at most 20" in refused.text
+    assert named.status_code == 200
     assert moving.complete(max_tokens=30).status_code == 200
     assert {status for status, _ in answers} == {200}
     assert {one.status.pid for one in (limited, other_engine, unlimited)} == {moving.pid}
