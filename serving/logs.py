@@ -85,6 +85,7 @@ def before(path: Path) -> Path:
 
 
 def tail(path: Path, count: int = 15) -> str:
-    """The last lines."""
-    lines = path.read_text(errors="replace").splitlines()
-    return "\n".join(lines[-count:])
+    """The last lines; empty where somebody removed it."""
+    with suppress(OSError):
+        return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+    return ""

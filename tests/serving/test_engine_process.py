@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +16,12 @@ from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import Channel, EngineLost, GenerateRequest
 from serving.rollout import CanaryFailed
+from serving.settings import OpenAIEngine
 from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
 from tests.serving.conftest import SETTINGS
 
+SERVER = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
 REQUEST = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
 
@@ -112,6 +115,20 @@ def test_engine_that_stands_still_for_good_is_replaced(
         assert not still.is_running()
 
     asyncio.run(stop_for_good())
+
+
+def test_engine_whose_server_and_log_are_gone_is_started_again(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    async def end_server() -> None:
+        async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=SERVER)) as one:
+            (tmp_path / "engine.log").unlink()
+            engine = psutil.Process(one.pid)
+            (server,) = engine.children()
+            server.kill()
+            await replaced(one, engine)
+
+    asyncio.run(end_server())
 
 
 def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(
