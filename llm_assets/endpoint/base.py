@@ -154,7 +154,10 @@ class LiveEndpoint:
         """Raises UserError where it asks for a token that is not set here."""
         token = bearer_token(status.settings)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(base_url=status.url, headers=headers, timeout=SECONDS)
+        # By no proxy, which would be told the token.
+        self._http = httpx.Client(
+            base_url=status.url, headers=headers, trust_env=False, timeout=SECONDS
+        )
         self._status = status
 
     def __enter__(self) -> Self:

@@ -219,7 +219,10 @@ def client_of(board: Board) -> Iterator[TestClient]:
 
 @contextmanager
 def endpoint(
-    board: Board, pieces: list[str], may_go_on: threading.Event | None = None
+    board: Board,
+    pieces: list[str],
+    may_go_on: threading.Event | None = None,
+    token_variable: str | None = None,
 ) -> Iterator[None]:
     """An endpoint that streams these pieces as version 1 does, as its state file tells it.
 
@@ -258,7 +261,7 @@ def endpoint(
             api_server_pid=os.getpid(),
             host="127.0.0.1",
             port=int(address.rpartition(":")[2]),
-            settings=EndpointSettings(),
+            settings=EndpointSettings(token_variable=token_variable),
             phase="serving",
             routes=[RouteStatus(**of_version, share=1, engine_pid=None, ready=True)],
         )

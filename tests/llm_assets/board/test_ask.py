@@ -4,15 +4,28 @@ import re
 import threading
 from pathlib import Path
 
+import pytest
+
+from artifacts.errors import UserError
 from llm_assets.board.ask import colors_of, pieces_of
 from llm_assets.board.pages import fragment
 from llm_assets.board.server import build_app
+from llm_assets.endpoint.base import LiveEndpoint
+from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.tracing.passages import Exposure
 from llm_assets.tracing.trace import QuotedSpan, Trace
 from llm_assets.tracing.training_text import Source
 from tests.browser import browser
-from tests.llm_assets.board.conftest import SmallStore, board_of, endpoint, served, tab_to
+from tests.llm_assets.board.conftest import (
+    SmallStore,
+    board_of,
+    client_of,
+    endpoint,
+    served,
+    tab_to,
+)
 from tests.needs import needs
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 
 
 @needs("Chromium")
@@ -40,6 +53,33 @@ def test_a_chat_is_asked_for_by_keyboard_and_its_answer_shown_as_it_comes(
         page.wait_for(f"{answer} === 'The valve opens.'")
         page.wait_for("document.querySelector('.time').textContent.includes('request')")
         assert page.evaluate("document.getElementById('prompt').value") == "What opens?"
+
+
+def test_a_proxy_is_told_neither_the_question_nor_the_token(
+    small: SmallStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = board_of(small)
+    asked = {"model": "1", "prompt": "a", "max_tokens": 1, "temperature": 0, "stop": [""]}
+    told: list[str | None] = []
+
+    def proxy(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        told.append(headers.get("authorization"))
+        return json_answer(502, {})
+
+    server = start_http_server(proxy)
+    monkeypatch.setenv("ENDPOINT_TOKEN", "secret")
+    with endpoint(board, ["opens."], token_variable="ENDPOINT_TOKEN"), client_of(board) as client:
+        monkeypatch.setenv("http_proxy", server.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        body = asked | {"stream": True}
+        assert "opens." in client.post("/ask/endpoint/v1/completions", json=body).text
+        status = endpoint_status(board.settings)
+        assert status is not None
+        with LiveEndpoint(status) as live, pytest.raises(UserError, match="404"):
+            live.latency()
+    server.stop()
+    assert told == []
 
 
 def trace_of(*sources: str) -> Trace:
