@@ -113,7 +113,8 @@ class Status(BaseModel):
     @property
     def url(self) -> str:
         """Where to send requests."""
-        return f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     @property
     def alive(self) -> bool:

@@ -103,6 +103,14 @@ def test_token_that_no_client_could_send_is_refused(
     assert token.strip() not in str(raised.value)
 
 
+def test_an_address_of_ipv6_is_told_as_clients_take_it(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with served(tmp_path, tiny_model_folder, host="::1") as client:
+        assert client.url.startswith("http://[::1]:")
+        assert client.complete(max_tokens=1).status_code == 200
+
+
 def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
