@@ -69,7 +69,8 @@ def serve_wanted(
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
-        by_person: a manual decision: all traffic switches as soon as the version answers.
+        by_person: a manual decision: all traffic switches as soon as the version answers, or as a
+            rollout of it that is under way ends.
 
     Raises:
         MissingArtifact: nothing is registered, or the wanted model was deleted.
@@ -86,7 +87,10 @@ def serve_wanted(
                 + materialize_command("model_version")
             )
         if by_person:
-            report("manual decision: all traffic switches as soon as the version answers")
+            report(
+                "manual decision: all traffic switches as soon as the version answers; a rollout "
+                "of this version that is under way goes through its steps first"
+            )
         chosen = _at_once(settings) if by_person else settings
         still_wanted = _still_wanted(registry, wanted.version)
         serve = partial(serving.serve, report=report, still_wanted=still_wanted)
