@@ -249,7 +249,13 @@ def _is_config(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Name) and node.id == "cfg"
 
 
-TAKEN_OVER = ("activation_checkpointing", "compile", "replicas", "tensor_parallel")
+TAKEN_OVER = (
+    "activation_checkpointing",
+    "compile",
+    "pipeline_parallel",
+    "replicas",
+    "tensor_parallel",
+)
 """Keys of the placement that a torchtune configuration decides in its own words."""
 
 

@@ -275,6 +275,7 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
             "`placement.deepspeed` cannot be combined with torch",
         ),
         ({"placement": {"compile": "always"}}, "`placement.compile` comes from the torchtune"),
+        ({"placement": {"pipeline_parallel": 2}}, "`placement.pipeline_parallel` comes from the"),
         ({"precision": "bfloat16"}, "`precision` comes from the torchtune configuration: float32"),
         ({"placement": {"workers": 2}}, "2 processes train .* Set `run: full_finetune_distributed"),
         ({"run": "ppo_full_finetune_single_device"}, "'full_finetune_single_device', "),
