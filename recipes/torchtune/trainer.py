@@ -457,20 +457,21 @@ class TuneTrainer(Trainer):
     def _batches(self) -> Iterator[Inputs]:
         """Every batch that is left; between two steps the run is validated and saved."""
         while self._step < self._steps and not self._state.diverged:
-            began = time.perf_counter()
-            step_input = self._begin_step()
-            waited = time.perf_counter() - began
-            self._checkpointer.wait_until_copied()
-            # Dropout, where there is any, is another in every step and on every worker.
-            torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
-            rate = self._recipe._optimizer.param_groups[0]["lr"]
-            for batch in step_input.batches:
-                if isinstance(batch, PreferenceBatch):
-                    yield batch.tokens, batch.targets
-                else:
-                    assert isinstance(batch, Batch)
-                    yield model_inputs(batch)
-            outcome = self._outcome(step_input, time.perf_counter() - began - waited)
+            with self._profile_of_next_step():
+                began = time.perf_counter()
+                step_input = self._begin_step()
+                waited = time.perf_counter() - began
+                self._checkpointer.wait_until_copied()
+                # Dropout, where there is any, is another in every step and on every worker.
+                torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
+                rate = self._recipe._optimizer.param_groups[0]["lr"]
+                for batch in step_input.batches:
+                    if isinstance(batch, PreferenceBatch):
+                        yield batch.tokens, batch.targets
+                    else:
+                        assert isinstance(batch, Batch)
+                        yield model_inputs(batch)
+                outcome = self._outcome(step_input, time.perf_counter() - began - waited)
             self._record(outcome, rate, waited)
             self._end_step()
 

@@ -370,13 +370,16 @@ class Trainer:
 
     def _train(self) -> None:
         while self._step < self._steps and not self._state.diverged:
-            profile: AbstractContextManager[None] = nullcontext()
-            if self._step + 1 in self._training.logging.profile_steps:
-                name = f"step-{self._step + 1}-{self._workers.rank}.json"
-                profile = profiled(self._run_folder / PROFILE_NAME / name)
-            with profile:
+            with self._profile_of_next_step():
                 self._train_next_step()
             self._end_step()
+
+    def _profile_of_next_step(self) -> AbstractContextManager[None]:
+        """What the next step is taken in: nothing where no profile of it is asked for."""
+        if self._step + 1 not in self._training.logging.profile_steps:
+            return nullcontext()
+        name = f"step-{self._step + 1}-{self._workers.rank}.json"
+        return profiled(self._run_folder / PROFILE_NAME / name)
 
     def _end_step(self) -> None:
         """Validate and save where it is time to; raises Interrupted where a signal has come."""

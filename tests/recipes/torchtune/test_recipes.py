@@ -159,8 +159,9 @@ def test_an_interrupted_run_goes_on_exactly(program: str, make: Make) -> None:
             "lr_scheduler.num_warmup_steps": 2,
         }
     )
-    whole, stopped = make(program, changes), make(program, changes)
+    whole, stopped = make(program, changes, logging={"profile_steps": [2]}), make(program, changes)
     expected = trained(whole)
+    assert (Path(whole.run_folder) / "profile" / "step-2-0.json").exists()
 
     stop_here(stopped, 4)
     found = trained(stopped)
