@@ -1,5 +1,7 @@
 """lm-eval's Hugging Face backend, reading each question's context once for all its choices."""
 
+import inspect
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,9 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from recipes.evaluation.bits import batches
+
+WINDOW_KEYS = ("sliding_window", "window_size", "attention_chunk_size")
+"""How the families' configs call the number of places that an attention looks back."""
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 """lm-eval's: the two texts, the context's tokens, the continuation's tokens."""
@@ -35,6 +40,8 @@ class SharedContextLM(HFLM):
     A mask lets every choice see the context and itself, and its positions go on from the context,
     so each token's probability is what it is when the choice stands alone. Rows are batched by
     token count. What lm-eval does with the answers is untouched.
+
+    Where a model counts places by itself, or its attention ends within a row, choices stand alone.
     """
 
     def __init__(self, model: Any, tokenizer: Any, batch_tokens: int) -> None:
@@ -43,6 +50,7 @@ class SharedContextLM(HFLM):
             pretrained=model, tokenizer=tokenizer, backend="causal", device=str(model.device)
         )
         self._batch_tokens = batch_tokens
+        self._longest_row = _longest_row(model)
 
     @torch.inference_mode()
     def _loglikelihood_tokens(
@@ -53,17 +61,18 @@ class SharedContextLM(HFLM):
     ) -> list[tuple[float, bool]]:
         answers: list[tuple[float, bool] | None] = [None] * len(requests)
         fitting: list[SharedContext] = []
-        too_long: list[SharedContext] = []
+        apart: list[SharedContext] = []
         for question in _questions(requests):
             longest = max(map(len, question.continuations))
             fits = len(question.context) + longest <= self.max_length + 1
-            (fitting if fits else too_long).append(question)
+            shares = fits and question.length <= self._longest_row
+            (fitting if shares else apart).append(question)
         for batch in batches(fitting, self._batch_tokens):
             for question, scores in zip(batch, self._score(batch), strict=True):
                 for place, score in zip(question.places, scores, strict=True):
                     answers[place] = score
         # lm-eval cuts what is too long from the left, choice by choice, so no context is shared.
-        places = [place for question in too_long for place in question.places]
+        places = [place for question in apart for place in question.places]
         alone = [requests[place] for place in places]
         if alone:
             scored = super()._loglikelihood_tokens(alone, disable_tqdm, override_bs or 1)
@@ -92,6 +101,15 @@ class SharedContextLM(HFLM):
             ]
             for row, question in enumerate(batch)
         ]
+
+
+def _longest_row(model: Any) -> float:
+    """Tokens of a row in which a model's attention follows the mask and positions it is given."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return 0
+    config = model.config.get_text_config()
+    found = (getattr(config, key, None) for key in WINDOW_KEYS)
+    return min((window for window in found if window), default=math.inf)
 
 
 def _questions(requests: Sequence[Request]) -> list[SharedContext]:

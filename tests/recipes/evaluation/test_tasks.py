@@ -27,6 +27,8 @@ from recipes.evaluation.settings import (
 )
 from recipes.evaluation.shared_context import SharedContextLM
 from tests.recipes.evaluation.conftest import MakeSpec
+from tests.recipes.model.architectures import tiny_kind
+from tests.tiny import change_config
 
 TASK = "which_goes_on"
 
@@ -62,6 +64,24 @@ def questions() -> list[dict[str, Any]]:
     ]
 
 
+def requests_of(questions: list[dict[str, Any]]) -> list[Instance]:
+    return [
+        Instance("loglikelihood", question, (question["context"], choice), number)
+        for question in questions
+        for number, choice in enumerate([*question["choices"], " a"])
+    ]
+
+
+def assert_alike(ours: HFLM, peer: HFLM, requests: list[Instance]) -> None:
+    for mine, theirs in zip(
+        ours.loglikelihood(requests, disable_tqdm=True),
+        peer.loglikelihood(requests, disable_tqdm=True),
+        strict=True,
+    ):
+        assert mine[0] == pytest.approx(theirs[0], abs=1e-3)
+        assert mine[1] == theirs[1]
+
+
 @pytest.mark.parametrize("batch_tokens", [1, 300, 4_096])
 def test_scores_are_lm_evals_own(
     questions: list[dict[str, Any]],
@@ -72,21 +92,11 @@ def test_scores_are_lm_evals_own(
 ) -> None:
     ours = SharedContextLM(model, tokenizer, batch_tokens)
     peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
-    requests = [
-        Instance("loglikelihood", question, (question["context"], choice), number)
-        for question in questions
-        for number, choice in enumerate([*question["choices"], " a"])
-    ]
+    requests = requests_of(questions)
     # One context that only fits when cut from the left, as lm-eval cuts it.
     long = "The valve opens. " * 60
     requests += [Instance("loglikelihood", {}, (long, text), 0) for text in (" A pump", " fails")]
-    for mine, theirs in zip(
-        ours.loglikelihood(requests, disable_tqdm=True),
-        peer.loglikelihood(requests, disable_tqdm=True),
-        strict=True,
-    ):
-        assert mine[0] == pytest.approx(theirs[0], abs=1e-3)
-        assert mine[1] == theirs[1]
+    assert_alike(ours, peer, requests)
     write_task(TASK, questions, tmp_path)
     tasks = [TaskSettings(name=TASK)]
     for mine, theirs in zip(
@@ -94,6 +104,18 @@ def test_scores_are_lm_evals_own(
     ):
         assert (mine.metric, mine.samples) == (theirs.metric, theirs.samples)
         assert mine.values.tolist() == theirs.values.tolist()
+
+
+@pytest.mark.parametrize("kind", ["mpt", "mistral"])
+def test_choices_stand_alone_where_their_row_would_change_their_scores(
+    kind: str, questions: list[dict[str, Any]], tmp_path: Path, base_model: Path, tokenizer: Any
+) -> None:
+    """MPT counts places by itself; Mistral's attention has a window."""
+    folder = tiny_kind(kind, base_model, tmp_path / "made")
+    windowed = change_config(folder, tmp_path / "model", sliding_window=16)
+    model = AutoModelForCausalLM.from_pretrained(windowed).eval()
+    peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
+    assert_alike(SharedContextLM(model, tokenizer, 4_096), peer, requests_of(questions[:2]))
 
 
 def test_tasks_of_a_folder_are_part_of_the_evaluation(
