@@ -22,7 +22,7 @@ from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
-from recipes.model.base_model import check_family
+from recipes.model.base_model import check_family, first_position
 from recipes.model.causal_model import (
     FLEX,
     ExampleNetwork,
@@ -128,6 +128,7 @@ class MaskedNetwork(ExampleNetwork):
     def __init__(self, inner: nn.Module, mask_token: int) -> None:
         super().__init__(inner)
         self._mask_token = mask_token
+        self._first_position = first_position(self.inner.config.to_dict())
         self._hidden: torch.Tensor | None = None
         """Where tokens are hidden, whose logits alone are worth their large matrix product."""
         self.inner.get_output_embeddings().register_forward_pre_hook(
@@ -135,12 +136,6 @@ class MaskedNetwork(ExampleNetwork):
         )
         self.reads_packed_rows = False
         """Whether texts stay in the rows that they share; each gets a row of its own otherwise."""
-
-    @property
-    def first_position(self) -> int:
-        """RoBERTa counts its positions from the one after the padding token's."""
-        config = self.inner.config
-        return (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
 
     def losses(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of each hidden token in nats, row by row; shape (hidden tokens,)."""
@@ -163,7 +158,7 @@ class MaskedNetwork(ExampleNetwork):
             mask: Any = (segments[:, :, None] == segments[:, None, :])[:, None]
             if self.inner.config._attn_implementation == FLEX:
                 mask = document_blocks(segments, is_causal=False)
-            positions = batch.positions + self.first_position
+            positions = batch.positions + self._first_position
             arguments = {"attention_mask": mask, "position_ids": positions}
         shown = batch.tokens.masked_fill(batch.tokens == HIDDEN, self._mask_token)
         pad = self.inner.config.pad_token_id or 0
@@ -228,16 +223,9 @@ def load_masked(folder: Path) -> TrainableModel:
 
 
 def _check(model: TrainableModel, spec: TrainingSpec) -> None:
-    """Refuse rows for which the model has no positions; find out whether texts can share one."""
+    """Find out whether texts can share a row."""
     network = model.network
     assert isinstance(network, MaskedNetwork)
-    most = getattr(network.inner.config, "max_position_embeddings", math.inf)
-    positions = most - network.first_position
-    if spec.shards.sequence_length > positions:
-        raise UserError(
-            f"Rows of {spec.shards.sequence_length} tokens are longer than the {positions} that "
-            "the base model has positions for. Set a smaller `tokenized_shards.sequence_length`."
-        )
     network.try_packed_rows(spec.shards.sequence_length)
 
 

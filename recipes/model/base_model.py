@@ -442,6 +442,25 @@ def _family_of(folder: Path) -> tuple[ModelFamily, str]:
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """How the families' configs call the number of positions."""
 
+COUNTED_FROM_PADDING = (
+    "roberta",
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "xmod",
+)
+"""In the `model_type` of families that count positions from the one after the padding token's."""
+
+
+def first_position(config: dict[str, Any]) -> int:
+    """The number of a text's first position in the model of a `config.json`."""
+    kind = str(config.get("model_type"))
+    counts = any(family in kind for family in COUNTED_FROM_PADDING)
+    return (config.get("pad_token_id", 1) or 0) + 1 if counts else 0
+
 
 def check_row_length(length: int, config: dict[str, Any]) -> None:
     """Refuse rows that the model of a `config.json` cannot take whole.
@@ -450,7 +469,8 @@ def check_row_length(length: int, config: dict[str, Any]) -> None:
         UserError: the rows are longer than its positions or its sliding window.
     """
     config = config | config.get("text_config", {})
-    positions = next((config[key] for key in POSITION_KEYS if config.get(key)), None)
+    found = (config[key] for key in POSITION_KEYS if config.get(key))
+    positions = next((count - first_position(config) for count in found), None)
     if positions and length > positions:
         raise UserError(
             f"Rows of {length} tokens are longer than the {positions} positions of the base model. "

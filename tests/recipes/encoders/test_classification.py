@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from artifacts.errors import UserError
 from recipes.data.batch import ExampleBatch
-from recipes.encoders.classification import load_classifier
+from recipes.encoders.classification import ClassificationNetwork, load_classifier
+from recipes.model.base_model import check_row_length
+from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny_models import encoder
 
 TOKENS = torch.tensor([[11, 12, 13, 14], [21, 22, 300, 300]])
@@ -27,3 +32,25 @@ def test_a_classs_loss_counts_by_its_weight(tmp_path: Path) -> None:
     single = torch.nn.functional.cross_entropy(own.logits, torch.tensor([0, 1]), reduction="none")
     expected = 3 * single[0].item() + 0.5 * single[1].item()
     assert weighted(batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("bert", 34), ("roberta", 32), ("camembert", 32), ("mpnet", 32)]
+)
+def test_a_text_may_be_as_long_as_the_model_has_positions_for(
+    kind: str, most: int, tmp_path: Path
+) -> None:
+    """RoBERTa and its like begin to count after the padding token."""
+    config = tiny_config(
+        CONFIG_MAPPING[kind], max_position_embeddings=34, pad_token_id=1, is_decoder=False
+    )
+    write_tiny(config, tmp_path, AutoModelForMaskedLM)
+    check_row_length(most, config.to_dict())
+    with pytest.raises(UserError, match=f"longer than the {most} positions .* at most {most}"):
+        check_row_length(most + 1, config.to_dict())
+    network = load_classifier(tmp_path, ["a", "b"], 0, None).network
+    assert isinstance(network, ClassificationNetwork)
+    longest, longer = (torch.full((1, length), 5) for length in (most, most + 1))
+    assert network.classify(longest, longest > 0).isfinite().all()
+    with pytest.raises((IndexError, RuntimeError)):
+        network.classify(longer, longer > 0)

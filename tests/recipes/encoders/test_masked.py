@@ -108,6 +108,7 @@ MASK = 5
     ("kind", "own", "shares_rows"),
     [
         ("Roberta", {}, True),
+        ("Camembert", {}, True),
         ("Bert", {}, True),
         # Distances, and masks, of their own making.
         ("DebertaV2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, False),
