@@ -441,6 +441,9 @@ def _family_of(folder: Path) -> tuple[ModelFamily, str]:
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 """How the families' configs call the number of positions."""
+DISTANCES_KEY = "relative_attention_num_buckets"
+"""In the config of T5 and its like, which have distances in place of positions; their `n_positions`
+bounds nothing."""
 
 COUNTED_FROM_PADDING = (
     "roberta",
@@ -469,7 +472,8 @@ def check_row_length(length: int, config: dict[str, Any]) -> None:
         UserError: the rows are longer than its positions or its sliding window.
     """
     config = config | config.get("text_config", {})
-    found = (config[key] for key in POSITION_KEYS if config.get(key))
+    unbounded = {"n_positions"} if DISTANCES_KEY in config else set()
+    found = (config[key] for key in POSITION_KEYS if config.get(key) and key not in unbounded)
     positions = next((count - first_position(config) for count in found), None)
     if positions and length > positions:
         raise UserError(

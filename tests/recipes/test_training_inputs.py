@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import T5Config
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.program.entry import read_spec
@@ -88,6 +89,7 @@ def test_every_familys_name_for_positions_is_known(key: str) -> None:
     check_row_length(128, {key: 128})
     with pytest.raises(UserError, match="longer than the 128 positions"):
         check_row_length(129, {"text_config": {key: 128}})
+    check_row_length(129, T5Config(n_positions=128).to_dict())
 
 
 def test_a_batch_that_workers_cannot_share_is_refused(make_spec: SpecMaker) -> None:
