@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import nn
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
-from recipes.settings import LoraSettings
+from recipes.settings import LoraSettings, LoraTarget
 
 DOWN, UP, MAGNITUDE = ".lora_a.weight", ".lora_b.weight", ".magnitude"
 
@@ -47,17 +48,22 @@ def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
     """
     torch.manual_seed(seed)
     model.requires_grad_(False)
-    adapted = 0
+    adapted, others = 0, set()
     for parent in list(model.network.layers.modules()):
         for name, linear in list(parent.named_children()):
-            if name not in lora.targets or not isinstance(linear, nn.Linear):
+            if name not in get_args(LoraTarget) or not isinstance(linear, nn.Linear):
+                continue
+            if name not in lora.targets:
+                others.add(name)
                 continue
             setattr(parent, name, AdaptedLinear(linear, lora))
             adapted += 1
     if not adapted:
+        remedy = "Train all weights, without `checkpoint.lora`, or choose another `base_model`"
+        if others:
+            remedy = f"Name of those that it has: {', '.join(sorted(others))}"
         raise UserError(
-            f"`checkpoint.lora.targets`: the model has none of {', '.join(lora.targets)}. Name the "
-            "linear layers of its blocks."
+            f"`checkpoint.lora.targets`: the model has none of {', '.join(lora.targets)}. {remedy}."
         )
 
 

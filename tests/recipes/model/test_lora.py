@@ -95,9 +95,15 @@ def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: Trai
 
 
 def test_a_model_without_the_targets_is_refused() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, PhiConfig, PhiForCausalLM
 
-    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
-    model = TrainableModel(TransformersNetwork(GPT2LMHeadModel(config)))
-    with pytest.raises(UserError, match="the model has none of q_proj"):
-        add_adapters(model, LoraSettings(), seed=0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    gpt2, phi = GPT2LMHeadModel(GPT2Config(**sizes)), PhiForCausalLM(PhiConfig(**sizes))
+    for inner, targets, message in (
+        (gpt2, LoraSettings().targets, "has none of q_proj, .* Train all weights, without"),
+        (phi, ("o_proj",), "has none of o_proj. Name of those that it has: k_proj, q_proj, v_proj"),
+    ):
+        with pytest.raises(UserError, match=message):
+            add_adapters(
+                TrainableModel(TransformersNetwork(inner)), LoraSettings(targets=targets), seed=0
+            )
