@@ -139,10 +139,36 @@ def end_tokens_of(config: dict[str, Any]) -> list[int]:
     return list(ends) if isinstance(ends, Sequence) else [] if ends is None else [ends]
 
 
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+"""How the families' configs call the number of positions."""
+DISTANCES_KEY = "relative_attention_num_buckets"
+"""In the config of T5 and its like, which have distances in place of positions; their `n_positions`
+bounds nothing."""
+COUNTED_FROM_PADDING = (
+    "roberta",
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "xmod",
+)
+"""In the `model_type` of families that count positions from the one after the padding token's."""
+
+
+def first_position(config: dict[str, Any]) -> int:
+    """The number of a text's first position."""
+    kind = str(config.get("model_type"))
+    counts = any(family in kind for family in COUNTED_FROM_PADDING)
+    return (config.get("pad_token_id", 1) or 0) + 1 if counts else 0
+
+
 def context_tokens(config: dict[str, Any]) -> int | None:
     """Most tokens that a model's positions allow; None where its config names no limit."""
-    names = ("max_position_embeddings", "n_positions", "n_ctx")
-    return next((int(config[name]) for name in names if config.get(name)), None)
+    unbounded = {"n_positions"} if DISTANCES_KEY in config else set()
+    found = (config[key] for key in POSITION_KEYS if config.get(key) and key not in unbounded)
+    return next((int(count) - first_position(config) for count in found), None)
 
 
 def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:

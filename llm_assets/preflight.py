@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import DamagedArtifact, UserError, reason_of
+from artifacts.model import POSITION_KEYS
 from artifacts.progress import format_duration
 from artifacts.storage.files import is_local
 from artifacts.store.pipelines import Pipeline
@@ -320,7 +321,7 @@ def describe_base(settings: base_model.BaseModelSettings) -> Base:
         parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
         found = (one for name, one in reader.fields.items() if name.endswith(".context_length"))
         length = next((int(one.contents()) for one in found), None)
-        return Base(parameters * MASTER_BYTES, parameters, {base_model.POSITION_KEYS[0]: length})
+        return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
     weights = [file for file in files if file.suffix == ".safetensors"]
     configs = (json.loads(file.read_bytes()) for file in files if file.name == "config.json")
     parameters = sum(map(_parameters, weights))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from artifacts.errors import UserError
-from artifacts.model import read_tokenizer
+from artifacts.model import first_position, read_tokenizer
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, EncoderBatch, read_batch
@@ -22,7 +22,7 @@ from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
-from recipes.model.base_model import check_family, first_position
+from recipes.model.base_model import check_family
 from recipes.model.causal_model import (
     FLEX,
     ExampleNetwork,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from artifacts.errors import HUB_ADVICE, UserError, first_line
-from artifacts.model import fitting_vocab_size
+from artifacts.model import context_tokens, fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, sha256_of
@@ -439,32 +439,6 @@ def _family_of(folder: Path) -> tuple[ModelFamily, str]:
     return "encoder" if is_encoder else "causal", kind
 
 
-POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""How the families' configs call the number of positions."""
-DISTANCES_KEY = "relative_attention_num_buckets"
-"""In the config of T5 and its like, which have distances in place of positions; their `n_positions`
-bounds nothing."""
-
-COUNTED_FROM_PADDING = (
-    "roberta",
-    "camembert",
-    "data2vec-text",
-    "ibert",
-    "longformer",
-    "luke",
-    "mpnet",
-    "xmod",
-)
-"""In the `model_type` of families that count positions from the one after the padding token's."""
-
-
-def first_position(config: dict[str, Any]) -> int:
-    """The number of a text's first position in the model of a `config.json`."""
-    kind = str(config.get("model_type"))
-    counts = any(family in kind for family in COUNTED_FROM_PADDING)
-    return (config.get("pad_token_id", 1) or 0) + 1 if counts else 0
-
-
 def check_row_length(length: int, config: dict[str, Any]) -> None:
     """Refuse rows that the model of a `config.json` cannot take whole.
 
@@ -472,9 +446,7 @@ def check_row_length(length: int, config: dict[str, Any]) -> None:
         UserError: the rows are longer than its positions or its sliding window.
     """
     config = config | config.get("text_config", {})
-    unbounded = {"n_positions"} if DISTANCES_KEY in config else set()
-    found = (config[key] for key in POSITION_KEYS if config.get(key) and key not in unbounded)
-    positions = next((count - first_position(config) for count in found), None)
+    positions = context_tokens(config)
     if positions and length > positions:
         raise UserError(
             f"Rows of {length} tokens are longer than the {positions} positions of the base model. "

@@ -278,11 +278,7 @@ class Classifier:
         """
         self._tokenizer = read_tokenizer(folder)
         self._model = read_weights(folder, getattr(transformers, self.kind), dtype=torch.bfloat16)
-        config = self._model.config
-        # RoBERTa counts its positions from the one after the padding token's.
-        offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
-        positions = getattr(config, "max_position_embeddings", DEFAULT_POSITIONS)
-        self._limit = positions - offset
+        self._limit = context_tokens(self._model.config.to_dict()) or DEFAULT_POSITIONS
         self._thread = ThreadPoolExecutor(1, "classifier")
 
     def encode(self, request: GenerateRequest) -> list[int]:

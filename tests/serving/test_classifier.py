@@ -7,6 +7,7 @@ import pytest
 from serving.engine.protocol import Refused
 from serving.engine.transformers_model import Classifier, MaskFiller
 from tests.serving.conftest import engine_of, generate, generate_request
+from tests.tiny import change_config
 from tests.tiny_models import encoder, masked_encoder
 
 LABELS = ["electrician", "plumber"]
@@ -63,6 +64,27 @@ def test_long_texts_and_chats_are_refused(classifier: Classifier) -> None:
         classifier.encode(generate_request(prompt="valve " * 400))
     with pytest.raises(Refused, match="classifies texts"):
         classifier.encode(CHAT)
+
+
+def test_a_text_may_have_as_many_tokens_as_there_are_positions(
+    folder: Path, tmp_path: Path, conversions: Path
+) -> None:
+    """CamemBERT counts from the one after the padding token's, as RoBERTa does."""
+    camembert = change_config(
+        folder,
+        tmp_path / "model",
+        model_type="camembert",
+        architectures=["CamembertForSequenceClassification"],
+    )
+    classifier = engine_of(camembert, Classifier, conversions)
+    longest, longer = (
+        generate_request(prompt=" ".join(["valve"] * words), max_prompt_tokens=1024)
+        for words in (254, 255)
+    )
+    (answer,) = generate(classifier, longest)
+    assert answer.prompt_tokens == 255 and answer.class_scores
+    with pytest.raises(Refused, match="has 256 tokens; at most 255 fit"):
+        generate(classifier, longer)
 
 
 def test_requests_at_the_same_time_are_all_answered(classifier: Classifier) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.model import bytes_per_token
+from artifacts.model import bytes_per_token, context_tokens
 from serving.vertex.context import longest_context
 
 GIGABYTE = 1024**3
@@ -59,6 +59,20 @@ def test_model_that_leaves_no_room_is_refused_with_what_to_ask_for(tmp_path: Pat
         UserError, match=r"(?s)weights take 6\.4 GB of the 6\.4 GB.*accelerator_type"
     ):
         longest_context(stored(tmp_path, LLAMA_3B), 6 * GIGABYTE)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"model_type": "t5", "n_positions": 512, "relative_attention_num_buckets": 32}, None),
+        ({"model_type": "mpt", "max_seq_len": 2048}, 2048),
+        ({"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+    ],
+)
+def test_context_is_what_the_positions_of_a_family_leave(
+    config: dict[str, object], tokens: int | None
+) -> None:
+    assert context_tokens(config) == tokens
 
 
 def test_keys_and_values_are_counted_by_the_heads_that_have_them() -> None:
