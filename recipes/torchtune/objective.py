@@ -44,6 +44,12 @@ class PreferenceBatch(ExampleBatch):
         return int(self.is_input.sum())
 
     @property
+    def pair_count(self) -> int:
+        """How many pairs of positions attend: each with itself and those before it."""
+        lengths = self.is_input.sum(dim=1)
+        return int((lengths * (lengths + 1) // 2).sum())
+
+    @property
     def is_example(self) -> torch.Tensor:
         """bool, shape (examples,): which have answers; those of forgotten texts have none."""
         return (self.targets != IGNORED).any(dim=1)[: len(self.targets) // 2]

@@ -119,6 +119,8 @@ def test_a_batch_has_both_conversations_and_marks_their_answers(
     tokenizer = AutoTokenizer.from_pretrained(base)
     batch = read_preferences(ShardSet(rows_folder, rows, "validation"), np.arange(3))
     assert batch.target_count == 3
+    # As a causal model attends: with itself and those before.
+    assert batch.pair_count == int((batch.is_input.cumsum(dim=1) * batch.is_input).sum())
     for number, example in enumerate(TASK.examples()[8:29:10]):
         for row, key in ((number, "chosen"), (number + 3, "rejected")):
             text = tokenizer.decode(batch.tokens[row][batch.is_input[row]])
