@@ -6,6 +6,7 @@ The top-level keys are the asset names; each stage's own package defines what st
 import difflib
 import os
 import re
+import shlex
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -263,6 +264,12 @@ def config_path() -> Path:
     # In a project of its own, the pipeline file lies beside these.
     found = _pipeline_files()
     return found[0] if len(found) == 1 else Path(DEFAULT_CONFIG)
+
+
+def command() -> str:
+    """What a message begins a command with: `llm-assets`, and the pipeline file if one is named."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    return f"llm-assets --config {shlex.quote(named)}" if named else "llm-assets"
 
 
 def load_settings(path: Path) -> PipelineSettings:

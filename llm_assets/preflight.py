@@ -87,11 +87,12 @@ class TextEstimate:
         """About."""
         return self.characters / CHARACTERS_PER_TOKEN
 
-    def lines(self, command: str | None = "llm-assets check --all") -> list[str]:
+    def lines(self, command: str | None) -> list[str]:
         """What is learnt, and what is not: a line of each kind.
 
         Args:
-            command: lists all that is not; None where there is no pipeline file to check.
+            command: begins the one that lists all that is not; None where there is no pipeline file
+                to check.
         """
         told = []
         if self.documents is not None:
@@ -116,7 +117,7 @@ class TextEstimate:
         for what, counts in (("set aside", reasons), ("not read", self.unread.counts)):
             told += [f"{what}: {count:,} {kind}" for kind, count in counts.items()]
         if command and (self.faults or self.unread.counts):
-            told.append(f"list all of them: {command}")
+            told.append(f"list all of them: {command} check --all")
         return told
 
 

@@ -115,8 +115,9 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     file.write_text(wanted.model_dump_json(exclude_defaults=True))
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
 
-    ended = CliRunner().invoke(commands, ["check"])
-    assert "set aside: 7 not json\nnot read: 7 .png\nlist all of them" in ended.output
+    ended = CliRunner().invoke(commands, ["--config", str(file), "check"])
+    listing = f"list all of them: llm-assets --config {file} check --all"
+    assert f"set aside: 7 not json\nnot read: 7 .png\n{listing}" in ended.output
 
     named = CliRunner().invoke(commands, ["check", "--all"]).output
     assert all(f"not read: {number}.png (.png)" in named for number in range(7))

@@ -10,7 +10,7 @@ import click
 
 from artifacts.errors import UserError, shown
 from llm_assets.cli.commands.options import json_option
-from llm_assets.config import config_path, load_settings
+from llm_assets.config import command, config_path, load_settings
 
 if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
@@ -63,12 +63,12 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     else:
         found = preflight(settings, LOOK_SECONDS)
     if as_json:
-        told = {"ok": True, "notes": found.notes, "text": found.text.lines()}
+        told = {"ok": True, "notes": found.notes, "text": found.text.lines(command())}
         click.echo(json.dumps(told, indent=2))
         return
     unread = found.text.unread.examples.items() if is_whole else ()
     named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
-    left_out = [*found.text.messages, *named] if is_whole else found.text.lines()
+    left_out = [*found.text.messages, *named] if is_whole else found.text.lines(command())
     for line in [*left_out, *found.notes]:
         click.echo(shown(line))
     click.echo(COMPLETE)

@@ -330,7 +330,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
-    notes += text.lines(f"{command} check --all")
+    notes += text.lines(command)
     if obstacle := preflight.all_too_short(settings, text):
         return InitResult(path, notes, obstacle)
     held_out, obstacle = preflight.describe_held_out(settings, text)

@@ -19,7 +19,7 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
 from llm_assets.assets.figures import loss_line
 from llm_assets.assets.stage import number
-from llm_assets.config import PipelineSettings
+from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
 from recipes.evaluation.exam import read_questions
@@ -121,7 +121,7 @@ def _passed_over(raw: Artifact) -> list[tuple[str, str]]:
         for kind, count in counts.items()
     ]
     if lines:
-        lines.append(("", "names and reasons: llm-assets check --all"))
+        lines.append(("", f"names and reasons: {escape(command())} check --all"))
     if repeated := raw.stats["repeated_ids"]:
         lines.append(("repeated ids", f"{repeated:,}, each made unique by a number"))
     return lines
