@@ -66,7 +66,9 @@ DOLLARS_A_DCU_HOUR = 0.06
 DCU = "dcu"
 """Name of Dataproc's compute unit among your own prices."""
 SPARK_DCUS = 16.0
-"""Data compute units of a batch with its first few executors."""
+"""Data compute units of a batch with the driver and the two executors that Dataproc begins with."""
+SPARK_CORES = 12
+"""Their cores."""
 
 
 def hourly(
@@ -103,6 +105,16 @@ def dcu_hourly(settings: GoogleCloudSettings) -> float:
     return settings.cost.prices.get(DCU, DOLLARS_A_DCU_HOUR)
 
 
+def first_dcus(settings: GoogleCloudSettings) -> float:
+    """Dataproc's compute units of a batch with the executors that it begins with, about."""
+    batch = settings.batch
+    return _dcus(batch.driver_cores + batch.first_executors * batch.cores_of_executor)
+
+
+def _dcus(cores: int) -> float:
+    return SPARK_DCUS * cores / SPARK_CORES
+
+
 def unpriced(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> list[str]:
     """Machine types of training and evaluation whose price is not known.
 
@@ -131,12 +143,11 @@ def most_of_run(settings: GoogleCloudSettings, runner: TrainingPlace = "google_c
         runner: where training and evaluation run.
     """
     batch, starts = settings.batch, settings.restarts + 1
-    first = batch.driver_cores + batch.first_executors * batch.cores_of_executor
-    dollars = dcu_hourly(settings) * SPARK_DCUS * batch.time_to_live_hours
     told = "no `batch.maximum_executors` bounds a Spark batch"
     if batch.most_executors is not None:
-        most = batch.driver_cores + batch.most_executors * batch.cores_of_executor
-        told = f"a Spark batch costs at most about {dollars * most / first:,.2f} USD"
+        dcus = _dcus(batch.driver_cores + batch.most_executors * batch.cores_of_executor)
+        dollars = dcu_hourly(settings) * dcus * batch.time_to_live_hours
+        told = f"a Spark batch costs at most about {dollars:,.2f} USD"
     lines = [f"{told} in its `time_to_live_hours`"]
     jobs = {"training": settings.training, "evaluation": settings.evaluation}
     for name, machines in jobs.items() if runner != "local" else ():
@@ -357,7 +368,7 @@ def estimate(
 
 def estimate_smoke(settings: GoogleCloudSettings, nodes: int = 1) -> list[Estimate]:
     """Hours and dollars of the smallest batch and jobs: mostly the start of their machines."""
-    batch = START_HOURS * SPARK_DCUS * dcu_hourly(settings)
+    batch = START_HOURS * first_dcus(settings) * dcu_hourly(settings)
     training = settings.evaluation.model_copy(update={"replicas": nodes})
     machines = [training, serving_check_machine(settings)]
     return [

@@ -31,10 +31,10 @@ from llm_assets.cloud.settings import (
 from llm_assets.cloud.setup.rights import Finding
 from llm_assets.cloud.spending import (
     DCU,
-    SPARK_DCUS,
     Spending,
     dcu_hourly,
     estimate_training,
+    first_dcus,
     hourly,
 )
 from llm_assets.config import TrainingPlace
@@ -83,7 +83,9 @@ class DataprocSparkRunner(SparkRunner):
         fingerprint, folder = _stage_spec(settings, job.__name__.split(".")[1], spec)
         main = f"{folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
-        spending = Spending(settings, DCU, dcu_hourly(settings), SPARK_DCUS, context.run_id)
+        spending = Spending(
+            settings, DCU, dcu_hourly(settings), first_dcus(settings), context.run_id
+        )
         invocation = _follow(
             PipesDataprocServerlessClient,
             settings.parent,

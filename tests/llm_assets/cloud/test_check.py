@@ -26,7 +26,16 @@ from llm_assets.cloud.setup.check import (
     needs,
     smallest_batch,
 )
-from llm_assets.cloud.spending import DCU, Spending, dcu_hourly, estimate, hourly, unpriced
+from llm_assets.cloud.spending import (
+    DCU,
+    START_HOURS,
+    Spending,
+    dcu_hourly,
+    estimate,
+    estimate_smoke,
+    hourly,
+    unpriced,
+)
 from llm_assets.config import CONFIG_VARIABLE
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
@@ -335,6 +344,11 @@ def test_most_that_a_run_can_cost_is_said(settings: GoogleCloudSettings) -> None
     # Two spot machines at 4.22 USD, 72 hours, two starts; one at 0.98.
     assert "the training at most about 486.14 USD" in text
     assert "the evaluation at most about 141.12 USD" in text
+    twenty = {"minimum_executors": 20, "maximum_executors": 20}
+    ((_, text),) = cost(cost={}, batch=twenty)
+    assert "a Spark batch costs at most about 161.28 USD" in text, "whatever it begins with"
+    batch = settings.model_copy(update={"batch": BatchSettings.model_validate(twenty)})
+    assert estimate_smoke(batch)[0].dollars == pytest.approx(161.28 * START_HOURS / 24)
     ((_, text),) = cost(cost={})
     assert "no `batch.maximum_executors` bounds a Spark batch" in text
 
