@@ -170,9 +170,9 @@ def link(url: str | Path, target: str | Path) -> bool:
 
 def open_file(url: str | Path, mode: str = "rb", **options: Any) -> IO[Any]:
     """A file opened for reading or writing, for libraries that want a file object."""
-    import fsspec
-
-    return fsspec.open(str(url), mode, **options).open()
+    filesystem, path = resolve(url)
+    file: IO[Any] = filesystem.open(path, mode, **options)
+    return file
 
 
 def exists(url: str | Path) -> bool:
@@ -330,8 +330,12 @@ def resolve(url: str | Path) -> tuple[Any, str]:
     """The file system that knows a name, and the name as it writes it: for what is not here."""
     import fsspec
 
-    filesystem, path = fsspec.core.url_to_fs(str(url))
-    return filesystem, path
+    # Its own `url_to_fs` takes the `::` in a name for the end of one URL and the start of another.
+    if is_local(url):
+        filesystem = fsspec.filesystem("file", auto_mkdir=True)
+    else:
+        filesystem = fsspec.filesystem(str(url).partition("://")[0])
+    return filesystem, filesystem._strip_protocol(str(url))
 
 
 _known: dict[tuple[int, ...], str] = {}

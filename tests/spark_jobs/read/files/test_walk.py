@@ -175,6 +175,20 @@ def test_the_store_in_a_bucket_is_no_text(google: LocalGoogle) -> None:
             find_files(source, store)
 
 
+@pytest.mark.parametrize("place", ["local", "bucket"])
+def test_a_name_with_two_colons_is_that_of_one_file(
+    google: LocalGoogle, tmp_path: Path, place: str
+) -> None:
+    """As Perl and C++ name things; to fsspec they part the URLs of a file within a file."""
+    root = f"{tmp_path}/Local" if place == "local" else f"gs://{BUCKET}/{tmp_path.name}/Cloud"
+    files.write(f"{root}/File::Spec.md", b"The valve opens.")
+    files.write(f"{root}/File", b"Another file.")
+
+    for path in (root, f"{root}/File::Spec.md", f"{root}/File::*.md"):
+        rows, _ = snapshot(files_source(path), tmp_path / "raw")
+        assert [(row["id"], row["text"]) for row in rows] == [("File::Spec.md", "The valve opens.")]
+
+
 def test_endings_count_in_any_case(folder: Path) -> None:
     (folder / "B.JSONL").write_text('{"text": "beta"}')
     (folder / "C.TXT").write_text("gamma")
