@@ -58,7 +58,7 @@ locals {
         "roles/tpu.admin",
       ]
       bucket     = ["roles/storage.legacyBucketReader", "roles/storage.objectUser"]
-      repository = ["roles/artifactregistry.reader"]
+      repository = ["roles/artifactregistry.writer"]
       secret     = ["roles/secretmanager.secretAccessor"]
       tracking   = ["roles/secretmanager.viewer"]
       dataset    = ["roles/bigquery.dataViewer"]

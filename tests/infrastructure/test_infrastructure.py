@@ -101,8 +101,12 @@ def test_dagsters_own_account_has_an_operators_rights_without_builds_and_looking
     of = {
         who: {g[1:] for g in terraform.grants() if g[0] == who} for who in ("control", "operator")
     }
-    assert of["control"] - of["operator"] == {("project", "roles/logging.logWriter")}
+    assert of["control"] - of["operator"] == {
+        ("project", "roles/logging.logWriter"),
+        ("repository", "roles/artifactregistry.reader"),
+    }
     assert of["operator"] - of["control"] == {
+        ("repository", "roles/artifactregistry.writer"),
         ("project", "roles/cloudbuild.builds.editor"),
         ("project", "roles/compute.networkViewer"),
         ("project", "roles/iam.securityReviewer"),
@@ -114,6 +118,16 @@ def test_dagsters_own_account_has_an_operators_rights_without_builds_and_looking
     accounts = {"jobs", "serving", "builder", "control"}
     made = [resource("google_service_account", name)["account_id"] for name in accounts]
     assert len(set(made)) == 4
+
+
+def test_an_operator_may_tag_the_image_that_dagsters_machine_starts(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    assert "gcloud artifacts docker tags add" in (ROOT / "images" / "build.sh").read_text()
+    terraform.bind(google.iam, settings)
+    (repository,) = {place for _, role, place in google.iam.bindings if "artifactreg" in role}
+    for permission in ("artifactregistry.tags.create", "artifactregistry.tags.update"):
+        assert google.iam.allows(terraform.SERVICE_ACCOUNT, permission, repository)
 
 
 def test_every_attribute_is_one_of_the_providers_own_and_none_that_it_asks_for_is_missing() -> None:

@@ -14,6 +14,8 @@ ROLES = {
     "roles/artifactregistry.writer": (
         "artifactregistry.repositories.downloadArtifacts",
         "artifactregistry.repositories.uploadArtifacts",
+        "artifactregistry.tags.create",
+        "artifactregistry.tags.update",
     ),
     "roles/batch.agentReporter": ("batch.states.report",),
     "roles/batch.jobsEditor": (
