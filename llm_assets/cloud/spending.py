@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from artifacts.errors import UserError
@@ -292,11 +292,25 @@ class Spending:
 
     def _read_ledger(self) -> tuple[float, float]:
         """Dollars of this month and of this run, without the jobs that are followed here."""
-        folder = f"gs://{self.settings.bucket}/{LEDGER}/{datetime.now(UTC):%Y-%m}"
+        of_month, of_run, _ = self._read_month(month := datetime.now(UTC))
+        while True:
+            # No job takes a month, so the run began after one in which it has none.
+            month = month.replace(day=1) - timedelta(days=1)
+            _, earlier, has_jobs = self._read_month(month)
+            of_run += earlier
+            if not has_jobs:
+                return of_month, of_run
+
+    def _read_month(self, month: datetime) -> tuple[float, float, bool]:
+        """The same of one month; whether any job of this run began in it."""
+        folder = f"gs://{self.settings.bucket}/{LEDGER}/{month:%Y-%m}"
         entries = [json.loads(files.read(f"{folder}/{n}")) for n in files.list_names(folder)]
-        others = [entry for entry in entries if entry["job"] not in self._jobs]
-        of_run = sum(entry["dollars"] for entry in others if entry["run"] == self.run)
-        return sum(entry["dollars"] for entry in others), of_run
+        of_run = [entry for entry in entries if entry["run"] == self.run]
+        dollars, dollars_of_run = (
+            sum(entry["dollars"] for entry in some if entry["job"] not in self._jobs)
+            for some in (entries, of_run)
+        )
+        return dollars, dollars_of_run, bool(of_run)
 
     def _record(self, job: RemoteJob) -> None:
         name = _entry_name(job)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -144,6 +145,18 @@ def test_month_counts_every_run_and_a_job_once_whoever_follows_it(google: LocalG
         for month in files.list_names(f"gs://{BUCKET}/costs")
     ]
     assert (entry["dollars"], entry["hours"]) == (8.0, 2.0)
+
+
+def test_runs_ceiling_counts_what_it_spent_in_the_months_before(google: LocalGoogle) -> None:
+    start = datetime.now(UTC).replace(day=1, hour=0)
+    for number in range(2):
+        start = (start - timedelta(days=1)).replace(day=1)
+        times = {"started": start.timestamp(), "ended": start.timestamp() + HOUR}
+        ended = dataclasses.replace(job(str(number), 1.0, Phase.SUCCEEDED), **times)
+        spending(google).objection(ended)
+    with pytest.raises(UserError, match=r"16\.00 USD have been spent, .*run_limit"):
+        spending(google, run_limit=10).check_before()
+    spending(google, "run-2", run_limit=10, monthly_limit=10).check_before()
 
 
 def test_ceiling_without_a_price_is_refused_before_anything_starts(google: LocalGoogle) -> None:
