@@ -64,7 +64,8 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
     names = before.get("images") or {kind: f"{kind}:latest" for kind in IMAGES}
     images = {
-        kind: f"{outputs.repository}/{image.rsplit('/', 1)[-1]}" for kind, image in names.items()
+        kind: image and f"{outputs.repository}/{image.rsplit('/', 1)[-1]}"
+        for kind, image in names.items()
     }
     secrets = before.get("secrets") or {}
     if secrets.get("hugging_face_token"):

@@ -36,12 +36,14 @@ def write_outputs(folder: Path, values: dict[str, Any]) -> Path:
 
 def test_file_is_brought_to_what_was_made_and_keeps_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "google_cloud.yaml"
-    path.write_text(Path("config/google_cloud.yaml").read_text())
+    shipped = Path("config/google_cloud.yaml").read_text()
+    path.write_text(shipped.replace("\nimages:\n", "\nimages:\n  tpu: null\n"))
     machines = load_cloud_settings(path).training
     write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
     settings = load_cloud_settings(path)
     assert settings.region == "europe-west4" and settings.training == machines
     assert settings.images.cuda == f"{MADE['repository']}/cuda:latest"
+    assert settings.images.tpu is None
     assert settings.secrets.hugging_face_token == "hugging-face-token"
     assert settings.tensorboard == "projects/1/locations/europe-west4/tensorboards/2"
 
