@@ -197,6 +197,8 @@ PROPERTIES = {
 """From Dataproc Serverless's page "Spark properties": name to the values that it may have."""
 UNSUPPORTED_PROPERTIES = re.compile(r"spark\.(master|yarn\..*|shuffle\.service\..*)")
 """From the same page: those of YARN and of the shuffle service."""
+ROLES = ("driver", "executor")
+"""Parts of a batch, each with tiers of its own."""
 
 
 class BatchSettings(Settings):
@@ -219,7 +221,7 @@ class BatchSettings(Settings):
     """Tier of the processors of the driver and the executors; `premium` costs more per hour."""
     shuffle_tier: Literal["standard", "premium"] | None = None
     """Tier of the disks for shuffles; `premium` is faster, which helps with very large numbers of
-    documents."""
+    documents, and needs `compute_tier: premium`."""
     properties: dict[str, str] = Field(default_factory=dict)
     """Additional Spark properties by name, such as `spark.executor.memory`; passed on unchanged."""
     time_to_live_hours: float = Field(default=24.0, ge=0.17, le=336)
@@ -256,12 +258,19 @@ class BatchSettings(Settings):
         most = self.spark_properties().get("spark.dynamicAllocation.maxExecutors")
         return int(most) if most else None
 
+    @property
+    def is_premium(self) -> bool:
+        """Whether the driver or the executors have processors of the premium tier."""
+        properties = self.spark_properties()
+        tiers = [properties.get(f"spark.dataproc.{role}.compute.tier") for role in ROLES]
+        return "premium" in tiers
+
     def _typed(self) -> list[tuple[str, Any]]:
         allocation = "spark.dynamicAllocation."
         tiers = [
             (f"spark.dataproc.{role}.{kind}.tier", tier)
             for kind, tier in (("compute", self.compute_tier), ("disk", self.shuffle_tier))
-            for role in ("driver", "executor")
+            for role in ROLES
         ]
         return [
             (f"{allocation}minExecutors", self.minimum_executors),
@@ -284,6 +293,15 @@ class BatchSettings(Settings):
         most, least = self.maximum_executors, self.minimum_executors
         if most is not None and least is not None and most < least:
             raise ValueError("maximum_executors is smaller than minimum_executors")
+        properties = self.spark_properties()
+        for disks in (f"spark.dataproc.{role}.disk.tier" for role in ROLES):
+            processors = disks.replace("disk", "compute")
+            if properties.get(disks) == "premium" != properties.get(processors):
+                raise ValueError(
+                    f"{disks} is premium (`shuffle_tier`), which Dataproc Serverless has only with "
+                    f"premium processors: set `compute_tier: premium` ({processors}), or leave it "
+                    "out"
+                )
         for name in self.properties:
             if not name.startswith(("spark.", "dataproc.")):
                 raise ValueError(

@@ -63,6 +63,8 @@ VERTEX_AI_FEE = 1.15
 for n1-standard-4, 4.22 and 3.67 for a2-highgpu-1g, 1.38 and 1.20 for a chip of TPU v5e (2025, pages
 cloud.google.com/vertex-ai/pricing, /compute/all-pricing and /tpu/pricing); 2.70 is one of v6e."""
 DOLLARS_A_DCU_HOUR = 0.06
+DOLLARS_A_PREMIUM_DCU_HOUR = 0.089
+"""With processors of the premium tier (2025, page cloud.google.com/dataproc-serverless/pricing)."""
 DCU = "dcu"
 """Name of Dataproc's compute unit among your own prices."""
 SPARK_DCUS = 16.0
@@ -102,7 +104,8 @@ def machine_price(
 
 def dcu_hourly(settings: GoogleCloudSettings) -> float:
     """Dollars of one of Dataproc's compute units in an hour."""
-    return settings.cost.prices.get(DCU, DOLLARS_A_DCU_HOUR)
+    listed = DOLLARS_A_PREMIUM_DCU_HOUR if settings.batch.is_premium else DOLLARS_A_DCU_HOUR
+    return settings.cost.prices.get(DCU, listed)
 
 
 def first_dcus(settings: GoogleCloudSettings) -> float:

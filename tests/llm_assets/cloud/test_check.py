@@ -347,6 +347,8 @@ def test_most_that_a_run_can_cost_is_said(settings: GoogleCloudSettings) -> None
     twenty = {"minimum_executors": 20, "maximum_executors": 20}
     ((_, text),) = cost(cost={}, batch=twenty)
     assert "a Spark batch costs at most about 161.28 USD" in text, "whatever it begins with"
+    ((_, text),) = cost(cost={}, batch=twenty | {"compute_tier": "premium"})
+    assert "a Spark batch costs at most about 239.23 USD" in text, "at 0.089 USD a unit"
     batch = settings.model_copy(update={"batch": BatchSettings.model_validate(twenty)})
     assert estimate_smoke(batch)[0].dollars == pytest.approx(161.28 * START_HOURS / 24)
     ((_, text),) = cost(cost={})

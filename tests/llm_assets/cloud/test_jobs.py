@@ -236,7 +236,7 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
         maximum_executors=200,
         scale_up_ratio=0.5,
         executor_cores=8,
-        compute_tier="standard",
+        compute_tier="premium",
         shuffle_tier="premium",
         properties={"spark.executor.memory": "24g"},
     )
@@ -246,8 +246,8 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
         "spark.dynamicAllocation.maxExecutors": "200",
         "spark.dynamicAllocation.executorAllocationRatio": "0.5",
         "spark.executor.cores": "8",
-        "spark.dataproc.driver.compute.tier": "standard",
-        "spark.dataproc.executor.compute.tier": "standard",
+        "spark.dataproc.driver.compute.tier": "premium",
+        "spark.dataproc.executor.compute.tier": "premium",
         "spark.dataproc.driver.disk.tier": "premium",
         "spark.dataproc.executor.disk.tier": "premium",
         "spark.executor.memory": "24g",
@@ -271,6 +271,10 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
         (
             {"properties": {"spark.yarn.queue": "a"}},
             "spark.yarn.queue under `properties` is not supported by Dataproc Serverless",
+        ),
+        (
+            {"shuffle_tier": "premium"},
+            "set `compute_tier: premium` (spark.dataproc.driver.compute.",
         ),
         ({"minimum_executors": 1}, "greater than or equal to 2"),
     ],
