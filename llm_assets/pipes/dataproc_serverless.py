@@ -91,6 +91,8 @@ class DataprocBatches(service.RemoteService):
             # Its machines' start and what they add are in `billed_hours` once it has ended.
             started=0.0 if phase is service.Phase.WAITING else created,
             ended=changed if phase.ended else 0.0,
+            # The name of one that was deleted is free for another.
+            uid=job.uuid,
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
         )
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from google.cloud.dataproc_v1 import Batch
 
 from artifacts.checkpoints import commit
 from artifacts.errors import UserError
@@ -19,6 +20,7 @@ from llm_assets.cloud.spending import (
     Spending,
     machine_price,
 )
+from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.service import Phase, RemoteJob
 from llm_assets.pipes.tpu_vm import TpuVms
@@ -145,6 +147,18 @@ def test_month_counts_every_run_and_a_job_once_whoever_follows_it(google: LocalG
         for month in files.list_names(f"gs://{BUCKET}/costs")
     ]
     assert (entry["dollars"], entry["hours"]) == (8.0, 2.0)
+
+
+def test_batch_with_the_name_of_a_deleted_one_is_counted_beside_it(google: LocalGoogle) -> None:
+    batches = DataprocBatches(None, spending(google).settings.parent)
+    created = datetime.now(UTC) - timedelta(seconds=HOUR)
+    for uuid in ("first", "second"):
+        batch = Batch(name="p/batches/clean-1", uuid=uuid, state="SUCCEEDED", create_time=created)
+        usage = {"approximate_usage": {"milli_dcu_seconds": int(2 * 1000 * HOUR)}}
+        batch.runtime_info, batch.state_time = usage, datetime.now(UTC)
+        spending(google).objection(batches.describe(batch))
+    with pytest.raises(UserError, match=r"16\.00 USD have been spent"):
+        spending(google, run_limit=10).check_before()
 
 
 def test_runs_ceiling_counts_what_it_spent_in_the_months_before(google: LocalGoogle) -> None:
