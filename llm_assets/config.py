@@ -112,13 +112,16 @@ class TrainingRunnerSettings(Settings):
 
 
 NAME = r"^[a-z][a-z0-9_]*$"
+LONGEST_CLOUD_NAME = 63
+"""Of a model or endpoint of Vertex AI (`UploadModelRequest.model_id`, `endpoint_id`)."""
 
 
 class PipelineSettings(Settings):
     """All settings of a pipeline file."""
 
     name: str = Field(pattern=NAME)
-    """The pipeline's name: lowercase letters, digits and underscores."""
+    """The pipeline's name: lowercase letters, digits and underscores; with `platform:
+    google_cloud`, at most 63 and no underscore at the end."""
     description: str = ""
     """A one-sentence description for people."""
     platform: Platform = "local"
@@ -188,6 +191,16 @@ class PipelineSettings(Settings):
     def form(self) -> Form:
         """What the corpus consists of, text to replay aside."""
         return self.checkpoint.form
+
+    @model_validator(mode="after")
+    def _name_fits_the_platform(self) -> Self:
+        is_fit = len(self.name) <= LONGEST_CLOUD_NAME and not self.name.endswith("_")
+        if self.platform == "google_cloud" and not is_fit:
+            raise ValueError(
+                f"Vertex AI names its model and endpoint after `name`, {self.name!r}: it takes at "
+                f"most {LONGEST_CLOUD_NAME} characters, of which the last is no underscore"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sources_fit_the_recipe(self) -> Self:
