@@ -26,12 +26,12 @@ builder="$(setting builder_account)"
 if [[ "${2:-}" != "--print" ]] && ! grep -q '^FROM .*@sha256:' "images/$image/Dockerfile"; then
   python3 images/pin.py "images/$image/Dockerfile"
 fi
+# With -z, since git quotes some names otherwise.
 # shellcheck disable=SC2086
-content="$(git ls-files -co --exclude-standard -- "images/$image" \
-  requirements.lock $code | LC_ALL=C sort)"
-tag="$(while IFS= read -r file; do
-  if [[ -f "$file" ]]; then printf '%s\0' "$file"; cat "$file"; fi
-done <<< "$content" | sha256sum | cut -c1-16)"
+tag="$(git ls-files -z -co --exclude-standard -- "images/$image" requirements.lock $code |
+  LC_ALL=C sort -z | while IFS= read -r -d '' file; do
+    if [[ -f "$file" ]]; then printf '%s\0' "$file"; cat "$file"; fi
+  done | sha256sum | cut -c1-16)"
 name="$region-docker.pkg.dev/$project/llm-assets/$image:$tag"
 if [[ "${2:-}" == "--print" ]]; then echo "$name"; exit 0; fi
 

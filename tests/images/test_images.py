@@ -285,6 +285,8 @@ def test_tag_is_decided_by_content(image: str, tmp_path: Path) -> None:
         rf"us-central1-docker\.pkg\.dev/my-project-id/llm-assets/{image}:\w{{16}}", first
     )
     assert name() == first
+    (tmp_path / "artifacts" / "größe.py").write_text("SIZE = 1\n")
+    assert name() != first, "of a file whose name git would quote"
     (tmp_path / "images" / image / "Dockerfile").write_text("FROM scratch\n")
     assert name() != first
 
