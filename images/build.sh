@@ -17,7 +17,10 @@ case "$image" in
   serve | serve_transformers) code="artifacts serving" ;;
   control) code="artifacts config llm_assets recipes serving spark_jobs pyproject.toml README.md LICENSE workspace.yaml" ;;
 esac
-setting() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}"; }
+setting() {
+  sed -nE "s/^$1: *[\"']?([^ #\"']*).*/\1/p" "${LLM_ASSETS_GOOGLE_CLOUD:-config/google_cloud.yaml}" |
+    sed -E 's/^(null|~)$//'
+}
 project="$(setting project)"
 region="$(setting region)"
 bucket="$(setting bucket)"

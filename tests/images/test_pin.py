@@ -85,8 +85,9 @@ def test_names_without_a_registry_are_docker_hubs(
     assert pin.split_name(name) == place
 
 
+@pytest.mark.parametrize("builder", ["builder@my-project.iam.gserviceaccount.com", "null"])
 def test_image_is_built_once_on_a_pinned_base_and_named_by_its_digest(
-    registry: Registry, tmp_path: Path
+    registry: Registry, tmp_path: Path, builder: str
 ) -> None:
     """With a `gcloud` that knows the image once it was submitted."""
     for folder in ("images", "artifacts", "spark_jobs"):
@@ -106,8 +107,8 @@ def test_image_is_built_once_on_a_pinned_base_and_named_by_its_digest(
     program.chmod(0o755)
     settings = tmp_path / "google_cloud.yaml"
     settings.write_text(
-        "project: my-project\nregion: us-central1\nbucket: my-bucket\n"
-        "builder_account: builder@my-project.iam.gserviceaccount.com\n"
+        "project: 'my-project'\nregion: us-central1\nbucket: \"my-bucket\"  # ours\n"
+        f"builder_account: {builder}\n"
     )
     environment = os.environ | {
         "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -122,7 +123,9 @@ def test_image_is_built_once_on_a_pinned_base_and_named_by_its_digest(
     assert f"3.11-slim@{FIRST}" in dockerfile.read_text()
     assert len(registry.asked) == 1, "a base that has its digest keeps it"
     (submitted,) = done.read_text().splitlines()
-    assert "serviceAccounts/builder@my-project" in submitted
+    assert "--project=my-project " in submitted
+    account = f" --service-account=projects/my-project/serviceAccounts/{builder} "
+    assert (account in submitted) == ("serviceAccounts" in submitted) == (builder != "null")
     assert "--gcs-source-staging-dir=gs://my-bucket/builds" in submitted
     registry.digests.clear()
     dockerfile.write_text(f"FROM {registry.host}/library/python:3.11-slim\n")
