@@ -439,7 +439,8 @@ class BigQuery(Settings):
     @property
     def origin(self) -> str:
         """The table or the query as a FROM clause takes it."""
-        return f"`{self.table}`" if self.table else f"({self.query})"
+        # A comment may end the query, and would take the parenthesis with it.
+        return f"`{self.table}`" if self.table else f"({self.query}\n)"
 
     @property
     def maximum_bytes_billed(self) -> int:

@@ -60,7 +60,10 @@ def test_export_is_one_statement_that_sorts_nothing() -> None:
     source = settings(table=None, query="SELECT id, body AS text FROM `a.b.c`;")
     statement = export_statement(source, "gs://b/folder")
     assert statement.startswith("EXPORT DATA OPTIONS (uri = 'gs://b/folder/part-*.parquet'")
-    assert statement.endswith("FROM (SELECT id, body AS text FROM `a.b.c`)")
+    assert statement.endswith("FROM (SELECT id, body AS text FROM `a.b.c`\n)")
+    source = settings(table=None, query="SELECT id, text FROM `a.b.c` # the newest")
+    parts = [line.partition("#")[0] for line in export_statement(source, "gs://b").splitlines()]
+    assert "".join(parts).endswith("FROM (SELECT id, text FROM `a.b.c` )"), "without the comment"
 
 
 @pytest.fixture(scope="module")
