@@ -184,7 +184,7 @@ SERVING_CHECK_HOURS = 1.0
 """A container of one's own that serves instead of parsing its arguments is ended then."""
 EVERY_API = "https://www.googleapis.com/auth/cloud-platform"
 """Of a machine's token; its account's rights say what it may do."""
-HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
+HYPERDISK_MACHINES = ("a3-ultragpu-", "a4-", "a4x-", "g4-", "c4-", "c4d-", "n4-", "n4d-")
 """Machine families that boot from a hyperdisk alone; all others take an SSD persistent disk."""
 
 

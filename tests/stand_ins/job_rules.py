@@ -13,8 +13,9 @@ MOST_VARIABLES = 100
 """`ContainerSpec.env`: "Maximum limit is 100"."""
 DISKS = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 """`DiskSpec.boot_disk_type`."""
-HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-", "g4-")
-"""Machine families whose boot disk is a hyperdisk: "for A3U machines ... hyperdisk-balanced"."""
+HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-", "g4-", "c4-", "c4d-", "n4-", "n4d-")
+"""Machine families whose boot disk is a hyperdisk: "for A3U machines ... hyperdisk-balanced"; of
+the others Compute Engine says "[pd-ssd, n4-standard-2] features are not compatible"."""
 ATTACHED = {
     "a2-highgpu-2g": ("NVIDIA_TESLA_A100", 2),
     "a2-highgpu-4g": ("NVIDIA_TESLA_A100", 4),
@@ -221,6 +222,9 @@ def _check_instance(instance: batch_v1.AllocationPolicy.InstancePolicyOrTemplate
         _refuse("install_gpu_drivers needs accelerators.")
     if policy.boot_disk.type_ not in ("", "pd-balanced", *DISKS):
         _refuse(f"Invalid disk type {policy.boot_disk.type_}.")
+    features = f"[{policy.boot_disk.type_}, {policy.machine_type}]"
+    if policy.machine_type.startswith(HYPERDISK_ONLY) and "hyperdisk" not in features:
+        _refuse(f"{features} features are not compatible for creating instance.")
 
 
 RESOURCE_ID = re.compile(r"[A-Za-z0-9_.~+%-]+")

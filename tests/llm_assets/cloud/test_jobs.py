@@ -96,6 +96,7 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
 ATTACHED_GPUS = ("n1-standard-8", "NVIDIA_TESLA_T4", 2)
 BUILT_IN_GPUS = ("g2-standard-24", "NVIDIA_L4", 2)
 NO_GPUS = ("n1-standard-4", None, 0)
+NO_PERSISTENT_DISK = ("n4-standard-8", None, 0)
 
 
 @pytest.mark.parametrize("strategy", ["STANDARD", "SPOT", "FLEX_START"])
@@ -105,8 +106,9 @@ NO_GPUS = ("n1-standard-4", None, 0)
         (ATTACHED_GPUS, [("nvidia-tesla-t4", 2)]),
         (BUILT_IN_GPUS, []),
         (NO_GPUS, []),
+        (NO_PERSISTENT_DISK, []),
     ],
-    ids=["attached", "built in", "none"],
+    ids=["attached", "built in", "none", "of a newer family"],
 )
 @pytest.mark.parametrize("zones", [(), ("us-central1-a", "us-central1-c")], ids=["all", "two"])
 def test_a_machine_of_batch_gets_its_gpus_their_drivers_and_its_zones(
