@@ -357,7 +357,7 @@ def print_results(console: Console, results: list[TrialResult]) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in columns:
         side: JustifyMethod = "left" if name in WORDS else "right"
-        table.add_column(name, justify=side, no_wrap=name != "verdict")
+        table.add_column(name, justify=side, overflow="fold")
     for settings, *figures in rows(results):
         cells = [settings.replace(" ", "\n"), *figures][: len(columns)]
         table.add_row(*(escape(shown(cell)) for cell in cells))

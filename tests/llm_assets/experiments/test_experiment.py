@@ -147,6 +147,10 @@ def test_the_table_has_a_row_a_trial_the_best_first() -> None:
     assert "+0.0500 to +0.2000" in lines[0] and "1 min 30 s" in lines[0] and "0.25" in lines[0]
     assert "failed: no [memory]" in lines[2]
     assert "40 independent validation documents" in text and "Nothing was promoted" in text
+    narrow = Console(width=50, record=True, file=io.StringIO())
+    print_results(narrow, [better])
+    folded = narrow.export_text()
+    assert "verdict" in folded and "better" in folded and "…" not in folded
 
 
 @pytest.mark.soak
