@@ -148,7 +148,7 @@ def experiment(assignments: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([one.model_dump(mode="json") for one in results], indent=2))
     else:
-        print_results(Console(), results)
+        print_results(Console(emoji=False), results)
     if any(one.verdict == "failed" for one in results):
         sys.exit(1)
 

@@ -152,8 +152,9 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
     log_path = _log_path()
     started = time.monotonic()
     with _terminal(log_path, verbose) as terminal:
-        console = Console(file=terminal)
-        console.print(f"[bold]{settings.name}[/]  {settings.description}", highlight=False)
+        console = Console(file=terminal, emoji=False)
+        said = escape(shown(settings.description))
+        console.print(f"[bold]{settings.name}[/]  {said}", highlight=False)
         if not verbose:
             console.print(f"log: {log_path}\n", style="dim", highlight=False)
         from llm_assets.definitions import defs
@@ -249,7 +250,7 @@ def _run_in_this_process(
         graph = defs()
         keys = [asset_key(settings, name) for name in assets]
         steps = assets if partition else [key.path[-1] for key in _assets_in_order(graph)]
-        progress = Progress(Console(file=terminal, quiet=quiet), steps, settings)
+        progress = Progress(Console(file=terminal, quiet=quiet, emoji=False), steps, settings)
         result = _execute(graph, progress, settings, keys, run_config, partition=partition)
     if result is None:
         raise UserError(INTERRUPTED)

@@ -135,10 +135,14 @@ def test_runs_are_refused_before_any_work_and_those_of_one_second_have_a_log_eac
     project: Project,
 ) -> None:
     project.configure(base_model={"folder": "nowhere"})
+    description = "What [/data] says of pumps [old] and their :key:"
+    with project.config.open("a") as config:
+        config.write(f"description: '{description}'\n")
     runs = [project.fork("llm-assets", "run") for _ in range(3)]
     assert [run.wait(120) for run in runs] == [1, 1, 1]
     assert len(list((project.folder / ".llm_assets" / "logs").glob("run-*.log"))) == 3
-    assert "it has no config.json" in (project.folder / "output.txt").read_text()
+    printed = (project.folder / "output.txt").read_text()
+    assert "it has no config.json" in printed and f"manual  {description}" in printed
     assert not (project.folder / "store" / "raw_corpus").exists()
 
 
