@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
@@ -24,6 +24,7 @@ from llm_assets.exam.settings import ExamSettings
 from llm_assets.gate.verdict import ModelVersionSettings
 from llm_assets.operation_settings import (
     AutomationSettings,
+    Cron,
     ForgettingSettings,
     NotificationSettings,
     RetentionSettings,
@@ -76,8 +77,8 @@ class SparkSettings(Settings):
 
     runner: Platform | None = None
     """Where this work runs; if unset, `platform` decides."""
-    driver_memory: str = "2g"
-    """Heap size of the local Spark driver, in Spark's notation."""
+    driver_memory: str = Field(default="2g", pattern=r"^[1-9]\d*[kmgtKMGT]$")
+    """Heap size of the local Spark driver, in Java's notation: `512m`, `4g`."""
     partitions: int = Field(default=4, ge=1)
     """Parallel tasks of a local Spark stage; never affects the result."""
     ui: bool = True
@@ -114,6 +115,17 @@ class TrainingRunnerSettings(Settings):
 NAME = r"^[a-z][a-z0-9_]*$"
 LONGEST_CLOUD_NAME = 63
 """Of a model or endpoint of Vertex AI (`UploadModelRequest.model_id`, `endpoint_id`)."""
+OWNER = re.compile(r"\b[\w.%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,7}\b|team:.+", re.ASCII)
+"""What Dagster takes for one."""
+
+
+def _check_owner(name: str) -> str:
+    if not OWNER.fullmatch(name):
+        raise ValueError(f"{name!r} is no e-mail address; for a team, write `team:{name}`")
+    return name
+
+
+Owner = Annotated[str, AfterValidator(_check_owner)]
 
 
 class PipelineSettings(Settings):
@@ -128,13 +140,13 @@ class PipelineSettings(Settings):
     """Where the work is done: this machine, or Google Cloud."""
     store: Place = ".llm_assets/store"
     """Root of all artifacts: a folder, or `gs://bucket/prefix`."""
-    key_prefix: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_]*$")
+    key_prefix: str | None = Field(default=None, pattern=r"^([a-zA-Z_][a-zA-Z0-9_]*)?$")
     """Prefix of the asset keys and, followed by `__`, of the names of jobs, steps, sensors,
     schedules and resources, for running a second pipeline beside the first: letters, digits and
-    underscores."""
-    owners: tuple[str, ...] = ()
+    underscores, with no digit first."""
+    owners: tuple[Owner, ...] = ()
     """Who is responsible for the assets: e-mail addresses, or `team:name`."""
-    retrain_cron: str = "0 3 * * 1"
+    retrain_cron: Cron = "0 3 * * 1"
     """When the schedule retrains, as a cron expression in `automation.time_zone`. The schedule is
     off until you turn it on in the UI."""
 

@@ -1,10 +1,10 @@
 """Settings of what happens by itself, who is told, and what is kept; no Dagster here."""
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from artifacts.settings import Settings
 
@@ -12,6 +12,36 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 WINDOW = re.compile(
     r"(?:(?P<first>[a-z]{3})(?:-(?P<last>[a-z]{3}))? )?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)"
 )
+
+CRON_FIELDS = (
+    r"[0-5]?\d",
+    r"[01]?\d|2[0-3]",
+    r"0?[1-9]|[12]\d|3[01]|l|\?",
+    r"0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec",
+    rf"(?:[0-7]|{'|'.join(DAYS)})(?:#[1-5])?|l[0-7]|\?",
+)
+"""One value of each field: minute, hour, day of the month, month, day of the week."""
+CRON_NAME = re.compile("@(?:hourly|midnight|daily|weekly|monthly|yearly|annually)")
+
+
+def _check_cron(text: str) -> str:
+    """The expression, if Dagster takes it, which itself says so only when it loads the graph."""
+    said = text.lower().split()
+    values = zip(said, CRON_FIELDS, strict=False)
+    is_cron = len(said) == len(CRON_FIELDS) and all(
+        re.fullmatch(rf"(?:\*|(?:{one})(?:-(?:{one}))?)(?:/\d*[1-9]\d*)?", part)
+        for field, one in values
+        for part in field.split(",")
+    )
+    if not is_cron and not CRON_NAME.fullmatch(text.strip().lower()):
+        raise ValueError(
+            "is not a cron expression; write minute, hour, day of the month, month and day of the "
+            "week, such as `0 3 * * 1` for Mondays at 3:00"
+        )
+    return text
+
+
+Cron = Annotated[str, AfterValidator(_check_cron)]
 
 
 class QualitySettings(Settings):
@@ -64,7 +94,7 @@ class AutomationSettings(Settings):
     fresh_days: float | None = Field(default=30, gt=0)
     """Days after which the UI shows a source as stale if it has not changed, and `raw_corpus` and
     `endpoint` if they have not been materialized again; `null` for never."""
-    observe_cron: str = "0 * * * *"
+    observe_cron: Cron = "0 * * * *"
     """When a schedule checks the sources for the UI, as a cron expression in `time_zone`; it never
     starts training. It is on from the start, but if checking is billed, only with `enabled`: for a
     BigQuery source with a `watermark_column`, it runs a query."""
@@ -175,7 +205,7 @@ class RetentionSettings(Settings):
     cache_gb: float = Field(default=20, gt=0)
     """Maximum size of all caches together, in units of 10^9 bytes; the least recently used entries
     are deleted first."""
-    cron: str = "0 5 * * 0"
+    cron: Cron = "0 5 * * 0"
     """When the schedule cleans, as a cron expression in `automation.time_zone`. For a store in a
     bucket, the schedule is off until you turn it on in the UI."""
 

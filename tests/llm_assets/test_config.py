@@ -110,6 +110,12 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ("eval_metrics: {tasks: [{name: mmlu, shot: 5}]}", "tasks.0.shot: .*mean `shots`"),
         ("endpoint: {engine: {comand: [a]}}", "engine.server.comand: .*did you mean `command`"),
         ("endpoint: {engine: {command: [vllm, serve]}}", r"give a command with \{port\} in it"),
+        ("owners: [data-team]", "owners.0: 'data-team' is no e-mail .* write `team:data-team`"),
+        ("retrain_cron: every monday", "retrain_cron: is not a cron expression; .*'every monday'"),
+        ("automation: {observe_cron: 0 3 * *}", "automation.observe_cron: is not a cron"),
+        ("retention: {cron: 60 3 * * 1}", "retention.cron: is not a cron expression"),
+        ("key_prefix: '2nd'", r"key_prefix: .*\(got '2nd'\)"),
+        ("spark: {driver_memory: 4GB}", r"spark.driver_memory: .*\(got '4GB'\)"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, addition: str, message: str) -> None:
