@@ -141,7 +141,7 @@ def look_at(
     files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
     unread = [one.name for one in settings.raw_corpus.sources if not isinstance(one, Files)]
     for source in files:
-        found = find_files(source, settings.store, messages)
+        found = find_files(source, Store(settings.store).root, messages)
         if seconds == 0 or not is_local(source.path):
             unread.append(source.name)
             continue
@@ -456,9 +456,9 @@ def _need_port(settings: PipelineSettings) -> None:
 
 
 def _need_space(store: str, needed: float) -> None:
-    if "://" in store:
+    if not is_local(store):
         return
-    folder = Path(store).absolute()
+    folder = Path(Store(store).root)
     while not folder.exists():
         folder = folder.parent
     try:

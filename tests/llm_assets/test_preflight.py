@@ -170,13 +170,21 @@ def test_pairs_are_measured_by_the_length_of_their_inputs(tmp_path: Path) -> Non
     sees="the free space and the space that is needed",
     then="refused before any work",
 )
-def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path) -> None:
-    wanted = settings(tmp_path)
+def test_a_disk_that_is_too_small_is_named_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is there by `~` is no text, either.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "text" / "store").mkdir(parents=True)
+    (tmp_path / "text" / "store" / "made.md").write_text("The pump has a valve. " * 20)
+    wanted = settings(tmp_path, store="~/text/store")
+    assert preflight(wanted).text.documents == 120
     # A training state has three times the weights, beside the weights themselves.
     size = shutil.disk_usage(tmp_path).free // 3
     write_sparse_weights(tmp_path / "model" / "model.safetensors", size)
 
-    with pytest.raises(UserError, match=r"GB free, and a run .* needs up to .* GB there"):
+    place = re.escape(str(tmp_path / "text" / "store"))
+    with pytest.raises(UserError, match=rf"{place} has .* GB free, and a run .* needs up to .* GB"):
         preflight(wanted)
 
 
