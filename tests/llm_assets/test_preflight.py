@@ -88,6 +88,10 @@ def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.Mon
     told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
     assert told["ok"] and "will be held out" in told["notes"][-1]
     assert told["text"][0].startswith("120 documents, ")
+    shutil.rmtree(tmp_path / "text")
+    refused = CliRunner().invoke(commands, ["check", "--json"])
+    told = json.loads(refused.stdout)
+    assert refused.exit_code == 1 and not told["ok"] and "matches no file" in told["notes"][0]
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,16 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
         _check_project(settings, nodes if smoke else 0, yes, as_json)
         return
     from llm_assets.preflight import LOOK_SECONDS, preflight
+    from spark_jobs.read.document import EXAMPLES
 
-    if is_whole:
-        found = preflight(settings, None, messages=sys.maxsize)
-    else:
-        found = preflight(settings, LOOK_SECONDS)
+    seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
+    try:
+        found = preflight(settings, seconds, messages=messages)
+    except UserError as error:
+        if as_json:
+            told = {"ok": False, "notes": [str(error)], "text": []}
+            click.echo(json.dumps(told, indent=2))
+        raise
     if as_json:
         told = {"ok": True, "notes": found.notes, "text": found.text.lines(command())}
         click.echo(json.dumps(told, indent=2))
