@@ -102,7 +102,7 @@ class ServiceState:
 
 
 def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Report) -> None:
-    """Have a project's services run, and return once the UI answers; those that run already stay.
+    """Have a project's services run, and say where once they answer; those that run already stay.
 
     Args:
         folder: absolute; holds dagster.yaml and workspace.yaml.
@@ -117,7 +117,10 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
 
     state = folder / STATE_FOLDER
     if read_states(state) is not None:
-        report("The services are already running, perhaps on other ports than those given now.")
+        report(
+            f"The services are already running, as {state / CONFIGURATION_NAME} has their commands "
+            "with the ports. To change a port or the pipeline file, first: llm-assets down"
+        )
         return
     for name in PROJECT_FILES:
         if not (folder / name).exists():
@@ -151,6 +154,7 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
         # Ctrl-C among them: nothing half started stays.
         stop(state)
         raise
+    report(f"board: http://{HOST}:{board_port}   UI: http://{HOST}:{port}")
 
 
 def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[str, str]) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from llm_assets import services
+from llm_assets.cli.main import commands
+from llm_assets.config import CONFIG_VARIABLE
 from llm_assets.services import ServiceState, find_leftovers
 from tests.waiting import wait_until
 
@@ -65,6 +68,23 @@ def test_what_has_a_session_of_its_own_stays_as_the_endpoint_does(state: Path) -
     other = int((state / "other").read_text())
     services.stop(state)
     os.kill(other, signal.SIGKILL)  # It was there.
+
+
+def test_an_address_at_which_nothing_listens_is_not_told(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _start(state, "exec sleep 600")
+    folder = state.parent.parent
+    source = "{type: files, path: text}"
+    (folder / "manual.yaml").write_text(
+        f"{{name: manual, raw_corpus: {{sources: [{source}]}}, base_model: {{folder: model}}}}"
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(services, "STATE_FOLDER", state.relative_to(folder))
+    monkeypatch.setenv(CONFIG_VARIABLE, "manual.yaml")
+    told = CliRunner().invoke(commands, ["up", "--port", "3100"])
+    assert told.exit_code == 0 and "are already running" in told.stdout
+    assert "http://" not in told.stdout and str(state / "supervisord.conf") in told.stdout
 
 
 def test_no_secret_is_in_a_file_or_a_command_line(state: Path) -> None:

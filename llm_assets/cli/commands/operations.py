@@ -113,8 +113,9 @@ def up(port: int, board_port: int, wait: bool) -> None:
       llm-assets up --wait      as the main program of a container
     """
     load_settings(config_path())
-    services.bring_up(Path.cwd(), config_path(), port, board_port, click.echo)
-    click.echo(f"board: http://{services.HOST}:{board_port}   UI: http://{services.HOST}:{port}")
+    services.bring_up(
+        Path.cwd(), config_path(), port, board_port, lambda line: click.echo(shown(line))
+    )
     click.echo(
         shown(f"logs: {Path.cwd() / services.STATE_FOLDER}   stop them with: llm-assets down")
     )
