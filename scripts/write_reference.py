@@ -30,7 +30,8 @@ SETTINGS_INTRODUCTION = f"""# Settings
 A pipeline is one YAML file, usually in `config/`. `llm-assets --config FILE` or the environment
 variable `{CONFIG_VARIABLE}` selects it. Otherwise, `{DEFAULT_CONFIG}` is used or, if
 that does not exist, the only YAML file in `config/` and the current folder, not counting
-`dagster.yaml` and `workspace.yaml`. Relative paths in it start from the current folder.
+`dagster.yaml`, `google_cloud.yaml` and `workspace.yaml`. Relative paths in it start from the
+current folder.
 
 Most of its keys are assets of the graph, in the order in which data flows: `raw_corpus` says where
 the text comes from, `clean_corpus` what is kept of it, `tokenized_shards` how it becomes rows of
@@ -43,9 +44,10 @@ What an asset contains depends on its own settings and on those upstream of it, 
 the next run rebuilds that asset and everything downstream. Settings that only say where and how
 work runs rebuild nothing.
 
-Unknown keys are rejected with a list of the valid names, and all errors in a file are reported at
-once. YAML reads `on`, `off`, `yes` and `no` as true or false: where a text is meant, such as the
-label `"no"` for Norwegian, put it in quotes. Only `endpoint.journal.keep: off` needs none.
+Unknown keys are rejected with a list of the valid names, and all wrong keys and values of a file
+are reported at once; whether its sections fit together is checked after that. YAML reads `on`,
+`off`, `yes` and `no` as true or false: where a text is meant, such as the label `"no"` for
+Norwegian, put it in quotes. Only `endpoint.journal.keep: off` needs none.
 
 This page is generated from the code by `make docs`.
 """
