@@ -56,12 +56,19 @@ def read_json(content: streams.Content) -> Iterator[Row]:
 def _lines(
     content: streams.Content, encodings: set[str]
 ) -> Iterator[Iterator[bytes | streams.OverlongLine]]:
-    """A file's lines, in UTF-8 where the file is in UTF-16; that is noted among the encodings."""
+    """A file's lines, in UTF-8 where the file is in UTF-16; that is noted among the encodings.
+
+    Raises:
+        BadFile: on reading, its UTF-16 is cut off or damaged.
+    """
     with content.open() as stream:
         if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
             encodings.add(encoding)
             stream = streams.recoded(stream, encoding)
-        yield streams.lines_of(stream, content.maximum_bytes)
+        try:
+            yield streams.lines_of(stream, content.maximum_bytes)
+        except UnicodeDecodeError as error:
+            raise streams.unknown_encoding(content, error) from error
 
 
 def _parse(

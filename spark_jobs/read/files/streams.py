@@ -407,7 +407,13 @@ def decoded(content: Content, encoding: str) -> Fault:
 
 
 def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
-    """The fault of text in another encoding."""
+    """The fault of text in another encoding, or in UTF-16 that no program can convert."""
+    if error.encoding.lower().startswith("utf-16"):
+        return Fault(
+            "not_utf8",
+            f"{content.file.shown}: {where} is UTF-16 that is cut off or damaged ({error.reason}). "
+            "Fetch the file again, or take it out of the source.",
+        )
     encoding = "UTF-16" if error.object.startswith(UTF_16) else "LATIN1"
     guess = " It looks like UTF-16." if encoding == "UTF-16" else ""
     return Fault(

@@ -44,6 +44,15 @@ def test_an_encoding_that_cannot_be_told_is_named(tmp_path: Path, text: str, enc
         snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl", "a.json"])
+def test_utf_16_that_is_cut_off_is_named_as_such(tmp_path: Path, name: str) -> None:
+    text = f"text\n{GERMAN}\n" if name == "a.csv" else json.dumps({"text": GERMAN}) + "\n"
+    (tmp_path / name).write_bytes(text.encode("utf-16")[:-1])
+
+    with pytest.raises(UserError, match=r"UTF-16 that is cut off or damaged \(truncated data\)"):
+        snapshot(files_source(tmp_path / name), tmp_path / "raw")
+
+
 def test_bytes_that_are_no_text_are_not_decoded(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\x00\x01\xe9\x02 words")
 
