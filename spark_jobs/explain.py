@@ -62,7 +62,12 @@ class DocumentStory:
             return f"dropped; {self.survivor} is kept in its place"
         if self.overlap is not None:
             return f"left out of training: {self.overlap:.0%} of it is held-out text"
-        return "kept" if self.occurrences else "kept, but in no shard (not sampled)"
+        if self.occurrences:
+            return "kept"
+        return (
+            "kept, but in no shard: there are none of this corpus yet, or it was not sampled or "
+            "otherwise left out (`left_out` of `tokenized_shards`)"
+        )
 
 
 def explain_document(

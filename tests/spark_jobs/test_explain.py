@@ -31,5 +31,7 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one
     held = [rows[row][1] for row in found.rows]
     assert any(segments["offset"].min() == 0 for segments in held)
     assert "near is kept in its place" in str(story)
+    before_shards = explain_document(str(tmp_path / "clean"), None, None, "near")
+    assert "near: kept, but in no shard: there are none of this corpus yet" in str(before_shards)
     with pytest.raises(UserError, match=r"no document 'b'"):
         explain_document(str(tmp_path / "clean"), None, None, "b")
