@@ -28,6 +28,9 @@ _TAG = re.compile(r"<[^>]*>")
 _DUMP = re.compile(rb"<mediawiki[\s>]")
 HEAD_BYTES = 4096
 _SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
+_SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
+"""Elements that stand for a space between words, by their local names."""
+_PARAGRAPHS = ("p", "h")
 _HTML_BLOCKS = ("h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "blockquote")
 
 
@@ -200,16 +203,25 @@ def xlsx_text(found: bytes) -> str:
 
 
 def _paragraphs(found: bytes, names: Callable[[zipfile.ZipFile], list[str]]) -> str:
-    """The paragraphs of a zipped document's members in XML, these in the order of `names`.
-
-    A part of a paragraph's text is no paragraph.
-    """
+    """The paragraphs of a zipped document's members in XML, these in the order of `names`."""
     texts = []
     with zipfile.ZipFile(io.BytesIO(found)) as archive:
         for name in names(archive):
-            for element in _parse(archive.read(name)).iter("{*}p", "{*}h"):
-                texts.append("".join(element.itertext()).strip())
+            for element in _parse(archive.read(name)).iter(*(f"{{*}}{p}" for p in _PARAGRAPHS)):
+                texts.append("".join(_pieces(element)).strip())
     return "\n\n".join(filter(None, texts))
+
+
+def _pieces(element: Any) -> Iterator[str]:
+    """The text of a paragraph or of a part of it; not of the paragraphs within, as in a text box or
+    a footnote."""
+    yield element.text or ""
+    for part in element:
+        name = str(part.tag).rpartition("}")[2]
+        if name not in _PARAGRAPHS:
+            yield _SPACES.get(name, "")
+            yield from _pieces(part)
+        yield part.tail or ""
 
 
 def _html_text(found: bytes) -> str:

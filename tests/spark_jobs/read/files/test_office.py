@@ -130,11 +130,13 @@ def test_office_documents_give_their_text(folder: Path) -> None:
         folder / "b.odt",
         {
             "content.xml": f'<d xmlns:t="{text}"><t:h>Pump</t:h>'
-            "<t:p>It <t:span>opens</t:span>.</t:p><t:p/></d>"
+            "<t:p>It <t:span>opens</t:span>.<t:line-break/>By:<t:tab/>Ann<t:s/>Lee"
+            "<box><t:p>Noted.</t:p></box>.</t:p><t:p/></d>"
         },
     )
     drawing = "http://schemas.openxmlformats.org/drawingml/2006/main"
-    slide = f'<s xmlns:a="{drawing}"><a:p><a:r><a:t>Slide </a:t></a:r><a:t>{{}}</a:t></a:p></s>'
+    runs = "<a:r><a:t>Slide </a:t></a:r><a:t>{}</a:t><a:br/><a:r><a:t>Pumps</a:t></a:r>"
+    slide = f'<s xmlns:a="{drawing}"><a:p>{runs}</a:p></s>'
     write_zip(
         folder / "c.pptx",
         {f"ppt/slides/slide{number}.xml": slide.format(number) for number in (10, 2)},
@@ -146,8 +148,8 @@ def test_office_documents_give_their_text(folder: Path) -> None:
 
     assert texts_of(folder) == {
         "a.rtf": "The größte valve\nopens.",
-        "b.odt": "Pump\n\nIt opens.",
-        "c.pptx": "Slide 2\n\nSlide 10",
+        "b.odt": "Pump\n\nIt opens.\nBy:\tAnn Lee.\n\nNoted.",
+        "c.pptx": "Slide 2\nPumps\n\nSlide 10\nPumps",
         "d.xlsx": "# Parts\nring | 7 | inner",
     }
 
