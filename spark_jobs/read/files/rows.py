@@ -473,12 +473,23 @@ def _check_unpacked(found: bytes, maximum_unpacked: int) -> None:
         raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
 
 
+_FILLED = ".//w:sdt[not(w:sdtPr/w:showingPlcHdr)]"
+_DOCX_WRAPPERS = f".//w:ins | .//w:moveTo | .//w:smartTag | {_FILLED} | {_FILLED}/w:sdtContent"
+"""What python-docx passes over with all text in it: text that was inserted or moved while changes
+were tracked, smart tags, and content controls, of which an empty one shows a prompt."""
+
+
 def docx_text(found: bytes) -> str:
-    """A Word file's paragraphs and tables, in their order."""
+    """A Word file's paragraphs and tables, in their order, tracked changes taken as accepted."""
     import docx
 
+    document = docx.Document(io.BytesIO(found))
+    for wrapper in document.element.body.xpath(_DOCX_WRAPPERS):
+        for part in list(wrapper):
+            wrapper.addprevious(part)
+        wrapper.getparent().remove(wrapper)
     blocks = []
-    for block in docx.Document(io.BytesIO(found)).iter_inner_content():
+    for block in document.iter_inner_content():
         if isinstance(block, docx.table.Table):
             rows = (" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows)
             blocks.append("\n".join(rows))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import docx
 import pytest
+from docx.oxml import parse_xml
+from docx.oxml.ns import nsdecls
 
 from artifacts.errors import UserError
 from tests.folders import write_pdf
@@ -62,6 +64,25 @@ def test_pdf_and_word_give_their_text(folder: Path) -> None:
 
     assert texts["a.pdf"] == "The valve opens before start-up"
     assert texts["b.docx"] == "## Valves\n\nEach gauge is checked.\n\ngauge | 40 °C"
+
+
+def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
+    folder: Path,
+) -> None:
+    run = "<w:r><w:t>{}</w:t></w:r>"
+    control = "<w:sdt><w:sdtPr>{}</w:sdtPr><w:sdtContent>{}</w:sdtContent></w:sdt>"
+    deleted = "<w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
+    whole = control.format("", f"<w:p>{run.format('Checked by Ann.')}</w:p>")
+    prompt = control.format("<w:showingPlcHdr/>", f"<w:p>{run.format('Enter text.')}</w:p>")
+    filled = control.format("", f"<w:ins>{run.format('weekly')}</w:ins>")
+    paragraph = f"<w:p>{run.format('It opens ')}{deleted}{filled}</w:p>"
+    document = docx.Document()
+    body = parse_xml(f"<w:body {nsdecls('w')}>{whole}{prompt}{paragraph}</w:body>")
+    for number, block in enumerate(list(body)):
+        document.element.body.insert(number, block)
+    document.save(str(folder / "a.docx"))
+
+    assert texts_of(folder) == {"a.docx": "Checked by Ann.\n\nIt opens weekly"}
 
 
 def test_a_pdf_without_text_is_set_aside_and_one_with_a_password_named(folder: Path) -> None:
