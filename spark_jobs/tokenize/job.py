@@ -202,7 +202,7 @@ def _plan(
         references=references,
         decontamination=settings.decontamination,
         mixing=mixing,
-        shards=count_shards(survey, files.vocab_size, settings.shard_bytes),
+        shards=count_shards(survey, mixing, files.vocab_size, settings.shard_bytes),
         lists=1 + survey.documents.total() // DOCUMENTS_PER_LIST,
     )
     found = {"parity_sample": len(survey.sample), "mixing": mixing_record, "label_counts": counts}

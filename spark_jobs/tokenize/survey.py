@@ -213,10 +213,14 @@ def _sample(parts: list[Part], smallest: list[str], settings: TokenizedShardsSet
     return sample
 
 
-def count_shards(survey: CorpusSurvey, vocab_size: int, shard_bytes: int) -> dict[Split, int]:
-    """Shards of each split, from the size of its text."""
+def count_shards(
+    survey: CorpusSurvey, mixing: Mixing, vocab_size: int, shard_bytes: int
+) -> dict[Split, int]:
+    """Shards of each split, from the size of its text, each source as often as its weight says."""
     token_bytes = 2 if token_dtype(vocab_size) == "uint16" else 4
+    seen = (size * mixing.weights.get(one, 1) for one, size in survey.source_bytes.items())
+    sizes: dict[Split, float] = {**survey.bytes, "train": sum(seen)}
     return {
         split: max(1, round(size / BYTES_PER_TOKEN * token_bytes / shard_bytes))
-        for split, size in survey.bytes.items()
+        for split, size in sizes.items()
     }

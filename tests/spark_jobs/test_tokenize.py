@@ -175,6 +175,7 @@ def test_mixing_and_fraction_change_training_text_alone_and_by_hash(
     assert set(seen) == {2, 3} and 2.3 < sum(seen) / len(seen) < 2.7
     assert 1_400 < mixed["tokens_by_source"]["manual"] - _unsampled(whole, "manual") < 2_600
     assert mixed["mixing"]["weights"]["wiki"] == 2.5
+    assert 0.8 < _tokens_a_shard(mixed) / _tokens_a_shard(whole) < 1.2
     assert mixed["left_out"] == {"not_sampled": len(set(everything) - set(found))}
     fewer = documents_in(tmp_path / "half", half, "train")
     assert half["left_out"] == {"not_sampled": len(everything) - len(fewer)}
@@ -188,6 +189,11 @@ def test_mixing_and_fraction_change_training_text_alone_and_by_hash(
         assert documents_in(tmp_path / "half", half, split) == expected
     assert whole["padding_fraction"] < mixed["padding_fraction"] < 0.2
     assert mixed["cut_documents"] < whole["cut_documents"] or mixed["padding_fraction"] > 0
+
+
+def _tokens_a_shard(stats: dict) -> float:
+    shards = [one for one in stats["shards"] if one["split"] == "train"]
+    return float(stats["tokens"]["train"] / len(shards))
 
 
 def _unsampled(stats: dict, source: str) -> int:
