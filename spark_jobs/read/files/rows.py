@@ -491,11 +491,22 @@ def docx_text(found: bytes) -> str:
     blocks = []
     for block in document.iter_inner_content():
         if isinstance(block, docx.table.Table):
-            rows = (" | ".join(cell.text.strip() for cell in row.cells) for row in block.rows)
-            blocks.append("\n".join(rows))
+            blocks.append(_table_text(block._tbl))
         else:
             blocks.append(_paragraph(block))
     return "\n\n".join(block for block in blocks if block.strip())
+
+
+def _table_text(table: Any) -> str:
+    """A line for each row; merged cells are one, and a table within a cell is part of its text."""
+    from docx.oxml.table import CT_Tbl
+
+    def cell_text(cell: Any) -> str:
+        parts = cell.inner_content_elements
+        texts = (_table_text(one) if isinstance(one, CT_Tbl) else one.text for one in parts)
+        return "\n".join(texts).strip()
+
+    return "\n".join(" | ".join(map(cell_text, row.tc_lst)) for row in table.tr_lst)
 
 
 def _paragraph(block: Any) -> str:

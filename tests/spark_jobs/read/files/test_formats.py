@@ -66,6 +66,23 @@ def test_pdf_and_word_give_their_text(folder: Path) -> None:
     assert texts["b.docx"] == "## Valves\n\nEach gauge is checked.\n\ngauge | 40 °C"
 
 
+def test_merged_cells_of_a_word_file_come_once_and_tables_within_cells_come_too(
+    folder: Path,
+) -> None:
+    document = docx.Document()
+    table = document.add_table(rows=3, cols=3)
+    texts = ["Checks", "", "", "pump", "40 °C", "", "", "50 °C", "daily"]
+    for place, text in enumerate(texts):
+        table.cell(*divmod(place, 3)).text = text
+    table.cell(0, 0).merge(table.cell(0, 2))
+    table.cell(1, 0).merge(table.cell(2, 0))
+    inner = table.cell(1, 2).add_table(rows=1, cols=2)
+    inner.cell(0, 0).text, inner.cell(0, 1).text = "lamp", "red"
+    document.save(str(folder / "a.docx"))
+
+    assert texts_of(folder) == {"a.docx": "Checks\npump | 40 °C | lamp | red\n | 50 °C | daily"}
+
+
 def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
     folder: Path,
 ) -> None:
