@@ -25,6 +25,8 @@ from spark_jobs.read.settings import BigQuery, Files
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
 EXPORTED_NAME = "exported.json"
+ROWS_ELSEWHERE = {"VIEW": "a view", "EXTERNAL": "an external table"}
+"""Types of tables that BigQuery knows as modified only when their definition was."""
 
 
 def fingerprint_bigquery(source: BigQuery) -> str:
@@ -34,7 +36,8 @@ def fingerprint_bigquery(source: BigQuery) -> str:
     that is read was last modified, and its etag.
 
     Raises:
-        UserError: the table, a column or a right is missing, or the query would cost too much.
+        UserError: the table, a column or a right is missing, the query would cost too much, or
+            without a watermark nothing would tell of new rows.
     """
     state = _watermark(source) if source.watermark_column else _tables(source)
     origin = {"table": source.table, "query": source.query}
@@ -63,6 +66,13 @@ def _tables(source: BigQuery) -> dict[str, Any]:
         tables = [client.get_table(name) for name in names]
     except GoogleAPICallError as error:
         raise UserError(_explain(source, error)) from error
+    for table in tables:
+        if kind := ROWS_ELSEWHERE.get(table.table_type):
+            raise UserError(
+                f"Source `{source.name}` reads {table.reference}, which is {kind}: when it was "
+                "modified says nothing of its rows, so new ones would go unnoticed. Name a column "
+                "that grows with them in `watermark_column`, such as `ingested_at`."
+            )
     return {
         str(table.reference): {
             "etag": table.etag,

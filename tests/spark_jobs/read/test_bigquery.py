@@ -154,3 +154,18 @@ def test_a_row_edited_in_place_is_noticed_without_a_watermark(client: "Client") 
     assert fingerprint_bigquery(settings()) != before
     query = settings(table=None, query=f"SELECT id, text FROM `{TABLE}`")
     assert fingerprint_bigquery(query) == fingerprint_bigquery(query)
+
+
+def test_a_view_is_refused_without_a_watermark_and_its_rows_noticed_with_one(
+    client: "Client",
+) -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    view = f"{PROJECT}.corpus.view"
+    client.query(f"CREATE OR REPLACE VIEW `{view}` AS SELECT * FROM `{TABLE}`").result()
+    with pytest.raises(UserError, match=r"corpus\.view, which is a view.*`watermark_column`"):
+        fingerprint_bigquery(settings(table=view))
+
+    source = settings(table=view, watermark_column="ingested_at")
+    before = fingerprint_bigquery(source)
+    add_rows(client, TABLE, {"b": "second"}, ingested_at=2)
+    assert fingerprint_bigquery(source) != before
