@@ -492,8 +492,8 @@ def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ..
         wanted: the classes that there may be; where empty, those that occur, sorted.
 
     Raises:
-        UserError: a class is none of those, has a single example, or none to train on; or there is
-            only one class.
+        UserError: a class is none of those, has a single example, or none to train on; or there are
+            fewer than two classes.
     """
     table = pa.concat_tables([part.read(["label", "split"]) for part in parts])
     pairs = zip(table["label"].to_pylist(), table["split"].to_pylist(), strict=True)
@@ -516,7 +516,6 @@ def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ..
                 "more examples of it, or leave the class out."
             )
     if len(labels) < 2:
-        raise UserError(
-            f"All examples have the class {labels[0]!r}; it takes two classes to tell apart."
-        )
+        found = f"All examples have the class {labels[0]!r}" if labels else "No example has a class"
+        raise UserError(f"{found}; it takes two classes to tell apart.")
     return labels, [counts[label, "train"] for label in labels]

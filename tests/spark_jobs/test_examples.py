@@ -104,12 +104,13 @@ def test_a_missing_chat_template_is_named(chat_folder: Path) -> None:
     ("labels", "settings", "message"),
     [
         (["a"] * 5 + ["b"], (), "The class 'b' has 1 examples"),
-        (["a"] * 5, (), "it takes two classes"),
+        (["a"] * 5, (), "All examples have the class 'a'; it takes two classes"),
+        ([None] * 5, (), "No example has a class; it takes two classes"),
         (["a", "b", "c"] * 3, ("a", "b"), "3 examples have the class 'c', which is none of"),
     ],
 )
 def test_classes_that_cannot_be_learnt_are_named(
-    tmp_path: Path, labels: list[str], settings: tuple[str, ...], message: str
+    tmp_path: Path, labels: list[str | None], settings: tuple[str, ...], message: str
 ) -> None:
     pq.write_table(
         pa.table({"label": labels, "split": ["train"] * len(labels)}), tmp_path / "part-0.parquet"
