@@ -74,9 +74,14 @@ def group(elements: Iterable[tuple[str, int]]) -> list[range]:
     return groups + ([range(first, count)] if first < count else [])
 
 
+def chunk_key(files: Iterable[tuple[str, str]]) -> str:
+    """Of a chunk of files: the name and hash of each. Files of two folders may have one name."""
+    return hash_json({"files": list(files)})
+
+
 def listed_key(listed: Iterable[ListedFile]) -> str:
     """Of a chunk of such files."""
-    return hash_json({one.name: one.checksum for one in listed})
+    return chunk_key((one.name, one.checksum) for one in listed)
 
 
 def single_chunk(key: str, read: Callable[[], Iterator[Batch]]) -> Chunks:

@@ -21,7 +21,16 @@ from spark_jobs.read.document import EMPTY, UNREAD, Document, Fault, of_example
 from spark_jobs.read.files import office, rows, streams
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.rows import Row
-from spark_jobs.read.opened import Batch, Chunks, ListedFile, OpenedSource, Texts, group, hash64
+from spark_jobs.read.opened import (
+    Batch,
+    Chunks,
+    ListedFile,
+    OpenedSource,
+    Texts,
+    chunk_key,
+    group,
+    hash64,
+)
 from spark_jobs.read.settings import TABLES, Files, FormatName, format_of
 
 SETTLED_NANOSECONDS = 2_000_000_000
@@ -142,7 +151,7 @@ def open_files(
             f"{error.filename} was removed while the source was read"
         ) from error
     groups = group((file.name, file.size) for file in found.files)
-    keys = [hash_json({found.files[n].name: hashes[n] for n in numbers}) for numbers in groups]
+    keys = [chunk_key((found.files[n].name, hashes[n]) for n in numbers) for numbers in groups]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
         chosen = [n for number in numbers for n in groups[number]]

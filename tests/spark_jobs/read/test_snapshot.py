@@ -265,6 +265,20 @@ def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_not
     assert _bytes_of(tmp_path / "grown") == _bytes_of(tmp_path / "full")
 
 
+def test_an_edit_is_read_of_either_of_two_files_of_one_name(tmp_path: Path) -> None:
+    for year in ("2023", "2024"):
+        (tmp_path / year).mkdir()
+        (tmp_path / year / "report.md").write_text(f"Report of {year}.")
+    settings, cache = files_source(tmp_path / "{2023,2024}"), str(tmp_path / "cache")
+    write_snapshot(settings, tmp_path / "before", lambda line: None, cache)
+    (tmp_path / "2023" / "report.md").write_text("Edited.")
+
+    write_snapshot(settings, tmp_path / "after", lambda line: None, cache)
+
+    texts = pq.read_table(tmp_path / "after" / "part-00000.parquet")["text"].to_pylist()
+    assert texts == ["Edited.", "Report of 2024."]
+
+
 @pytest.mark.fault(
     "raw_corpus",
     "cached chunks of sources cut, changed or gone",
