@@ -91,7 +91,7 @@ def export_folder(source: BigQuery, fingerprint: str) -> str:
 def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
     """The source's rows as they are now.
 
-    Cutting them into chunks exports them, unless this state of the source was exported before.
+    Cutting them into chunks exports them, unless all files of this state's export are there.
 
     Raises:
         UserError: as `fingerprint_bigquery`; from cutting, that the export is empty.
@@ -150,9 +150,12 @@ def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None])
     """
     folder = export_folder(source, fingerprint)
     done = files.find(f"{folder}/{EXPORTED_NAME}")
-    names = json.loads(done) if done else _export(source, folder, report)
+    names: list[str] = json.loads(done) if done else _export(source, folder, report)
     if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
+    if not set(names) <= set(_list_export(folder, names[0].partition("/")[0])):
+        # A rule of the bucket, or a person, has removed some since.
+        names = _export(source, folder, report)
     path = f"{folder}/{names[0].partition('/')[0]}"
     return Files(type="files", name=source.name, path=path)
 
@@ -162,9 +165,13 @@ def _export(source: BigQuery, folder: str, report: Callable[[str], None]) -> lis
     report(f"Exporting {source.table or 'the query'} to {folder}")
     attempt = uuid.uuid4().hex[:12]
     _run(source, export_statement(source, f"{folder}/{attempt}"))
-    names = [f"{attempt}/{name}" for name in files.list_names(f"{folder}/{attempt}")]
+    names = _list_export(folder, attempt)
     files.write(f"{folder}/{EXPORTED_NAME}", json.dumps(names).encode())
     return names
+
+
+def _list_export(folder: str, attempt: str) -> list[str]:
+    return [f"{attempt}/{name}" for name in files.list_names(f"{folder}/{attempt}")]
 
 
 def export_statement(source: BigQuery, folder: str) -> str:

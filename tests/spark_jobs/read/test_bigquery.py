@@ -1,5 +1,6 @@
 """The BigQuery source, against the emulator."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +127,23 @@ def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> 
     files.write(f"{folder}/part-000000000007.parquet", b"half a file")
     files.write(f"{folder}/before/part-000000000007.parquet", b"half a file")
     assert [d.id for d in documents_of(source, state)] == ["a"]
+
+
+def test_an_export_of_which_files_were_removed_is_made_again(client: "Client") -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/removed")
+    state = fingerprint_bigquery(source)
+    assert [d.id for d in documents_of(source, state)] == ["a"]
+    exported = f"{export_folder(source, state)}/{bigquery.EXPORTED_NAME}"
+    names = json.loads(files.read(exported))
+    # Of two parts the bucket's lifecycle has removed one.
+    second = f"{names[0].partition('/')[0]}/part-000000000001.parquet"
+    files.write(exported, json.dumps([*names, second]).encode())
+
+    assert [d.id for d in documents_of(source, state)] == ["a"]
+
+    now = json.loads(files.read(exported))
+    assert second not in now and not set(now) & set(names)
 
 
 def test_job_that_takes_too_long_is_cancelled_and_told(
