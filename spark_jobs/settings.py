@@ -202,7 +202,8 @@ class SourceMix(Settings):
     """How many times the source is seen: 0.5 takes about half of its documents, 2 takes each one
     twice, 0 takes none."""
     token_budget: int | None = Field(default=None, ge=1)
-    """Approximate number of tokens to take, repeating the source as often as needed."""
+    """Approximate number of tokens to take, repeating the source as often as needed, but at most
+    100 times."""
     share: float | None = Field(default=None, gt=0, lt=1)
     """Approximate share of the training tokens, replayed text not counted, to take from the source,
     repeating it as often as needed, but at most 100 times."""

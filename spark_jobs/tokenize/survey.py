@@ -76,7 +76,8 @@ def plan_mixing(
         bytes_per_token: measures it on the parity sample, where a token budget needs it.
 
     Raises:
-        UserError: a source is named that the corpus does not have, or shares cannot be reached.
+        UserError: a source is named that the corpus does not have, shares cannot be reached, or a
+            source would be seen too often.
     """
     unknown = sorted(settings.mixing.keys() - source_bytes.keys())
     if unknown:
@@ -94,6 +95,14 @@ def plan_mixing(
         elif mix.bytes is not None:
             weights[source] = min(1.0, mix.bytes / source_bytes[source])
     weights |= _weights_of_shares(settings, source_bytes, weights)
+    for source, weight in weights.items():
+        if weight > MAXIMUM_WEIGHT:
+            asked = "share" if settings.mixing[source].share else "budget"
+            raise UserError(
+                f"For its {asked} in `tokenized_shards.mixing`, the source {source!r} would be "
+                f"seen {weight:,.0f} times, more than {MAXIMUM_WEIGHT:g}; give it a smaller "
+                f"{asked}."
+            )
     weights = {source: round(weight, 6) for source, weight in weights.items()}
     record = {"fraction": settings.fraction, "weights": dict(sorted(weights.items()))}
     return Mixing(weights, settings.fraction), record
@@ -122,14 +131,7 @@ def _weights_of_shares(
         text = sum(source_bytes[one] * weights.get(one, 1.0) for one in others) / (rest or 1)
     else:
         text = min((source_bytes[one] / share for one, share in shares.items()), default=0)
-    found = {source: share * text / source_bytes[source] for source, share in shares.items()}
-    for source, weight in found.items():
-        if weight > MAXIMUM_WEIGHT:
-            raise UserError(
-                f"For its share in `tokenized_shards.mixing`, the source {source!r} would be seen "
-                f"{weight:,.0f} times, more than {MAXIMUM_WEIGHT:g}; give it a smaller share."
-            )
-    return found
+    return {source: share * text / source_bytes[source] for source, share in shares.items()}
 
 
 def _uniform(purpose: str, identifier: str) -> float:

@@ -45,6 +45,7 @@ def test_shares_of_all_sources_take_no_document_twice() -> None:
         ),
         ({"wikki": {"weight": 2}}, "names the source 'wikki'.* are forum, manual, wiki"),
         ({"forum": {"share": 0.99}}, "'forum' would be seen 891 times, more than 100"),
+        ({"forum": {"token_budget": 10**6}}, "its budget .* seen 4,000 times, more than 100"),
     ],
 )
 def test_sources_that_are_unknown_and_shares_that_cannot_be_reached_are_refused(
