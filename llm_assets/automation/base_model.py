@@ -15,6 +15,8 @@ from dagster import (
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.store.identity import hash_json
+from artifacts.store.manifest import Manifest
+from artifacts.store.pipelines import Pipeline
 from llm_assets.assets.stage import own_resources, user_faults
 from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import RETRAINING
@@ -22,9 +24,11 @@ from llm_assets.automation.launched import BASE_MODEL_SENSOR, Runs, read_cursor
 from llm_assets.automation.notifications import conclude
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.start import find_manifest
 from recipes.model.base_model import BaseModelSettings, identify, source_files
 
 SECONDS = 10.0
+BASE = "base_model"
 
 
 class BaseModelCursor(BaseModel):
@@ -91,10 +95,10 @@ def _decide(
     if known is None:
         with pipeline.hub_access():
             return _compare_with_hub(str(base.hub), str(base.revision))
-    made = pipeline.record.find_current("base_model")
-    if made is None:
+    trained_on = _trained_on(pipeline.record)
+    if trained_on is None:
         return Wait("No base model has been read yet.")
-    if hash_json(made.manifest.settings) == known.identity:
+    if hash_json(trained_on.settings) == known.identity:
         return Wait("The base model is the one that was trained on.")
     if settings.automation.new_base_model == "tell":
         return Wait(
@@ -106,6 +110,18 @@ def _decide(
     question = TextQuestion(f"base-{known.identity}", None)
     runs = Runs(context.instance, settings)
     return request_run(question, runs, datetime.now(UTC), BASE_MODEL_SENSOR)
+
+
+def _trained_on(record: Pipeline) -> Manifest | None:
+    """The base model behind the newest model; before there is one, the base model that was read.
+
+    Other weights are read at the beginning of a run, which may fail before they are trained from.
+    """
+    for made in map(record.find_current, ("eval_metrics", "checkpoint")):
+        if made and (base := find_manifest(record.store, BASE, made.manifest.inputs[BASE])):
+            return base
+    read = record.find_current(BASE)
+    return read.manifest if read else None
 
 
 def _compare_with_hub(name: str, pinned: str) -> Wait:

@@ -26,14 +26,28 @@ def based(automated: Automated, tmp_path: Path, tiny_model_folder: Path) -> Auto
     folder = tmp_path / "base"
     shutil.copytree(tiny_model_folder, folder)
     automated.project.configure(base_model={"folder": str(folder)})
-    settings = identify(BaseModelSettings(folder=str(folder)))
-    record = automated.project.record
-    made, _ = record.store.make(
-        Identity(kind="base_model", code_version="1", settings=settings), lambda draft: None
-    )
-    record.advance(made)
+    evaluate(automated, read_base(automated, tmp_path))
     automated.cursor = None
     return automated
+
+
+def read_base(automated: Automated, tmp_path: Path) -> str:
+    """A run makes `base_model` of the folder as it is; returns its fingerprint."""
+    settings = identify(BaseModelSettings(folder=str(tmp_path / "base")))
+    return make(automated, Identity(kind="base_model", code_version="1", settings=settings))
+
+
+def evaluate(automated: Automated, base: str) -> None:
+    """A run comes as far as to evaluate a model that was trained from a base model."""
+    inputs = {"base_model": base}
+    make(automated, Identity(kind="eval_metrics", code_version="1", inputs=inputs))
+
+
+def make(automated: Automated, identity: Identity) -> str:
+    record = automated.project.record
+    made, _ = record.store.make(identity, lambda draft: None)
+    record.advance(made)
+    return made.fingerprint
 
 
 def retrain_base(tmp_path: Path) -> None:
@@ -71,10 +85,13 @@ def test_other_weights_are_trained_from_where_the_settings_say_so(
     assert isinstance(request, RunRequest) and not request.run_config
     run = based.launch(request)
     assert f"{run[:8]} is under way" in str(based.tick(SENSOR))
+    base = read_base(based, tmp_path)
     based.end(run, succeeded=False)
     assert "the next try is at" in str(based.tick(SENSOR))
     based.automate(blackouts=["00:00-24:00"], retry_minutes=0)
     assert "blackout 00:00-24:00" in str(based.tick(SENSOR))
+    evaluate(based, base)
+    assert "is the one that was trained on" in str(based.tick(SENSOR))
 
 
 def test_nothing_is_looked_at_where_the_settings_say_so(based: Automated, tmp_path: Path) -> None:
