@@ -122,7 +122,7 @@ def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
 def _read(path: Path, chosen: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Place and content of each line, by one filter."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error
     places = {f"{path}, line {at}": line for at, line in enumerate(lines, 1) if line.strip()}

@@ -279,7 +279,7 @@ def read_texts(url: str) -> list[str]:
         content = files.read(url).decode()
         if not url.endswith(".jsonl"):
             return [content]
-        return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
+        return [json.loads(line)["text"] for line in content.split("\n") if line.strip()]
     except FileNotFoundError as error:
         raise UserError(f"The evaluation text {url} does not exist.") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -184,7 +184,8 @@ def test_documents_that_repeat_evaluation_texts_are_dropped(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
     question = " ".join(f"question{number}" for number in range(30))
-    (tmp_path / "sets.jsonl").write_text(json.dumps({"text": question}))
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in (question, "a\u2028b")]
+    (tmp_path / "sets.jsonl").write_text("\n".join(lines))
     raw = raw_corpus([("a", f"Answered: {question}. Indeed."), ("b", "other words " * 30)])
 
     stats = run(spark, raw, tmp_path / "clean", evaluation_texts=[str(tmp_path / "sets.jsonl")])

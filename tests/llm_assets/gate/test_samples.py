@@ -26,7 +26,7 @@ def samples(share: float, seed: int = 0, count: int = 200) -> Lines:
     return [
         {
             "doc_id": number,
-            "doc": {"question": f"What is {number}?"},
+            "doc": {"question": f"What\u2028is {number}\x85?"},
             "target": "0",
             "filter": "none",
             "metrics": ["acc"],
@@ -42,7 +42,8 @@ def judge(folder: Path, candidate: Lines, incumbent: Lines, *options: str) -> Re
     for name, lines in (("new", candidate), ("old", incumbent)):
         paths.append(folder / name / "samples_sums_2026-06-11T10-20-30.123456.jsonl")
         paths[-1].parent.mkdir(exist_ok=True)
-        paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+        written = (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        paths[-1].write_text("".join(written))
     return CliRunner().invoke(commands, ["gate", *map(str, paths), *options])
 
 
