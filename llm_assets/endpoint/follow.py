@@ -99,7 +99,7 @@ def serve_wanted(
                 verify_model(record, wanted.model_url, weights=wanted.weights)
                 version, served = wanted, serve(chosen, wanted)
             except RolloutFailed as error:
-                raise RolloutFailed(f"{error}\n{_ways_on(wanted.version)}") from error
+                raise RolloutFailed(f"{error}\n{_ways_on(wanted)}") from error
             except UserError as error:
                 before = state.find("champion")
                 before = before if before != wanted else state.find("previous")
@@ -149,10 +149,14 @@ def _told(move: Move) -> str:
     return f"{move.by} wants version {move.version} ({move.reason})"
 
 
-def _ways_on(version: int) -> str:
+def _ways_on(wanted: ModelVersion) -> str:
+    number = wanted.version
+    again = f"Version {number} stays wanted: materialize `endpoint` to try again"
+    if wanted.is_base:
+        return f"{again}, or `llm-assets approve VERSION --reason REASON` to have another."
     return (
-        f"Version {version} stays wanted: materialize `endpoint` to try again, `llm-assets approve "
-        f"{version}` to have it whatever was seen, or `llm-assets reject {version}` to give it up."
+        f"{again}, `llm-assets approve {number} --reason REASON` to have it without the tests of a "
+        f"rollout, or `llm-assets reject {number} --reason REASON` to give it up."
     )
 
 

@@ -1,5 +1,6 @@
 """What serves where the wanted version cannot."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +14,16 @@ from artifacts.store.identity import Identity
 from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.cli.main import commands
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import LocalServingPlatform
+from llm_assets.endpoint.base import LiveAddress, LocalServingPlatform
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.endpoint.follow import Overruled, serve_decision, serve_wanted
 from llm_assets.maintenance.doctor import check_registry
 from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.state import ModelEntry
+from serving.rollout import RolloutFailed
 from tests.damage import cut, flip_bit, largest_file
 from tests.llm_assets.registry.conftest import verdict
 from tests.waiting import wait_until
@@ -139,6 +142,25 @@ def test_a_version_does_not_serve_with_the_weights_of_another(served: Served) ->
     assert served.serve() == 0
     said = "contains a different model from the one that was registered"
     assert any(said in one for one in served.lines)
+
+
+@pytest.mark.parametrize(("wanted", "advised"), [(1, ["approve", "reject"]), (0, ["approve"])])
+def test_what_is_advised_after_a_failed_rollout_can_be_typed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, wanted: int, advised: list[str]
+) -> None:
+    def fail(*given: object, **named: object) -> LiveAddress:
+        raise RolloutFailed("It is slower.")
+
+    monkeypatch.setattr(LocalServingPlatform, "serve", fail)
+    if wanted == 0:
+        served.registry.roll_back("anna", "it rambles")
+    with pytest.raises(RolloutFailed) as failed:
+        served.serve()
+    typed = [line.split() for line in re.findall("`llm-assets (.*?)`", str(failed.value))]
+    assert [name for name, *_ in typed] == advised
+    for name, *words in typed:
+        assert wanted == 0 or words[0] == str(wanted)
+        commands.commands[name].make_context(name, [word.replace("VERSION", "1") for word in words])
 
 
 # One that is damaged gives way in the same manner, above.
