@@ -156,6 +156,16 @@ def test_a_configuration_of_megatrons_pretraining_is_told_what_to_use(tmp_path: 
         import_file(write(tmp_path, content | sizes), REVISION)
 
 
+@pytest.mark.parametrize(
+    ("display", "name"), [("2nd T5 (small)", "nd_t5__small"), ("t" * 62 + "-5", "t" * 62)]
+)
+def test_a_display_name_becomes_a_name_that_vertex_ai_takes(
+    display: str, name: str, tmp_path: Path
+) -> None:
+    content = nested(model_display_name=display)
+    assert import_file(write(tmp_path, content), REVISION).pipeline["name"] == name
+
+
 def test_flat_and_nested_say_the_same(tmp_path: Path) -> None:
     one = import_file(write(tmp_path, nested()), REVISION)
     assert import_file(write(tmp_path, flat()), REVISION) == one
