@@ -149,11 +149,11 @@ def ask(
             f"{moved.by} took version {newest.version}, which knows this text, out of service: "
             f"{moved.reason}"
         )
+    # Of a model that was evaluated again, the last word counts.
     judged = [
-        verdict
+        verdicts[-1]
         for version in versions
-        for verdict in state.verdicts_of(version.weights)
-        if verdict.against == wanted.weights
+        if (verdicts := state.verdicts_of(version.weights, wanted.weights))
     ]
     if judged and not _is_worth_more(judged, settings):
         again = "Training again as `checkpoint` says would make the same model. "

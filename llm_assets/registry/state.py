@@ -143,9 +143,13 @@ class RegistryState(BaseModel):
         found = {alias: self.find(alias) for alias in get_args(Alias)}
         return [alias for alias, at in found.items() if at and at.version == version]
 
-    def verdicts_of(self, weights: str) -> list[Verdict]:
-        """What the gate found about a model, oldest first."""
-        return [verdict for verdict in self.verdicts if verdict.weights == weights]
+    def verdicts_of(self, weights: str, against: str | None = None) -> list[Verdict]:
+        """What the gate found about a model, or about it against one other, oldest first."""
+        return [
+            verdict
+            for verdict in self.verdicts
+            if verdict.weights == weights and against in (None, verdict.against)
+        ]
 
     def decisions_of(self, weights: str) -> list[Decision]:
         """What people decided about a model, oldest first; the last one holds."""

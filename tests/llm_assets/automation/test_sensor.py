@@ -9,6 +9,7 @@ from dagster import DagsterRunStatus, Failure, RunRequest
 from artifacts.leases import describe_holder
 from llm_assets.gate.verdict import Outcome
 from tests.llm_assets.automation.conftest import Automated
+from tests.llm_assets.registry.conftest import verdict
 
 NEW = "Something new to learn, of which no model has read a single word."
 
@@ -108,7 +109,11 @@ def test_run_launched_by_hand_is_waited_for_while_its_process_lives(automated: A
 def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> None:
     add(automated)
     automated.end(automated.launch(automated.tick()), succeeded=True)
-    automated.teach("second", Outcome.NOT_BETTER)
+    second = automated.teach("second", Outcome.NOT_BETTER)
+    # Measured on more text, it is one candidate still.
+    against = automated.registry.state().incumbent_of("second").weights
+    again = verdict("second", against, promoted=False, evaluation="larger")
+    automated.registry.enter(second, again)
     longer = automated.tick()
     assert isinstance(longer, RunRequest)
     assert longer.run_config["ops"]["checkpoint"]["config"]["longer"] == 2
