@@ -128,14 +128,14 @@ def trace(
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="CERTIFICATE")
+@click.argument("place", metavar="CERTIFICATE")
 @click.option("--key", type=click.Path(path_type=Path), help="The issuer's public key, in PEM.")
 @click.option(
     "--retrain",
     is_flag=True,
     help="Also repeat the training without the text, and compare the weights.",
 )
-def verify(path: Path, key: Path | None, retrain: bool) -> None:
+def verify(place: str, key: Path | None, retrain: bool) -> None:
     """Check a certificate that `forget` wrote.
 
     Checks its signature, and compares its statements with the store.
@@ -147,7 +147,7 @@ def verify(path: Path, key: Path | None, retrain: bool) -> None:
     """
     from llm_assets.cli.text import forget as forgetting
 
-    if not forgetting.verify(open_session, path, key, retrain, click.echo):
+    if not forgetting.verify(open_session, place, key, retrain, click.echo):
         sys.exit(1)
 
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -184,7 +185,7 @@ def forget(
         )
     key = Path(session.settings.forgetting.signing_key)
     place = f"{record.store.root}/{issue(record, state, entries, search, key)}"
-    report(f"Signed: {place}. Check it with: llm-assets verify {place}")
+    report(f"Signed: {place}. Check it with: llm-assets verify {quote(place)}")
 
 
 def undo(
@@ -229,16 +230,19 @@ def undo(
 
 
 def verify(
-    opened: Callable[[], Session], path: Path, key: Path | None, retrain: bool, report: Report
+    opened: Callable[[], Session], place: str, key: Path | None, retrain: bool, report: Report
 ) -> bool:
     """Check a certificate's signature, then all that is stated: whether nothing is wrong.
+
+    Args:
+        place: the certificate's file, or its URL.
 
     Raises:
         UserError: the certificate cannot be read, was changed, is signed with another key, or is
             about another store's pipeline.
     """
-    statement, signed_by = read_signed(path, key)
-    stated = read_statement(statement, path)
+    statement, signed_by = read_signed(place, key)
+    stated = read_statement(statement, place)
     trusted = "" if key else ", which only the certificate vouches for: check it with --key"
     report(f"ok       signed with the key {signed_by}{trusted}")
     for line in _stated(stated):

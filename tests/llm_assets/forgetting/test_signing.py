@@ -4,11 +4,14 @@ import json
 import random
 from pathlib import Path
 
+import fsspec
 import pytest
+from click.testing import CliRunner
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import CryptoSigner
 
 from artifacts.errors import UserError
+from llm_assets.cli.main import commands
 from llm_assets.forgetting.certificate import open_signer, read_signed, sign
 
 STATEMENT = {"predicateType": "urn:test", "predicate": {"documents": ["a", "b"], "erased": True}}
@@ -32,6 +35,13 @@ def test_a_statement_is_read_as_it_was_signed(
     public = tmp_path / "keys" / "issuer.pub"
     for trusted in (None, public):
         assert read_signed(certificate, trusted) == (STATEMENT, signer.public_key.keyid)
+
+
+def test_a_certificate_in_a_bucket_is_read_by_its_address(certificate: Path) -> None:
+    place = "memory://store/certificate.json"
+    fsspec.filesystem("memory").pipe(place, certificate.read_bytes())
+    ended = CliRunner().invoke(commands, ["verify", place])
+    assert f"{place} contains a statement of type urn:test" in str(ended.exception)
 
 
 def test_the_key_is_made_once_and_its_owner_alone_may_read_it(
