@@ -96,7 +96,9 @@ def find_documents(
     found = list(identifiers)
     if path:
         try:
-            found += [line for line in path.read_text().splitlines() if line.strip()]
+            # Windows begins a file in UTF-8 with a mark.
+            lines = path.read_text("utf-8-sig").splitlines()
+            found += [line for line in lines if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path} cannot be read: {error}. Give one id on each line.") from error
     if source:

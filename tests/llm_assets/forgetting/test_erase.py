@@ -256,6 +256,12 @@ def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
     assert not (Path(raw.url) / BEFORE_NAME).exists()
 
 
+def test_ids_are_read_from_a_file_as_windows_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "ids.txt"
+    path.write_bytes("a.md\r\nb c.md\r\n".encode("utf-8-sig"))
+    assert find_documents(cast(Session, None), [], path, None) == ["a.md", "b c.md"]
+
+
 def test_a_source_is_all_that_it_ever_gave(corpora: Corpora) -> None:
     """What has left it and what cleaning dropped, as well."""
     session = SimpleNamespace(record=corpora.record, settings=SimpleNamespace(name="manual"))
