@@ -447,7 +447,7 @@ def export_model(
 ) -> None:
     """Write weights, config, tokenizer and generation config; every worker must call it.
 
-    Adapters are merged, and written by themselves into the folder `<folder>-adapter`.
+    Adapters are merged, and written by themselves into `adapter_folder`.
     """
     model = strategy.model
     weights = ((model.hugging_face_name(name), tensor) for name, tensor in strategy.weights())
@@ -457,7 +457,7 @@ def export_model(
     elif lora or not model.is_exported_by_name:
         whole = dict(weights)
         if lora:
-            write_adapter(whole, lora, base_model, folder.with_name(f"{folder.name}-adapter"))
+            write_adapter(whole, lora, base_model, adapter_folder(folder))
             whole = merge_adapters(whole, lora)
         whole = {name: tensor.to(dtype) for name, tensor in whole.items()}
         _write(model, model.to_hugging_face(whole).items(), base_model, folder, dtype)
@@ -468,13 +468,22 @@ def export_model(
     workers.barrier()
 
 
+def adapter_folder(folder: Path) -> Path:
+    """Where an export has its adapters by themselves."""
+    return folder.with_name(f"{folder.name}-adapter")
+
+
 def is_whole(folder: Path) -> bool:
     """Whether an export was written to its end."""
     return (folder / CONFIG_NAME).exists()
 
 
 def copy_model(source: Path, folder: Path) -> None:
-    """Copy an export."""
+    """Copy an export, with its adapters if it has any."""
+    if (adapters := adapter_folder(source)).exists():
+        _clear(adapter_folder(folder))
+        for path in adapters.iterdir():
+            shutil.copyfile(path, adapter_folder(folder) / path.name)
     _clear(folder)
     for path in source.iterdir():
         if path.name != CONFIG_NAME:
@@ -506,7 +515,8 @@ class BestExports:
 
     def keep(self, step: int) -> None:
         """Remove all but this step's and those that a checkpoint names."""
-        needed = {self.folder(each).name for each in (step, *self._of_saves)}
+        exports = [self.folder(each) for each in (step, *self._of_saves)]
+        needed = {path.name for export in exports for path in (export, adapter_folder(export))}
         for name in set(files.list_names(self._folder)) - needed:
             files.remove(self._folder / name)
 

@@ -87,6 +87,28 @@ def test_dora_starts_at_the_base_model_and_is_merged_into_what_was_trained(
     assert sum(name.endswith("q_proj.lora_magnitude_vector") for name in names) == 2
 
 
+def test_the_adapters_beside_the_best_weights_are_theirs(make_spec: SpecMaker) -> None:
+    # A decay that ruins the adapters once the learning rate is high.
+    spec = make_spec(
+        "best_adapters",
+        steps=16,
+        learning_rate=0.5,
+        optimizer={"weight_decay": 10},
+        lora=LORA,
+        weights="best",
+        validation={"every_steps": 2},
+        schedule={"warmup_steps": 16, "decay_fraction": 0.0},
+    )
+    result = train_here(spec)
+    assert 0 < result.best_step < result.steps
+    adapter = load_file(Path(f"{spec.export_folder}-adapter") / "adapter_model.safetensors")
+    key = "model.layers.0.self_attn.q_proj"
+    up, down = (adapter[f"base_model.model.{key}.lora_{part}.weight"] for part in "BA")
+    base = load_file(Path(spec.base_model_folder) / "model.safetensors")[f"{key}.weight"]
+    change = LORA["alpha"] / LORA["rank"] * (up @ down)  # type: ignore[operator]
+    torch.testing.assert_close(exported(spec)[f"{key}.weight"], base + change, atol=1e-6, rtol=0)
+
+
 @pytest.mark.soak
 def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: TrainingSpec) -> None:
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
