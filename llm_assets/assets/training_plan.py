@@ -26,20 +26,17 @@ def continue_from_champion(
     """The settings with the wanted model as the start and a budget in steps.
 
     The budget is the given one, or one pass over the documents that arrived since the wanted model
-    was trained, together with what is seen again beside them, whichever is longer. A recipe that
-    starts from random weights keeps its start.
+    was trained, together with what is seen again or replayed beside them, whichever is longer. A
+    recipe that starts from random weights keeps its start.
 
     Args:
         longer: multiplies the budget.
     """
     stats = ShardStats.model_validate(shards.stats)
     usual = total_steps(settings, stats)
-    rows = (
-        new_share(shards, registry)
-        * shards.stats["rows"]["train"]
-        / (1 - settings.order.seen_share)
-    )
-    needed = math.ceil(rows / settings.budget.global_batch_size)
+    rows = new_share(shards, registry) * shards.stats["rows"]["train"]
+    own = (1 - settings.replay_share) * (1 - settings.order.seen_share)
+    needed = math.ceil(rows / (own * settings.budget.global_batch_size))
     values = settings.model_dump()
     steps = longer * max(usual, min(needed, MOST_TIMES * usual))
     values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": steps}
