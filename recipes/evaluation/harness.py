@@ -30,6 +30,14 @@ class TaskScores:
     """Shape (samples,); the metric is their mean."""
     chosen: list[int | None]
     """The choice that a model found likeliest, by its place; None where a task has no choices."""
+    figure: float | None = None
+    """What lm-eval makes of all samples where the metric is no mean, as a perplexity; of such a
+    one, no sample is here."""
+
+    @property
+    def value(self) -> float:
+        """The metric."""
+        return float(self.values.mean()) if self.figure is None else self.figure
 
 
 def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> list[TaskScores]:
@@ -71,9 +79,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 f"The data of task {task.name!r} cannot be read: {first_line(error)}. "
                 "Where no hub can be reached, use tasks from local files."
             ) from error
-        # A group such as mmlu is one score over the samples of all its parts.
-        parts = results["samples"].values()
-        scores += _scores(task.name, [sample for samples in parts for sample in samples])
+        scores += _scores(task.name, results)
     return scores
 
 
@@ -112,24 +118,43 @@ def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict
     return {"lm_eval": version("lm_eval"), "files": state.hexdigest()}
 
 
-def _scores(task: str, every: list[dict[str, Any]]) -> list[TaskScores]:
+def _scores(task: str, results: dict[str, Any]) -> list[TaskScores]:
+    """A group such as mmlu is one score over the samples of all its parts that have the metric."""
     by_filter: dict[str, list[dict[str, Any]]] = {}
-    for sample in every:
-        by_filter.setdefault(sample["filter"], []).append(sample)
+    means: dict[tuple[str, str], bool] = {}
+    for part, samples in results["samples"].items():
+        for sample in samples:
+            by_filter.setdefault(sample["filter"], []).append(sample)
+            for metric in sample["metrics"]:
+                means.setdefault((metric, sample["filter"]), True)
+        for (metric, name), so_far in means.items():
+            of_part = [s[metric] for s in samples if s["filter"] == name and metric in s["metrics"]]
+            if of_part:
+                told = results["results"][part].get(f"{metric},{name}")
+                means[metric, name] = so_far and _is_mean(of_part, told)
     scores = []
-    for name, samples in by_filter.items():
+    for (metric, name), is_mean in means.items():
         # A task such as gsm8k scores each answer once for each way to read it.
-        suffix = f"_{name.replace('-', '_')}" if len(by_filter) > 1 else ""
+        called = f"{metric}_{name.replace('-', '_')}" if len(by_filter) > 1 else metric
+        if not is_mean:
+            told = results["results"].get(task, {}).get(f"{metric},{name}")
+            if isinstance(told, int | float):
+                scores.append(TaskScores(task, called, [], [], np.empty(0), [], float(told)))
+            continue
+        samples = [sample for sample in by_filter[name] if metric in sample["metrics"]]
         documents = [str(s["doc"].get("document", s["doc_id"])) for s in samples]
         clusters = [str(s["doc"].get("cluster", s["doc_id"])) for s in samples]
         chosen = [_likeliest(sample["filtered_resps"]) for sample in samples]
-        for metric in samples[0]["metrics"]:
-            if isinstance(samples[0][metric], int | float):
-                values = np.array([float(sample[metric]) for sample in samples])
-                scores.append(
-                    TaskScores(task, metric + suffix, documents, clusters, values, chosen)
-                )
+        values = np.array([float(sample[metric]) for sample in samples])
+        scores.append(TaskScores(task, called, documents, clusters, values, chosen))
     return scores
+
+
+def _is_mean(values: Sequence[Any], told: Any) -> bool:
+    """Whether lm-eval's figure is the mean of the samples' values."""
+    if not all(isinstance(value, int | float) for value in [*values, told]):
+        return False
+    return bool(np.isclose(np.mean(values), told, equal_nan=True))
 
 
 def _likeliest(answers: Sequence[Any]) -> int | None:

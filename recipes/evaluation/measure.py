@@ -155,7 +155,7 @@ def _written(
         lm = SharedContextLM(model, tokenizer, settings.batch_tokens)
         scored = run_tasks(lm, data.lm_eval_tasks, data.task_folders)
     for one in scored:
-        report(f"{role}: {one.task} {one.metric} {one.values.mean():.4f}")
+        report(f"{role}: {one.task} {one.metric} {one.value:.4f}")
     return samples, scored
 
 

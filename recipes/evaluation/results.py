@@ -153,13 +153,20 @@ def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[s
             of_task = interval(of_role.values[task], sizes(documents, metric), clusters)
             found.setdefault(f"{task}_{metric.name}", {})[role] = of_task.figures()
         for scored in of_role.tasks:
+            name = f"{scored.task}_{scored.metric}"
+            if scored.figure is not None:
+                found.setdefault(name, {})[role] = _without_bounds(scored.figure)
+                continue
             clusters, ones = np.array(scored.clusters), np.ones(len(scored.values))
             of_task = interval(scored.values, ones, clusters)
-            found.setdefault(f"{scored.task}_{scored.metric}", {})[role] = of_task.figures()
+            found.setdefault(name, {})[role] = of_task.figures()
         for name, value in of_role.figures.items():
-            one = {"value": value if math.isfinite(value) else None, "low": None, "high": None}
-            found.setdefault(name, {})[role] = one
+            found.setdefault(name, {})[role] = _without_bounds(value)
     return found
+
+
+def _without_bounds(value: float) -> dict[str, float | None]:
+    return {"value": value if math.isfinite(value) else None, "low": None, "high": None}
 
 
 def sizes(documents: Sequence[TokenizedDocument], metric: Metric) -> np.ndarray:
@@ -197,7 +204,13 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
 
 def task_table(scores: dict[str, Scores]) -> pa.Table:
     """One row a sample of a task: task, metric, sample, cluster, each model's score and choice."""
-    some = next(iter(scores.values())).tasks
+    told = {
+        role: {(s.task, s.metric): s for s in of_role.tasks if s.figure is None}
+        for role, of_role in scores.items()
+    }
+    first, *others = told.values()
+    common = [key for key in first if all(key in other for other in others)]
+    some = [first[key] for key in common]
     columns: dict[str, Any] = {
         "task": pa.array([s.task for s in some for _ in s.values], pa.string()),
         "metric": pa.array([s.metric for s in some for _ in s.values], pa.string()),
@@ -207,9 +220,11 @@ def task_table(scores: dict[str, Scores]) -> pa.Table:
     rows = len(columns["task"])
     for role in ROLES:
         column = pa.nulls(rows, pa.float64())
-        if role in scores and rows:
-            column = pa.array(np.concatenate([s.values for s in scores[role].tasks]))
+        if role in told and rows:
+            column = pa.array(np.concatenate([told[role][key].values for key in common]))
         columns[f"score_{role}"] = column
-        choices = [one for s in scores[role].tasks for one in s.chosen] if role in scores else None
+        choices = (
+            [one for key in common for one in told[role][key].chosen] if role in told else None
+        )
         columns[f"chosen_{role}"] = pa.array(choices or [None] * rows, pa.int16())
     return pa.table(columns)

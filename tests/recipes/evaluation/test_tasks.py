@@ -1,6 +1,7 @@
 """Multiple choice and lm-eval's tasks from local files, on tiny models."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,50 @@ def test_tasks_of_a_folder_are_part_of_the_evaluation(
     assert len(rows) == 2 * len(questions) and rows[0]["cluster"].startswith("cluster-")
     moved = spec.model_copy(update={"output": str(tmp_path / "elsewhere")})
     assert evaluate(moved, lambda _: None) == result
+
+
+def test_figures_that_are_no_means_are_lm_evals_own(
+    tmp_path: Path, base_model: Path, make_evaluation: MakeSpec, model: Any, tokenizer: Any
+) -> None:
+    """As the perplexity of LAMBADA and of WikiText; and a group whose tasks have other metrics."""
+    folder = tmp_path / "tasks"
+    rows = [
+        {"document": f"document-{n}", "context": f"The pump {n}", "end": " fails at night."}
+        for n in range(4)
+    ]
+    write_task("last_word", rows, folder)
+    common = (folder / "last_word.yaml").read_text().partition("output_type")[0]
+    for task, kind, metrics in (
+        ("last_word", "loglikelihood", ("perplexity", "acc")),
+        ("running_text", "loglikelihood_rolling", ("word_perplexity",)),
+    ):
+        (folder / f"{task}.yaml").write_text(
+            common.replace("task: last_word", f"task: {task}") + f"output_type: {kind}\n"
+            'doc_to_text: "{{context}}"\ndoc_to_target: "{{end}}"\nmetric_list:\n'
+            + "".join(f"  - metric: {metric}\n" for metric in metrics)
+        )
+    (folder / "both.yaml").write_text("group: both\ntask:\n  - last_word\n  - running_text\n")
+    names = ("last_word", "running_text", "both")
+    spec = make_evaluation(
+        settings={
+            "tasks": tuple(TaskSettings(name=name) for name in names),
+            "task_folder": str(folder),
+            "generation": GenerationSettings(samples=0),
+        },
+    )
+    metrics = evaluate(spec, lambda _: None)["metrics"]
+    requests = [Instance("loglikelihood", {}, (row["context"], row["end"]), 0) for row in rows]
+    told = SharedContextLM(model, tokenizer, 512).loglikelihood(requests, disable_tqdm=True)
+    nats = -sum(likelihood for likelihood, _ in told) / len(told)
+    perplexity = metrics["last_word_perplexity"]["base"]["value"]
+    assert math.log(perplexity) == pytest.approx(nats, rel=1e-2)
+    assert metrics["running_text_word_perplexity"]["base"]["value"] > 1
+    assert metrics["both_acc"] == metrics["last_word_acc"]
+    listed = pq.read_table(tmp_path / "output" / "task_scores.parquet").to_pylist()
+    assert {(row["task"], row["metric"]) for row in listed} == {
+        ("last_word", "acc"),
+        ("both", "acc"),
+    }
 
 
 def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_compare() -> None:
