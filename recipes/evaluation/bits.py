@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -13,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from artifacts.errors import UserError
-from artifacts.model import read_model
+from artifacts.model import context_tokens, read_model
 from recipes.device import device_of, local_device, mixed_precision
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import samples
@@ -47,9 +48,16 @@ def as_served(model: Any) -> Any:
 
 @torch.inference_mode()
 def generate(
-    model: Any, tokenizer: Any, prompts: Sequence[np.ndarray], at_once: int = 8, **options: Any
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[np.ndarray],
+    max_new_tokens: int,
+    at_once: int = 8,
+    **options: Any,
 ) -> list[str]:
     """What a model writes for each of some prompts, always by the most likely token or beam.
+
+    A causal model ends where its positions do, beyond which some fail and none was trained.
 
     Args:
         prompts: token ids, int64.
@@ -59,15 +67,30 @@ def generate(
     # A causal model goes on from the last place, so its padding stands before.
     is_causal = not model.config.is_encoder_decoder
     side, padding = "left" if is_causal else "right", options.get("pad_token_id", 0)
+    positions = context_tokens(model.config.get_text_config().to_dict()) if is_causal else None
+
+    def room(number: int) -> int:
+        left = max_new_tokens if positions is None else positions - len(prompts[number])
+        return min(left, max_new_tokens)
+
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+    together = [
+        (new_tokens, numbers[first : first + at_once])
+        for new_tokens, numbers in ((n, list(of)) for n, of in groupby(order, room))
+        for first in range(0, len(numbers), at_once)
+        if new_tokens > 0
+    ]
     written = [""] * len(prompts)
-    for first in range(0, len(order), at_once):
-        numbers = order[first : first + at_once]
+    for new_tokens, numbers in together:
         given = [torch.from_numpy(prompts[number]) for number in numbers]
         tokens = pad_sequence(given, True, padding, side).to(model.device)
         mask = pad_sequence([torch.ones_like(one) for one in given], True, 0, side)
         outputs = model.generate(
-            tokens, attention_mask=mask.to(model.device), do_sample=False, **options
+            tokens,
+            attention_mask=mask.to(model.device),
+            do_sample=False,
+            max_new_tokens=new_tokens,
+            **options,
         )
         if is_causal:
             outputs = outputs[:, tokens.shape[1] :]
@@ -90,7 +113,7 @@ def complete(
         else document.tokens[: int(np.argmax(document.is_target))]
         for document in documents
     ]
-    written = generate(model, tokenizer, prompts, at_once=1, max_new_tokens=settings.new_tokens)
+    written = generate(model, tokenizer, prompts, settings.new_tokens, at_once=1)
     return samples(tokenizer, documents, prompts, written)
 
 

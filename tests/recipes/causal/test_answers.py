@@ -3,15 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from artifacts.model import read_tokenizer
 from recipes.causal.objective import AnswerScorer, answer_start, final_answer
 from recipes.causal.settings import ExactMatchSettings
-from recipes.evaluation.bits import as_served, load_causal
+from recipes.evaluation.bits import as_served, complete, load_causal
 from recipes.evaluation.documents import held_out_documents
-from recipes.evaluation.settings import EvaluationSettings
+from recipes.evaluation.settings import EvaluationSettings, GenerationSettings
 from recipes.settings import training_settings
 from tests.example_shards import example_shards
+from tests.tiny_models import gpt2
 from tests.tiny_tasks import TASKS
 
 TASK = TASKS["exact_match"]
@@ -57,6 +59,24 @@ def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> N
     alone = model.generate(**inputs, max_new_tokens=6, do_sample=False)
     told = tokenizer.decode(alone[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert scores.samples[0]["completion"] == told
+
+
+def test_an_answer_ends_where_the_models_positions_do(tmp_path: Path) -> None:
+    gpt2(tmp_path / "base")
+    TASK.model(tmp_path / "chat")
+    stats = example_shards(tmp_path / "shards", tmp_path / "chat", TASK)
+    model = as_served(load_causal(tmp_path / "base"))
+    tokenizer = read_tokenizer(tmp_path / "base")
+    settings = EvaluationSettings(held_out_tokens=None)
+    documents = held_out_documents(tmp_path / "shards", stats, tokenizer, settings)
+    positions = model.config.n_positions
+    scorer = AnswerScorer(ExactMatchSettings(new_tokens=positions))
+    told = scorer.score(tmp_path / "base", documents, stats).samples[0]["completion"]
+    prompt = torch.from_numpy(documents[0].tokens[: answer_start(documents[0])])[None]
+    alone = model.generate(prompt, max_length=positions, do_sample=False)
+    assert told == tokenizer.decode(alone[0, prompt.shape[1] :], skip_special_tokens=True)
+    shown = GenerationSettings(new_tokens=positions)
+    assert complete(model, tokenizer, documents[:1], shown)[0]["completion"]
 
 
 def test_how_answers_are_compared_decides_no_weight() -> None:
