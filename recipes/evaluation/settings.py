@@ -137,6 +137,16 @@ class EvaluationSettings(Settings):
     """Maximum number of tokens per forward pass, but at least one row; choose it to fit the
     available memory. It does not change what is measured."""
 
+    @model_validator(mode="after")
+    def _check_names(self) -> "EvaluationSettings":
+        names = [task.name for task in self.lm_eval_tasks]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"tasks asks {' and '.join(twice)} more than once ({OPEN_LLM_LEADERBOARD} asks "
+                f"{', '.join(OPEN_LLM_LEADERBOARD_SHOTS)}), whose scores would replace one another"
+            )
+        return self
+
     @property
     def lm_eval_tasks(self) -> list[TaskSettings]:
         """The tasks to run, a group as its parts."""

@@ -205,6 +205,9 @@ def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_comp
     assert {task.name for task in tasks} <= set(known.all_tasks)
     with pytest.raises(ValidationError, match="has its own numbers of shots"):
         TaskSettings(name="open_llm_leaderboard", shots=3)
+    for again in (group, TaskSettings(name="gsm8k", shots=0)):
+        with pytest.raises(ValidationError, match="gsm8k more than once"):
+            EvaluationSettings(tasks=(TaskSettings(name="gsm8k"), again))
 
 
 @pytest.mark.parametrize(
