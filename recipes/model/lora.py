@@ -67,6 +67,16 @@ def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
         )
 
 
+def absent_targets(model: TrainableModel, lora: LoraSettings) -> list[str]:
+    """Those that no matrix of an adapted model's layers is called."""
+    adapted = {
+        name.removesuffix(DOWN).rpartition(".")[2]
+        for name, _ in model.named_parameters()
+        if name.endswith(DOWN)
+    }
+    return [target for target in lora.targets if target not in adapted]
+
+
 def merge_adapters(weights: dict[str, torch.Tensor], lora: LoraSettings) -> dict[str, torch.Tensor]:
     """Weights with every adapter added to its matrix, under the base model's names."""
     merged = {name: tensor for name, tensor in weights.items() if not _is_adapter(name)}

@@ -29,6 +29,7 @@ from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, re
 from recipes.device import choose_precision, device_of
 from recipes.distributed.strategy import StepOutcome, Strategy, train_step
 from recipes.distributed.workers import Workers
+from recipes.model.lora import absent_targets
 from recipes.objective import Objective
 from recipes.optimization import learning_rate_factor
 from recipes.settings import RecipeSettings, chosen
@@ -327,6 +328,12 @@ class Trainer:
         self._strategy = self._build()
         model = self._strategy.model
         self._parameters, self._trained = model.parameter_count, model.trained_count
+        lora = self._training.adapters
+        if lora and (absent := absent_targets(model, lora)):
+            report(
+                f"WARNING: the model's layers have no {', '.join(absent)}, which "
+                "`checkpoint.lora.targets` names; other matrices alone have adapters"
+            )
         saving, device = self._training.checkpointing, device_of(workers.device)
         self._checkpointer = checkpoint.Checkpointer(
             self._strategy,

@@ -21,6 +21,7 @@ from tests.recipes.conftest import (
     train_here,
     train_together,
 )
+from tests.recipes.model.architectures import tiny_kind
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}
 
@@ -114,6 +115,15 @@ def test_two_workers_train_the_same_adapters(make_spec: SpecMaker, adapted: Trai
     spec = make_spec("shared", steps=20, learning_rate=1e-2, lora=LORA)
     train_together(spec, 2)
     assert losses(spec) == pytest.approx(losses(adapted), rel=1e-5)
+
+
+def test_targets_that_a_model_does_not_have_are_told(
+    make_spec: SpecMaker, base_model: Path, tmp_path: Path
+) -> None:
+    spec, lines = make_spec("phi3", steps=1, lora={}), list[str]()
+    train_here(on_model(spec, tiny_kind("phi3", base_model, tmp_path / "model")), lines.append)
+    (told,) = (line for line in lines if "lora.targets" in line)
+    assert "no q_proj, k_proj, v_proj, which" in told
 
 
 def test_a_model_without_the_targets_is_refused() -> None:
