@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from tests.conftest import Project, make_project
 from tests.llm_assets.in_process import ask
-
-SUNDAY_NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -54,9 +52,11 @@ def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
     made.dispose()
 
 
-def evaluate(defs: Definitions, instance: DagsterInstance) -> RunRequest | SkipReason:
+def evaluate(
+    defs: Definitions, instance: DagsterInstance, due: datetime
+) -> RunRequest | SkipReason:
     schedule = defs.resolve_schedule_def("weekly_retraining")
-    context = build_schedule_context(instance, scheduled_execution_time=SUNDAY_NOON)
+    context = build_schedule_context(instance, scheduled_execution_time=due)
     data = schedule.evaluate_tick(context)
     return data.run_requests[0] if data.run_requests else SkipReason(data.skip_message)
 
@@ -68,15 +68,20 @@ def test_the_schedule_goes_on_from_the_champion_in_its_own_time_zone(
     schedule = defs.resolve_schedule_def("weekly_retraining")
     assert schedule.cron_schedule == "0 3 * * 1"
     assert schedule.execution_timezone == "Europe/Berlin"
-    request = evaluate(defs, instance)
+    request = evaluate(defs, instance, datetime.now(UTC))
     assert isinstance(request, RunRequest)
     assert request.run_config["ops"]["checkpoint"]["config"]["continue_from_champion"]
 
 
-def test_the_schedule_keeps_out_of_blackouts(project: Project, instance: DagsterInstance) -> None:
-    defs = define(project, time_zone="Europe/Berlin", blackouts=["sun 12:30-14:00"])
-    skipped = evaluate(defs, instance)
-    assert isinstance(skipped, SkipReason) and "sun 12:30-14:00" in str(skipped.skip_message)
+def test_the_schedule_keeps_out_of_blackouts_also_when_it_is_late(
+    project: Project, instance: DagsterInstance
+) -> None:
+    now = datetime.now(UTC)
+    due = now - timedelta(days=1)
+    skipped = evaluate(define(project, blackouts=[f"{now:%a} 00:00-24:00".lower()]), instance, due)
+    assert isinstance(skipped, SkipReason) and "00:00-24:00" in str(skipped.skip_message)
+    defs = define(project, blackouts=[f"{due:%a} 00:00-24:00".lower()])
+    assert isinstance(evaluate(defs, instance, due), RunRequest)
 
 
 @pytest.mark.parametrize(
