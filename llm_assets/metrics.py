@@ -164,14 +164,21 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
 
 
 def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
+    running = [state for state in instance.all_instigator_state() if state.is_running]
     last = {
         state.instigator_name: tick
-        for state in instance.all_instigator_state()
-        if state.is_running
+        for state in running
         for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
     }
     at = {name: tick.timestamp for name, tick in last.items()}
     yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)
+    between = {
+        state.instigator_name: data.min_interval or 0
+        for state in running
+        if (data := state.sensor_instigator_data)
+    }
+    text = "Least seconds between two ticks of a sensor."
+    yield _family("tick_interval_seconds", text, "name", between)
     failed = {name: tick.status.value == "FAILURE" for name, tick in last.items()}
     yield _family("tick_failed", "1 if the last tick failed, else 0.", "name", failed)
 

@@ -148,8 +148,9 @@ def test_dashboard_and_alerts_ask_for_metrics_that_exist(
 
 def test_the_ticks_of_a_pipeline_with_a_prefix_alarm_as_well(project: Project) -> None:
     (rule,) = [rule for rule in RULES if rule["alert"] == "TicksStopped"]
-    (selector,) = _selectors_of(rule["expr"])
-    (matcher,) = selector.matchers.matchers
+    ticked, interval = _selectors_of(rule["expr"])
+    assert interval.name == "llm_assets_tick_interval_seconds"
+    (matcher,) = ticked.matchers.matchers
     for prefix in (None, "", "manuals", "team__manuals"):
         settings = load_settings(project.config).model_copy(update={"key_prefix": prefix})
         names = [one.name for one in build_sensors(settings)]
@@ -157,6 +158,17 @@ def test_the_ticks_of_a_pipeline_with_a_prefix_alarm_as_well(project: Project) -
         found = [name for name in names if re.fullmatch(matcher.value, name)]
         assert found == [settings.dagster_name(TEXT_SENSOR)]
     assert matcher.op == promql_parser.MatchOp.Re and matcher.name == "name"
+
+
+def test_the_interval_of_a_sensor_is_told_beside_its_ticks(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.configure(automation={"check_seconds": 7200})
+    project.run_well("dagster", "sensor", "start", TEXT_SENSOR)
+    monkeypatch.chdir(project.folder)
+    with DagsterInstance.from_config(".") as history:
+        found = _values(_scrape(project, history, []))
+    assert found[f"llm_assets_tick_interval_seconds/{TEXT_SENSOR}"] == 7200
 
 
 def test_every_alert_is_in_the_runbook() -> None:
