@@ -1,10 +1,11 @@
 """Commands that check what a run needs, here or on Google Cloud, and what it costs there."""
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +19,21 @@ if TYPE_CHECKING:
     from llm_assets.config import PipelineSettings, TrainingPlace
 
 COMPLETE = "Everything a run needs is in place."
-POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class _Amount(click.FloatRange):
+    """Within a range; `nan`, which Click takes for within any, is not."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        amount: float = super().convert(value, parameter, context)
+        if math.isnan(amount):
+            self.fail(f"{value!r} is not a number.", parameter, context)
+        return amount
+
+
+POSITIVE = _Amount(min=0, min_open=True, max=1e18)
 
 
 @click.command()
