@@ -81,7 +81,10 @@ class Trial:
 
 def _shown(value: Any) -> str:
     """What `parse_changes` reads as the value."""
-    is_plain = isinstance(value, str) and yaml.safe_load(f"[{value}]") == [value]
+    try:
+        is_plain = isinstance(value, str) and yaml.safe_load(f"[{value}]") == [value]
+    except (yaml.YAMLError, ValueError):
+        is_plain = False
     return str(value) if is_plain else json.dumps(value)
 
 
@@ -103,8 +106,13 @@ def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"{key} is set twice. Give all its values at once: {key}=A,B")
         try:
             changes[key] = yaml.safe_load(f"[{values}]")
-        except yaml.YAMLError as error:
-            raise UserError(f"{key}: {values!r} is no list of values such as 1,2,3.") from error
+            json.dumps(changes[key])
+        except (yaml.YAMLError, ValueError, TypeError) as error:
+            # A ValueError is also a date that is none, and a TypeError one that is.
+            raise UserError(
+                f"{key}: {values!r} is no list of values such as 1,2,3. A date is a text in "
+                f"""quotes: {key}='"2024-01-31"'."""
+            ) from error
     return changes
 
 

@@ -31,10 +31,11 @@ def test_all_combinations_are_tried_each_under_a_name_that_says_them(project: Pr
 
 def test_a_trial_is_read_from_its_name(project: Project) -> None:
     changes = {RATE: [1e-3], "tokenized_shards.mixing": [{"manual": {"share": 0.5}}]}
-    changes["base_model.folder"] = ["a, b's"]
-    (trial,) = plan_trials(project.config, changes)
     pipeline = PipelineResource(config_path=str(project.config))
-    assert read_trial(pipeline, trial.name) == trial
+    for folder in ("a, b's", "a}", "a #b", "2024-01-31", "2024-13-31"):
+        changes["base_model.folder"] = [folder]
+        (trial,) = plan_trials(project.config, changes)
+        assert read_trial(pipeline, trial.name) == trial
     for name in (f"{RATE}=1,2", f"{RATE}='1", f" {trial.name}"):
         with pytest.raises(UserError):
             read_trial(pipeline, name)
@@ -71,6 +72,8 @@ def test_what_cannot_be_tried_is_named(
         (["=1"], "sets nothing"),
         (["a=1", "a=2"], "a is set twice"),
         ([f"{RATE}=[1"], "is no list of values"),
+        (["a=2024-01-31"], "A date is a text in quotes"),
+        (["a=2024-13-31"], "is no list of values"),
     ],
 )
 def test_what_is_no_assignment_is_named(typed: list[str], told: str) -> None:
