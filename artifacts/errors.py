@@ -166,6 +166,11 @@ GPU_MEMORY = re.compile(
     rf"of which (?P<free>{_SIZE}) is free"
 )
 """In what torch says."""
+WRONG_INSTANCE = re.compile(
+    r"(?:loading dagster instance config at dagster\.yaml\.|Expected YAML from file )(.+)",
+    re.DOTALL,
+)
+"""In what Dagster says of dagster.yaml."""
 MISSING_STORAGE = re.compile(r"Couldn't import module (\w+) when attempting to load the config")
 """In what Dagster says where dagster.yaml names a class of a package that is absent."""
 HISTORY = ".llm_assets/dagster"
@@ -409,6 +414,8 @@ def _of_history(error: BaseException) -> str | None:
         return install_advice(storage[1])
     if found := UNSET_VARIABLE.search(text):
         return f"dagster.yaml names the environment variable {found[1]}, which is not set here."
+    if found := WRONG_INSTANCE.search(text):
+        return f"dagster.yaml is wrong: {found[1].strip()}"
     if "attempt to write a readonly database" in text or "unable to open database file" in text:
         return (
             "Dagster's history cannot be written: the folder `.llm_assets/dagster` "

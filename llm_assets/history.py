@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifacts.errors import UserError, reason_of
-from artifacts.settings import read_yaml
+from artifacts.settings import read_yaml, value_at
 from artifacts.storage.files import make_private
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ def sqlite_folder(home: Path) -> Path | None:
 @lru_cache(maxsize=1)
 def _sqlite_folder(settings: Path, _changed_at: int) -> Path | None:
     # The board asks for each reader of its first page, and YAML takes longer than all else there.
-    storage: Any = (read_yaml(settings) or {}).get("storage") or {}
-    base = storage.get("sqlite", {}).get("base_dir")
+    base = value_at(read_yaml(settings), "storage.sqlite.base_dir")
     return Path(base) if isinstance(base, str) else None
 
 
@@ -101,8 +100,8 @@ def make_history_private() -> None:
     home = Path(os.environ.get("DAGSTER_HOME") or ".")
     if not (home / "dagster.yaml").exists():
         return
-    settings: Any = read_yaml(home / "dagster.yaml") or {}
-    places = [(settings.get(name) or {}).get("config", {}).get("base_dir") for name in LOCAL]
+    settings = read_yaml(home / "dagster.yaml")
+    places = [value_at(settings, f"{name}.config.base_dir") for name in LOCAL]
     for place in {PROJECT_FOLDER, sqlite_folder(home), *places}:
         # Where it cannot be made, Dagster says so, if it needs it.
         with suppress(OSError):

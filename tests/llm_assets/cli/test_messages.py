@@ -69,14 +69,19 @@ def test_a_typo_in_the_settings_is_a_few_lines(project: Project, command: tuple[
     assert len(text.splitlines()) <= 6
 
 
-def test_a_section_that_is_twice_in_dagsters_file_is_named(project: Project) -> None:
-    file = project.folder / "dagster.yaml"
-    file.write_text(file.read_text() + "telemetry: {enabled: false}\n")
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("telemetry: {}\ntelemetry: {}", "is not valid YAML: the key `telemetry` is on line"),
+        ("storage: [sqlite]", "is wrong: Error 1: Value for selector type at path root:storage"),
+    ],
+)
+def test_a_mistake_in_dagsters_file_is_named(project: Project, content: str, told: str) -> None:
+    (project.folder / "dagster.yaml").write_text(content)
 
     for command in ("status", "run"):
         ended = project.run("llm-assets", command)
-        text = _without_trace(ended.stdout + ended.stderr)
-        assert "dagster.yaml is not valid YAML: the key `telemetry` is on line" in text
+        assert f"dagster.yaml {told}" in _without_trace(ended.stdout + ended.stderr)
 
 
 @pytest.mark.fault(
