@@ -43,7 +43,7 @@ def read_yaml(path: Path) -> Any:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"larger than {MOST_BYTES:,} bytes, which no settings are")
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         aliases = sum(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
         if aliases > MOST_ALIASES:
             raise ValueError(f"{aliases:,} aliases (`*name`), more than {MOST_ALIASES}")

@@ -32,8 +32,13 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     Example:
       llm-assets init /data/manuals --name manuals
     """
-    from llm_assets.cli.pipeline.init import write_pipeline, write_project
+    from llm_assets.cli.pipeline.init import (
+        refuse_project_in_text,
+        write_pipeline,
+        write_project,
+    )
 
+    refuse_project_in_text(Path(), folder)
     started = write_pipeline(folder, name, output)
     for note in started.notes:
         click.echo(f"  {shown(note)}")

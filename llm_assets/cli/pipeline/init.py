@@ -321,9 +321,9 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     settings = PipelineSettings.model_validate(chosen)
     command = f"llm-assets --config {shlex.quote(str(path))}"
     try:
-        with path.open("x") as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(_HEADER.format(command=command))
-            yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False)
+            yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     except FileExistsError as error:  # Somebody else made it meanwhile.
         raise _already_there(path) from error
     counts = Counter(file.format.name for file in files)
@@ -448,6 +448,19 @@ def _formats(found: list[FormatName]) -> tuple[list[FormatName], list[str]]:
         formats.remove("code")
         return formats, [f"code files left out (`formats`): {counts['code']:,}"]
     return formats, []
+
+
+def refuse_project_in_text(folder: Path, text: Path) -> None:
+    """Raise UserError where a folder would become a project within the text that it is to read."""
+    root = text.resolve()
+    if (folder / "dagster.yaml").exists() or not folder.resolve().is_relative_to(root):
+        return
+    beside = shlex.quote(f"{root}_model")
+    raise UserError(
+        "A project's files, its README among them, would lie in the text and be learned with it. "
+        "Make the project beside the text: "
+        f"mkdir {beside} && cd {beside} && llm-assets init {shlex.quote(str(root))}"
+    )
 
 
 def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -192,7 +193,7 @@ TABLES = {
     "faq.csv": "id,question,answer\n1,Why?,It leaks.\n",
     "export.csv": "Nummer;question;answer\n1,5;How many?;Two, or three.\n",
     "plain.jsonl": json.dumps({"text": "The valve opens.", "title": "Valve"}),
-    "other.jsonl": json.dumps({"Symptom": "It makes a noise.", "Remedy": "Turn it off at once."}),
+    "other.jsonl": json.dumps({"Symptom": "It makes a noise.", "Lösung": "Turn it off at once."}),
     "package.json": json.dumps({"version": 1}),
 }
 
@@ -209,10 +210,11 @@ def test_each_table_is_read_by_its_own_columns(tmp_path: Path) -> None:
         "Question: Why?\nAnswer: It leaks.",
         "Question: How many?\nAnswer: Two, or three.",
         "The valve opens.",
-        "Symptom: It makes a noise.\nRemedy: Turn it off at once.",
+        "Symptom: It makes a noise.\nLösung: Turn it off at once.",
     }
     assert "set aside: 1 no text" in started.notes
-    assert "- |-\n" in started.path.read_text()
+    written = started.path.read_text()
+    assert "- |-\n" in written and "{Lösung}" in written
 
 
 PROSE = "The pump opens slowly when it is cold. "
@@ -338,6 +340,25 @@ def test_the_command_makes_a_project_and_says_what_to_do_next(
     for name in ("dagster.yaml", "workspace.yaml", "env.sh", "README.md", ".gitignore"):
         assert (project / name).exists() and name in ended.output
     assert f'LLM_ASSETS_CONFIG="$here/{output}"' in (project / "env.sh").read_text()
+
+
+@pytest.mark.parametrize("inside", [".", "drafts"])
+def test_no_project_is_made_within_its_text(
+    manuals: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    (manuals / inside).mkdir(exist_ok=True)
+    monkeypatch.chdir(manuals / inside)
+    before = sorted(manuals.rglob("*"))
+
+    ended = CliRunner().invoke(commands, ["init", str(manuals)])
+
+    assert isinstance(ended.exception, UserError) and sorted(manuals.rglob("*")) == before
+    (advice,) = re.findall("mkdir .* && cd .* && llm-assets init .*", str(ended.exception))
+    made, _, _, there, _, _, *told = shlex.split(advice)[1:]
+    Path(made).mkdir()
+    monkeypatch.chdir(there)
+    assert CliRunner().invoke(commands, told).exit_code == 0
+    assert (Path(made) / "README.md").exists()
 
 
 def test_an_empty_name_of_the_pipeline_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
