@@ -81,10 +81,14 @@ def _look(
         counted = live.requests()
         deviations = live.deviations(judged_documents(pipeline.store, champion))
     before = read_cursor(Requests, context.cursor)
-    faults = [*_failures(counted, before, settings), *deviations]
+    failures = _failures(counted, before, settings)
+    faults = [*failures, *deviations]
     cursor = counted.model_dump_json()
     alarm = f"Version {champion.version} performs worse than before: {' '.join(faults)}"
-    tell_once(settings, pipeline.store, "quality", alarm if faults else None, context.log.warning)
+    # Each look counts other requests.
+    state = f"{champion.version}: {len(failures)} and {len(deviations)} faults"
+    text = alarm if faults else None
+    tell_once(settings, pipeline.store, "quality", text, context.log.warning, state)
     if not faults:
         return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)
     if settings.automation.quality.then == "tell":
@@ -215,7 +219,12 @@ def tick_result(found: RunRequest | Wait, cursor: str | None) -> SensorResult:
 
 
 def tell_once(
-    settings: PipelineSettings, store: Store, topic: str, text: str | None, report: Report
+    settings: PipelineSettings,
+    store: Store,
+    topic: str,
+    text: str | None,
+    report: Report,
+    state: str | None = None,
 ) -> None:
     """Tell of a state that lasts, such as a source that cannot be read, once until it changes.
 
@@ -223,21 +232,23 @@ def tell_once(
 
     Args:
         topic: what the state is of.
-        text: the state; None when all is well again.
+        text: the state in words; None when all is well again.
+        state: what of it makes it another one; all the text where it is None.
     """
     if not settings.notifications.is_on:
         return
     path = f"{layout.automation(settings.name)}/told.json"
     told: dict[str, str] = json.loads(store.read_bytes(path) or b"{}")
-    if told.get(topic) == text:
+    now = None if text is None else state or text
+    if told.get(topic) == now:
         return
-    if text is not None:
+    if text is not None and now is not None:
         try:
             send(settings.notifications, f"{settings.name}: {text}", report)
         except UserError as error:
             report(str(error))
             return
-        told[topic] = text
+        told[topic] = now
     else:
         del told[topic]
     store.write_bytes(path, json.dumps(told).encode())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, RunRequest
 
+from llm_assets.automation import notifications
 from llm_assets.config import load_settings
 from llm_assets.endpoint.base import (
     TIMED_ANSWERS,
@@ -85,18 +86,28 @@ def automated(made: Project, tmp_path: Path) -> Iterator[Automated]:
         yield Automated(project, instance)
 
 
-def half_failed(live: Live) -> str:
-    """A cursor since which half of 100 requests failed."""
+def half_failed(live: Live, failed: int = 50) -> str:
+    """A cursor since which about half of 100 requests failed."""
     counted = live.endpoint.requests()
-    return json.dumps({"all": counted.all - 100, "failed": counted.failed - 50})
+    return json.dumps({"all": counted.all - 100, "failed": counted.failed - failed})
 
 
-def test_what_failed_is_said_and_well_again_after_it(automated: Automated, live: Live) -> None:
+def test_what_failed_is_said_once_and_well_again_after_it(
+    automated: Automated, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(notifications, "send", lambda _, text, report: heard.append(text))
+    automated.project.configure(notifications={"webhook_variable": "WEBHOOK"})
+    assert "serves well" in str(automated.tick(SENSOR)) and not heard
+    for _ in range(2):
+        automated.cursor = half_failed(live, failed=50 + 9 * len(heard))
+        told = str(automated.tick(SENSOR))
+        assert "performs worse than before: 5" in told and "most_failures" in told
+    assert len(heard) == 1 and "performs worse" in heard[0]
     assert "serves well" in str(automated.tick(SENSOR))
     automated.cursor = half_failed(live)
-    told = str(automated.tick(SENSOR))
-    assert "performs worse than before: 50 of 1" in told and "most_failures" in told
-    assert "serves well" in str(automated.tick(SENSOR))
+    automated.tick(SENSOR)
+    assert len(heard) == 2
 
 
 def test_a_version_that_got_worse_is_trained_on_once_where_the_settings_say_so(
