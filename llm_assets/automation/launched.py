@@ -14,6 +14,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, Ru
 from pydantic import BaseModel, ValidationError
 
 from artifacts.leases import is_gone
+from llm_assets.assets.sources import GROUP as SOURCES
 from llm_assets.config import PipelineSettings
 from llm_assets.operation_settings import DAYS, WINDOW, AutomationSettings
 
@@ -96,9 +97,10 @@ class Runs:
             return run.tags[PIPELINE_TAG] == self.settings.name
         if not run.job_name.startswith(ASSET_JOB):
             return False
-        prefix = self.settings.key_prefix
+        beginning = [self.settings.key_prefix] if self.settings.key_prefix else []
+        folders = (beginning, [*beginning, SOURCES])
         keys = run.asset_selection or ()
-        return not keys or any((key.path[0] == prefix) == bool(prefix) for key in keys)
+        return not keys or any(key.path[:-1] in folders for key in keys)
 
 
 def has_died(run: DagsterRun) -> bool:

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from dagster import DagsterRunStatus, Failure, RunRequest
+from dagster import DagsterRunStatus, Definitions, Failure, RunRequest, asset
 
 from artifacts.leases import describe_holder
 from llm_assets.gate.verdict import Outcome
@@ -104,6 +104,25 @@ def test_run_launched_by_hand_is_waited_for_while_its_process_lives(automated: A
     gone = json.loads(describe_holder()) | {"started": "1"}
     automated.run_by_hand(process=json.dumps(gone))
     assert isinstance(automated.tick(), RunRequest)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_ours"),
+    [("checkpoint", True), ("sources/manual", True), ("letters/checkpoint", False)],
+)
+def test_assets_made_by_hand_are_waited_for_unless_they_are_of_another_pipeline(
+    automated: Automated, key: str, is_ours: bool
+) -> None:
+    @asset(key=key.split("/"))
+    def made_by_hand() -> None: ...
+
+    automated.instance.create_run_for_job(
+        Definitions([made_by_hand]).resolve_implicit_global_asset_job_def(),
+        asset_selection=frozenset(made_by_hand.keys),
+        status=DagsterRunStatus.STARTED,
+    )
+    add(automated)
+    assert ("is under way" in str(automated.tick())) is is_ours
 
 
 def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> None:
