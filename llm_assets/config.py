@@ -4,6 +4,7 @@ The top-level keys are the asset names; each stage's own package defines what st
 """
 
 import difflib
+import json
 import os
 import re
 import shlex
@@ -57,6 +58,8 @@ DEFAULT_CONFIG = "config/invented_products.yaml"
 OTHER_FILES = ("dagster.yaml", "google_cloud.yaml", "workspace.yaml")
 COMPONENT, COMPONENT_FILE = "llm_assets.LanguageModel", "defs.yaml"
 """The pipeline of a component of a Dagster project is the `attributes` of this file of its own."""
+TEMPLATE = re.compile(r"\{\{\s*env\b[^}]*\}\}")
+"""What Dagster fills in for other components."""
 
 FORM_WORDS: dict[Form, str] = {
     "pretraining": "plain text",
@@ -377,6 +380,11 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
     if isinstance(content, dict) and content.get("type") == COMPONENT:
         content = content.get("attributes")
+        if found := TEMPLATE.search(json.dumps(content, default=str)):
+            raise UserError(
+                f"{path}: `{found[0]}` is not filled in: each run reads this file by itself, "
+                "without Dagster's templates. Write the value."
+            )
     if not isinstance(content, dict):
         keys = ", ".join(list(model.model_fields)[:6])
         raise UserError(f"{path} must be a YAML mapping; its top-level keys are {keys}, ...")

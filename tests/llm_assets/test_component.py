@@ -6,7 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from dagster import ComponentTree
 
+from artifacts.errors import UserError
+from llm_assets.component import LanguageModel
 from llm_assets.config import load_settings
 from tests.conftest import ROOT, Project
 
@@ -54,6 +58,14 @@ def test_what_dg_scaffolds_is_a_pipeline_file_that_it_checks_and_lists(tmp_path:
     listed = json.loads(dg(tmp_path, "list", "defs", "--json", PYTHONPATH=path))
     keys = {asset["asset_key"] for asset in listed["assets"]}
     assert {"checkpoint", "endpoint", "sources/text"} <= keys
+
+
+def test_a_variable_of_the_environment_that_nobody_fills_in_is_refused(project: Project) -> None:
+    attributes = yaml.safe_load(project.config.read_text()) | {"store": "{{ env.STORE }}"}
+    file = project.folder / "defs.yaml"
+    file.write_text(yaml.safe_dump({"type": "llm_assets.LanguageModel", "attributes": attributes}))
+    with pytest.raises(UserError, match=r"`\{\{ env.STORE \}\}` is not filled in"):
+        LanguageModel(file).build_defs(ComponentTree.for_test().load_context)
 
 
 def test_dg_knows_this_project(project: Project) -> None:
