@@ -28,7 +28,8 @@ class LanguageModel(dg.Component):
     """Keeps a language model current on text of your own, from the text to the endpoint.
 
     Its attributes are the keys of a pipeline file (docs/settings.md), without templates such as
-    `{{ env.STORE }}`; paths in them are relative to where Dagster runs. Where a code location holds several, all but one have a `key_prefix`.
+    `{{ env.STORE }}`; paths in them are relative to where Dagster runs. Where a code location holds
+    several, all but one have a `key_prefix`.
     """
 
     def __init__(self, path: Path) -> None:

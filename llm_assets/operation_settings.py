@@ -44,6 +44,11 @@ def _check_cron(text: str) -> str:
 Cron = Annotated[str, AfterValidator(_check_cron)]
 
 
+MOST_DAYS = 36_525
+MOST_MINUTES = 525_960
+"""A hundred years, and a year; of what has no end, no time can be told."""
+
+
 class QualitySettings(Settings):
     """What happens if the serving version is degraded.
 
@@ -88,10 +93,10 @@ class AutomationSettings(Settings):
     counts."""
     retries: int = Field(default=3, ge=0)
     """How many times a failed run is launched again."""
-    retry_minutes: float = Field(default=10, ge=0)
+    retry_minutes: float = Field(default=10, ge=0, le=MOST_MINUTES)
     """Minutes to wait before the first retry; each further wait is twice as long as the one
     before."""
-    fresh_days: float | None = Field(default=30, gt=0)
+    fresh_days: float | None = Field(default=30, gt=0, le=MOST_DAYS)
     """Days after which the UI shows a source as stale if it has not changed, and `raw_corpus` and
     `endpoint` if they have not been materialized again; `null` for never."""
     observe_cron: Cron = "0 * * * *"
