@@ -53,6 +53,8 @@ MOST_WORDS = 12
 _HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
 _LINE = re.compile(r"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{1,40}?)\**\s*:\**\s+(\S.*?)[.;]?")
 _RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
+_BAR = re.compile(r"(?<!\\)\|")
+"""Between two cells of a table; `\\|` is a character of one."""
 
 
 @dataclass
@@ -135,7 +137,7 @@ def regular_facts(text: str) -> Iterator[Fact]:
     head: list[str] | None = None
     for line in map(str.strip, text.splitlines()):
         if line.startswith("|") and line.endswith("|"):
-            cells = [cell.strip(" *`") for cell in line.strip("|").split("|")]
+            cells = [cell.replace(r"\|", "|").strip(" *`") for cell in _BAR.split(line[1:-1])]
             if head is None:
                 head = cells
             elif not _RULE.fullmatch(line):

@@ -113,6 +113,13 @@ def test_facts_in_regular_form_are_told_in_as_many_forms_as_asked_for(make: Make
     assert stats["documents_studied"] == 2 and stats["rows"] == {"statements": len(rows)}
 
 
+def test_cells_of_a_table_keep_their_columns(make: Make) -> None:
+    table = "||Weight|Size (S\\|M)|Town|\n|---|---|---|---|\n|Ostrin scale|3 kg|M||\n||4 kg|S|Riga|"
+    rows, _, _ = make([("scales.md", table, "train")], forms_per_fact=1)
+    (text,) = rows.values()
+    assert text == "The weight of Ostrin scale is 3 kg. The size (s|m) of Ostrin scale is M."
+
+
 def test_what_documents_contradict_each_other_about_is_not_told(make: Make) -> None:
     other = "# Velora lamp\n\nPower: 700 W"
     rows, _, stats = make([*TEXTS, ("other.md", other, "train")])
