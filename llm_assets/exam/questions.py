@@ -67,7 +67,13 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
             f"contains a subject and its value within {settings.passage_words} words "
             "(`exam.passage_words`). Does the table belong to another text?"
         )
+    about = {(fact.subject, fact.relation) for fact in told}
     for fact in placebo:
+        if (fact.subject, fact.relation) in about:
+            raise UserError(
+                f"{settings.placebo}: {fact.relation} of {fact.subject} is in {settings.facts} "
+                "too, and stated in the text. Take another subject for the placebo."
+            )
         if passage := _telling(fact, passages):
             raise UserError(
                 f"{settings.placebo}: {fact.relation} of {fact.subject} is {fact.value!r} in "
