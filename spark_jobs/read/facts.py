@@ -53,7 +53,7 @@ def read_facts(path: str) -> list[Fact]:
     """
     facts: dict[tuple[str, str], tuple[int, str]] = {}
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if missing := set(COLUMNS) - set(reader.fieldnames or ()):
                 raise UserError(

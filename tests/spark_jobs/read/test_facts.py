@@ -96,7 +96,8 @@ def test_a_table_that_says_nothing_sure_is_refused(
     tmp_path: Path, table: str, message: str
 ) -> None:
     path = tmp_path / "facts.csv"
-    path.write_text(table)
+    # As Excel writes it, with a mark at its beginning.
+    path.write_text(table, encoding="utf-8-sig")
     with pytest.raises(UserError, match=message) as refused:
         read_facts(str(path))
     assert str(path) in str(refused.value)
