@@ -503,9 +503,10 @@ class StopStrings:
         if self.hit:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
         self.hit = bool(found)
-        end = min(found) if found else len(self._held) - self._possible_start()
+        # The one that is complete first, however the text is divided into tokens.
+        end = min(found)[1] if found else len(self._held) - self._possible_start()
         shown, held = self._held[:end], self._held[end:]
         self._held = "" if self.hit else held
         return shown

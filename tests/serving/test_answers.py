@@ -148,6 +148,16 @@ def test_text_ends_before_a_stop_string(client: Client) -> None:
     assert answer["finish_reason"] == "stop"
 
 
+def test_text_ends_before_the_stop_string_that_is_complete_first(client: Client) -> None:
+    """Also where a token completes another one, too, that begins before it."""
+    whole = client.complete(max_tokens=24).json()["choices"][0]["text"]
+    for start in range(1, len(whole) - 3):
+        shorter, longer = whole[start : start + 2], whole[start - 1 : start + 3]
+        if whole.index(shorter) == start:
+            answer = client.complete(max_tokens=24, stop=[longer, shorter]).json()["choices"][0]
+            assert answer["text"] == whole[:start]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "names"),
     [
