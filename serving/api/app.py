@@ -279,6 +279,12 @@ class OriginMiddleware(CORSMiddleware):
             allow_methods=["GET", "POST"],
             # OpenAI's client sends a dozen of its own, which change with its releases.
             allow_headers=["*"],
+            expose_headers=[
+                "X-Model-Version",
+                "X-Model-Fingerprint",
+                "X-Request-Id",
+                "Retry-After",
+            ],
         )
         self._dispatcher = dispatcher
 

@@ -264,6 +264,12 @@ def test_page_may_send_the_headers_of_openais_client(guarded: Client) -> None:
     assert statuses == [200, 403]
 
 
+def test_page_reads_which_version_answered_which_request(guarded: Client) -> None:
+    headers = post(guarded, Origin="https://page.example").headers
+    exposed = headers["access-control-expose-headers"].split(", ")
+    assert {"X-Model-Version", "X-Model-Fingerprint", "X-Request-Id", "Retry-After"} == set(exposed)
+
+
 def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
     answer = guarded.http.post("/v1/completions/", json={"prompt": "a"})
     assert answer.status_code == 404
