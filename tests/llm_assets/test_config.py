@@ -114,6 +114,11 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ("retrain_cron: every monday", "retrain_cron: is not a cron expression; .*'every monday'"),
         ("automation: {observe_cron: 0 3 * *}", "automation.observe_cron: is not a cron"),
         ("retention: {cron: 60 3 * * 1}", "retention.cron: is not a cron expression"),
+        ("endpoint: {allowed_origins: ['*']}", r"allowed_origins.0: .*\(got '\*'\)"),
+        (
+            "endpoint: {allowed_origins: ['https://page.example/']}",
+            "allowed_origins.0: must be an origin as browsers send it, .* without a path",
+        ),
         ("key_prefix: '2nd'", r"key_prefix: .*\(got '2nd'\)"),
         ("spark: {driver_memory: 4GB}", r"spark.driver_memory: .*\(got '4GB'\)"),
     ],
