@@ -119,7 +119,7 @@ class Server:
         if self._after_crash and good and good != wanted:
             # The API server before this one ended while it changed versions. What was good then
             # comes first, so that a wanted version that cannot serve costs no outage.
-            await self._change(good)
+            await self._change(good, is_asked=False)
         await self._change(wanted)
         while self._router.routes:
             await self._changed.wait()
@@ -129,8 +129,12 @@ class Server:
                 # Also where it serves already: whoever asked waits for the outcome.
                 await self._change(changed)
 
-    async def _change(self, wanted: Desired) -> None:
-        """Serve what is wanted, by the engine that serves already where that is the right one."""
+    async def _change(self, wanted: Desired, is_asked: bool = True) -> None:
+        """Serve what is wanted, by the engine that serves already where that is the right one.
+
+        Args:
+            is_asked: whether somebody may wait for the outcome.
+        """
         routes = self._router.routes
         fits = any(r.share == 1.0 and wanted.fits_engine_of(r.engine.desired) for r in routes)
         fault = None if fits else await self._roll_out(wanted)
@@ -140,12 +144,13 @@ class Server:
             for route in routes:
                 route.engine.desired = wanted
             self._keep(self._state.good, wanted)
-        self._outcome = RolloutOutcome(
-            version=wanted.version,
-            fingerprint=wanted.fingerprint,
-            succeeded=fault is None,
-            reason=fault or "serving",
-        )
+        if is_asked:
+            self._outcome = RolloutOutcome(
+                version=wanted.version,
+                fingerprint=wanted.fingerprint,
+                succeeded=fault is None,
+                reason=fault or "serving",
+            )
         self._phase = "serving" if routes else "failed"
         log("rollout", version=wanted.version, succeeded=fault is None, reason=fault or "serving")
         self._write_status()

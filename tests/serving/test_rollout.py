@@ -334,6 +334,26 @@ def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     assert again.complete(max_tokens=1).headers["x-model-version"] == "1"
 
 
+def test_an_api_server_killed_while_settings_change_comes_back_with_the_new_ones(
+    moving: Client, tiny_model_folder: Path
+) -> None:
+    """What serves first is the same version by the settings before, which nobody asked for."""
+    rollout, tokens = RolloutSettings(steps=(0.5,), step_seconds=3), 2_048
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(
+            start,
+            moving.state_folder,
+            tiny_model_folder,
+            "1",
+            cache_tokens=tokens,
+            rollout=rollout,
+        )
+        wait_until(lambda: len(moving.engine_pids()) == 2)
+        moving.api_server().kill()
+        told = changing.result(timeout=2 * WAIT_SECONDS).endpoint.status.settings
+    assert told.cache_tokens == tokens
+
+
 @pytest.mark.soak
 def test_of_ten_rollouts_of_an_equal_version_one_at_most_is_taken_back(
     moving: Client, tiny_model_folder: Path
