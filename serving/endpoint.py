@@ -174,9 +174,11 @@ def _wait(
 
 
 def _serves(running: Status, desired: Desired) -> bool:
+    # How a version takes over decides nothing once it has all traffic.
+    now, wanted = (one.settings.model_dump(exclude={"rollout"}) for one in (running, desired))
     return (
         running.phase == "serving"
-        and running.settings == desired.settings
+        and now == wanted
         and any(route.share == 1.0 and desired.is_of(route) for route in running.routes)
     )
 

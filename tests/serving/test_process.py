@@ -8,16 +8,19 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
+from serving.settings import RolloutSettings
 from serving.state import StateFolder
 from tests.serving.conftest import SETTINGS, Client, served, start
 
 
 def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: Path) -> None:
+    """Also where it would take over in another way, such as after a person's decision."""
     pids = client.engine_pids()
-    again = start(client.state_folder, tiny_model_folder)
-    assert not again.endpoint.changed
-    assert again.pid == client.pid
-    assert client.engine_pids() == pids
+    for rollout in (SETTINGS.rollout, RolloutSettings(steps=())):
+        again = start(client.state_folder, tiny_model_folder, rollout=rollout)
+        assert not again.endpoint.changed
+        assert again.pid == client.pid
+        assert client.engine_pids() == pids
 
 
 @pytest.mark.fault(
