@@ -37,6 +37,8 @@ from recipes.spec import TrainingSpec
 
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 UNITS = ROUGE | {"exact_match": "exact match"}
+SHORTEST = ("min_length", "min_new_tokens")
+"""How a generation config tells the fewest tokens of an answer."""
 
 
 class SequenceToSequenceNetwork(ExampleNetwork):
@@ -73,7 +75,10 @@ def load_sequence_to_sequence(folder: Path) -> TrainableModel:
 def _load(spec: TrainingSpec) -> TrainableModel:
     folder = Path(spec.base_model_folder)
     model = load_sequence_to_sequence(folder)
-    defaults = read_generation_config(folder) | _generation(spec.training, spec.shards)
+    of_base = read_generation_config(folder)
+    # A summarizer's, such as 56 tokens, belongs to its own targets: a shorter one could never end.
+    defaults = {name: value for name, value in of_base.items() if name not in SHORTEST}
+    defaults |= _generation(spec.training, spec.shards)
     defaults[INPUT_PREFIX] = spec.shards.input_prefix
     model.exported_files[GENERATION_NAME] = json.dumps(defaults, indent=2)
     return model

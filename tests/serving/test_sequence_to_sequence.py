@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from artifacts.model import read_tokenizer
+from artifacts.model import read_generation_config, read_tokenizer
 from recipes.evaluation.bits import precision
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.settings import EvaluationSettings
@@ -118,12 +118,15 @@ def test_beams_are_searched_as_the_model_was_judged(beams_folder: Path) -> None:
 
 
 def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
-    """With the prefix that the model was taught with, its length and its beams."""
+    """With the prefix that the model was taught with, its length and its beams; the fewest tokens
+    of the base model's answers, which may be more than its targets have, are forgotten."""
     task = replace(
         TASKS["sequence_to_sequence"],
         tokenized_shards={"examples": {"target_tokens": 7, "input_prefix": "valve gauge: "}},
     )
     task.model(tmp_path / "base")
+    path = tmp_path / "base" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"min_length": 56}))
     shards = example_shards(tmp_path / "shards", tmp_path / "base", task)
     generation = {"num_beams": 2}
     settings = settings_of(
@@ -132,6 +135,7 @@ def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
     spec = spec_in(tmp_path, tmp_path / "base", tmp_path / "shards", shards, settings, "run")
     train_here(spec)
     folder = Path(spec.export_folder)
+    assert "min_length" not in read_generation_config(folder)
     tokenizer = read_tokenizer(folder)
     limits = EvaluationSettings(held_out_tokens=None)
     documents = held_out_documents(tmp_path / "shards", shards, tokenizer, limits)
