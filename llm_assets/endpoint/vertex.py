@@ -364,17 +364,16 @@ class VertexTraffic:
         self._report = report
         self.version = str(version.version)
         self._way = BY_ROUTE if settings.endpoint.openai_routes else ""
-        machines = dedicated_resources(settings.endpoint)
-        digest = hash_json({"model": model, "machines": machines})
-        self._id = str(int(digest, 16) % LONGEST_ID)
         self._deployed = {
-            "id": self._id,
             "model": model,
             "display_name": f"version-{version.version}{self._way}",
-            "dedicated_resources": machines,
+            "dedicated_resources": dedicated_resources(settings.endpoint),
             "service_account": settings.account_that_serves,
             "enable_access_logging": settings.endpoint.access_logging,
         }
+        # Any change of it is another deployment, since Vertex AI changes none in place.
+        self._id = str(int(hash_json(self._deployed), 16) % LONGEST_ID)
+        self._deployed["id"] = self._id
         self._new, self._old = TrafficSample(), TrafficSample()
         self._share = 0.0
         self._others: list[str] = []
@@ -387,7 +386,7 @@ class VertexTraffic:
         self._failures = 0
 
     def is_alone(self) -> bool:
-        """Whether exactly this version, on these machines, is deployed and has all traffic."""
+        """Whether exactly this version, deployed in this way, is alone and has all traffic."""
         found = self._endpoint.find()
         return bool(
             found

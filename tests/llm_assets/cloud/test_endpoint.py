@@ -157,6 +157,12 @@ def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cl
     assert cloud.serve(1).changed, "the same version moves to other machines"
     (deployed,) = endpoint.deployed_models
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-8"
+    cloud.content["endpoint"] |= {"access_logging": True}
+    cloud.content["serving_account"] = account = "narrow@p.iam.gserviceaccount.com"
+    cloud.use_image(SERVE_IMAGE)
+    assert cloud.serve(1).changed, "the same version logs, and runs as another account"
+    (deployed,) = cloud.google.endpoints.endpoints()[0].deployed_models
+    assert deployed.enable_access_logging and deployed.service_account == account
 
 
 def test_asset_serves_the_champion_on_the_cloud(
