@@ -509,6 +509,9 @@ class VertexTraffic:
         if self._serving_others(found):
             await self.set_share(0.0)
             time.sleep(self._settings.endpoint.drain_seconds)
+        elif found.traffic_split.get(self._id):
+            # A run before this one gave it all the traffic: without it nothing would answer.
+            return
         self._endpoint.undeploy(self._id)
 
     def _serving_others(self, found: Any) -> list[str]:

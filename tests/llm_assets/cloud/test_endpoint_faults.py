@@ -11,8 +11,8 @@ from google.protobuf import empty_pb2
 from artifacts.errors import UserError
 from artifacts.store.store import Store
 from llm_assets.cloud.vertex import VertexRefused
-from llm_assets.endpoint.vertex import VertexEndpoint
-from serving.rollout import RolloutFailed
+from llm_assets.endpoint.vertex import VertexEndpoint, VertexServingPlatform
+from serving.rollout import NoLongerWanted, RolloutFailed
 from tests.llm_assets.cloud.conftest import (
     BROKEN_IMAGE,
     FAILING_IMAGE,
@@ -133,6 +133,21 @@ def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, whe
     assert cloud.shares() == {"version-2": 100}
     assert cloud.google.server.faults.count("DeployModel") == 2, "nothing was deployed twice"
     assert len(cloud.google.endpoints.processes()) == 1
+
+
+def test_a_version_with_all_the_traffic_keeps_it_where_another_is_wanted(cloud: Cloud) -> None:
+    """The removal of the version before failed, so the next run looks at the endpoint again."""
+    cloud.serve(cloud.register("a"))
+    version = cloud.register("b")
+    cloud.google.server.faults.add("UndeployModel", grpc.StatusCode.PERMISSION_DENIED, "no right")
+    with pytest.raises(UserError, match="no right"):
+        cloud.serve(version)
+    assert cloud.shares() == {"version-1": 0, "version-2": 100}
+    platform = VertexServingPlatform(cloud_config_path=str(cloud.path))
+    answers, wanted = iter([True]), cloud.registry.get(version)
+    with pytest.raises(NoLongerWanted):
+        platform.serve(cloud.pipeline, wanted, print, lambda: next(answers, False))
+    assert cloud.shares() == {"version-2": 100}
 
 
 PROGRAM = """
