@@ -43,8 +43,15 @@ class EngineTraffic:
             await self._new.start()
             await probe(self._new, self._settings)
             if self._new.desired.judged:
-                async with asyncio.timeout(self._settings.start_timeout):
-                    self._new.comparison = await self._compare()
+                seconds = self._settings.start_timeout
+                try:
+                    async with asyncio.timeout(seconds):
+                        self._new.comparison = await self._compare()
+                except TimeoutError as error:
+                    raise CanaryFailed(
+                        "its bits could not be compared with the evaluation's within "
+                        f"{seconds:g} s (`endpoint.start_timeout`)"
+                    ) from error
                 log("compared", version=self.version, text=str(self._new.comparison))
         except EngineLost as error:
             raise CanaryFailed(f"{error}.{self._new.last_words()}") from error
@@ -167,18 +174,22 @@ async def probe(engine: EngineProcess, settings: EndpointSettings) -> None:
     """Let a new engine generate a little.
 
     Raises:
-        EngineLost: it broke, or generated nothing.
-        TimeoutError: it took longer than a request may take.
+        EngineLost: it broke, generated nothing, or took longer than a request may take.
     """
     request = GenerateRequest(
         prompt=PROBE,
         max_tokens=PROBE_TOKENS,
         max_prompt_tokens=settings.max_prompt_tokens,
     )
-    async with asyncio.timeout(settings.request_timeout):
-        tokens = 0
-        async for chunk in engine.generate(request):
-            tokens = chunk.completion_tokens
+    tokens, seconds = 0, settings.request_timeout
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in engine.generate(request):
+                tokens = chunk.completion_tokens
+    except TimeoutError as error:
+        raise EngineLost(
+            f"the probe got no answer within {seconds:g} s (`endpoint.request_timeout`)"
+        ) from error
     if not tokens:
         raise EngineLost("the probe got no answer")
 

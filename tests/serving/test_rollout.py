@@ -149,6 +149,14 @@ def test_changed_settings_take_effect_under_load_and_lose_no_request(
     assert limited.changed and other_engine.changed and unlimited.changed
 
 
+def test_version_that_is_too_slow_for_its_probe_is_taken_back_with_the_reason(
+    moving: Client, other_model_folder: Path
+) -> None:
+    told = r"no answer within 0\.001 s \(`endpoint\.request_timeout`\).*Version 1 still is"
+    with pytest.raises(RolloutFailed, match=f"(?s){told}"):
+        start(moving.state_folder, other_model_folder, "2", request_timeout=0.001)
+
+
 @pytest.mark.fault(
     "endpoint",
     "rollout of a folder without a model",
