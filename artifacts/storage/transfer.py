@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,30 +187,40 @@ def _remote_checksums(filesystem: Any, folder: str) -> dict[str, str]:
 def _upload_parts(
     filesystem: Any, folder: Path, entry: FileEntry, target: str, uploads_url: str
 ) -> None:
-    import google_crc32c
-
     # The part size is in the name, since parts of another size are other parts.
     parts = f"{filesystem._strip_protocol(uploads_url)}/{entry.sha256}-{PART_BYTES}"
-    present = _remote_checksums(filesystem, parts)
     count = -(-entry.bytes // PART_BYTES)
-    names = [f"{number:06d}" for number in range(count)]
-    with (folder / entry.path).open("rb") as source:
+    urls = [f"{parts}/{number:06d}" for number in range(count)]
+    while True:
+        _send_parts(filesystem, folder / entry.path, parts, urls)
+        # Who sent the same file at the same time may have joined it, and removed the parts.
+        with suppress(FileNotFoundError):
+            _join(filesystem, urls, f"{target}/{entry.path}")
+            break
+    filesystem.invalidate_cache()
+    # Only once they are joined: until then another attempt goes on from them.
+    with suppress(FileNotFoundError):
+        filesystem.rm(filesystem.find(parts))
+
+
+def _send_parts(filesystem: Any, path: Path, parts: str, urls: list[str]) -> None:
+    """Write those parts of a file that are not in the folder `parts` yet."""
+    import google_crc32c
+
+    present = _remote_checksums(filesystem, parts)
+    with path.open("rb") as source:
         batch: dict[str, bytes] = {}
-        for number, name in enumerate(names):
+        for number, url in enumerate(urls):
             source.seek(number * PART_BYTES)
             part = source.read(PART_BYTES)
-            if present.get(name) == _as_stored(google_crc32c.Checksum(part)):
+            if present.get(os.path.basename(url)) == _as_stored(google_crc32c.Checksum(part)):
                 continue
-            batch[f"{parts}/{name}"] = part
+            batch[url] = part
             if len(batch) == PARALLEL_PARTS:
                 filesystem.pipe(batch)
                 batch = {}
         if batch:
             filesystem.pipe(batch)
-    _join(filesystem, [f"{parts}/{name}" for name in names], f"{target}/{entry.path}")
-    filesystem.invalidate_cache()
-    # Only once they are joined: until then another attempt goes on from them.
-    filesystem.rm(filesystem.find(parts))
 
 
 def _join(filesystem: Any, parts: list[str], target: str) -> None:

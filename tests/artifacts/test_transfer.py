@@ -74,6 +74,36 @@ def test_interrupted_upload_sends_only_what_is_missing(
     assert len(sent_parts(google)) <= 41 - before
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_two_uploads_of_one_file_at_once_both_arrive(
+    google: LocalGoogle,
+    cloud_root: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    joined: bool,
+) -> None:
+    """The other one ends, and removes the parts, before or after this one joined them."""
+    filesystem = fsspec.filesystem("gs")
+    merge = filesystem.merge
+
+    def meet(target: str, parts: list[str]) -> None:
+        if joined:
+            merge(target, parts)
+        if target.endswith("/b/large.bin"):
+            monkeypatch.setattr(filesystem, "merge", merge)
+            upload_folder(folder, f"{cloud_root}/a", f"{cloud_root}/uploads")
+        if not joined:
+            merge(target, parts)
+
+    monkeypatch.setattr(filesystem, "merge", meet)
+    entries = upload_folder(folder, f"{cloud_root}/b", f"{cloud_root}/uploads")
+    for name in ("a", "b"):
+        assert [entry.crc32c for entry in remote_entries(f"{cloud_root}/{name}")] == [
+            entry.crc32c for entry in entries
+        ]
+    assert not filesystem.find(f"{cloud_root}/uploads")
+
+
 def test_uploading_what_is_there_sends_nothing(
     google: LocalGoogle, cloud_root: str, folder: Path
 ) -> None:

@@ -173,6 +173,8 @@ class StorageServer:
             answer = _failing(429)
         elif "/rewriteTo/" in raw_path:
             answer = self._rewrite(method, raw_path, headers, body)
+        elif raw_path.partition("?")[0].endswith("/compose"):
+            answer = self._compose(method, raw_path, headers, body)
         else:
             answer = forward(self._port, method, raw_path, headers, body)
         status = answer[0] if answer else 0
@@ -247,6 +249,13 @@ class StorageServer:
             if any(key in asked and asked[key] != found[key] for key in found):
                 return json_answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
             return forward(self._port, method, raw_path, headers, body)
+
+    def _compose(self, method: str, raw_path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Join objects; fake-gcs-server calls an absent one an error of its own."""
+        answer = forward(self._port, method, raw_path, headers, body)
+        if answer[0] == 500:
+            return json_answer(404, {"error": {"code": 404, "message": "not found"}})
+        return answer
 
     def _generation(self, path: str) -> str:
         try:
