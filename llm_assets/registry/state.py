@@ -34,7 +34,8 @@ class UnknownVersion(UserError):
 
 
 class IncumbentChanged(UserError):
-    """The candidate was judged against a model that is no longer the wanted one."""
+    """What the candidate was judged by, the wanted model or the comparisons before, is no longer
+    so."""
 
 
 class DecisionOutdated(UserError):
@@ -240,14 +241,16 @@ class RegistryState(BaseModel):
         """Register a candidate with its verdict, and promote it where it may be.
 
         It may where the verdict says so, no person rejected it, it never was wanted before (so a
-        rollback stays), and the model that it was judged against still is the wanted one.
+        rollback stays), the model that it was judged against still is the wanted one, and no other
+        comparison was entered meanwhile, which leaves this one less of the lifetime's error.
 
         Raises:
-            IncumbentChanged: the last of these does not hold; nothing was changed.
+            IncumbentChanged: one of the last two does not hold; nothing was changed.
         """
         if entry.weights != verdict.weights:
             raise ValueError(f"the verdict is on {verdict.weights}, not on {entry.weights}")
         found = self.register(entry)
+        due = self.look_of(verdict.weights, verdict.against or "", verdict.evaluation_fingerprint)
         # The same question asked again is no second look, or repeating a run would spend the error.
         if all(known.question != verdict.question for known in self.verdicts):
             self.verdicts = [*self.verdicts, verdict]
@@ -261,6 +264,13 @@ class RegistryState(BaseModel):
             raise IncumbentChanged(
                 f"The candidate was compared with the model {verdict.against}, but {now} is wanted "
                 "now. Nothing was promoted. Compare it with that one: "
+                + materialize_command("eval_metrics", "model_version")
+            )
+        if verdict.look < due:
+            raise IncumbentChanged(
+                f"The candidate was judged after {verdict.look - 1} comparisons that promoted "
+                f"nothing, and meanwhile {due - 1} are on record, which asks more of it. Nothing "
+                "was promoted. Judge it again: "
                 + materialize_command("eval_metrics", "model_version")
             )
         self._want(found.version, GATE, verdict.summary)

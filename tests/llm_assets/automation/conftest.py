@@ -118,8 +118,10 @@ class Automated:
             kind="raw_corpus", code_version="1", inputs=fingerprints_of(open_sources(settings))
         )
         corpus, _ = store.make(identity, lambda draft: draft.stats.update(documents=1))
-        against = self.registry.state().incumbent_of(model).weights
-        found = verdict(model, against, promoted=outcome is Outcome.BETTER)
+        state = self.registry.state()
+        against = state.incumbent_of(model).weights
+        look = state.look_of(model, against)
+        found = verdict(model, against, promoted=outcome is Outcome.BETTER, look=look)
         reason = Reason(outcome=outcome, text=f"{model} was measured against {against}.")
         version = self.registry.enter(
             entry(model).model_copy(update={"lineage": {"raw_corpus": corpus.fingerprint}}),

@@ -170,7 +170,8 @@ class SmallStore:
         lineage |= {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
         changes = {"model_fingerprint": made.fingerprint, "lineage": lineage}
         found = entry(name).model_copy(update=changes)
-        version = self.registry.enter(found, verdict(name, newest.weights, promoted))
+        look = self.registry.state().look_of(name, newest.weights)
+        version = self.registry.enter(found, verdict(name, newest.weights, promoted, look=look))
         if not promoted:
             self.registry.approve(version.version, "Ada", "It knows lamp 1")
         self.registry.confirm(version.version)

@@ -64,8 +64,11 @@ def verdict(
 
 def judge(registry: Registry, model: str, promoted: bool = True, **asked: str) -> ModelVersion:
     """Enter a model with a verdict against whatever it has to beat now."""
-    against = registry.state().incumbent_of(model).weights
-    return registry.enter(entry(model), verdict(model, against, promoted, **asked))
+    state = registry.state()
+    against = state.incumbent_of(model).weights
+    found = verdict(model, against, promoted, **asked)
+    look = state.look_of(model, against, found.evaluation_fingerprint)
+    return registry.enter(entry(model), found.model_copy(update={"look": look}))
 
 
 @pytest.fixture

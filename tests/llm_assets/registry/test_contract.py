@@ -108,6 +108,16 @@ def test_a_candidate_is_judged_against_the_champion_of_the_moment(registry: Regi
     assert number(registry, "wanted") == 2
 
 
+def test_a_comparison_recorded_meanwhile_leaves_less_of_the_error(registry: Registry) -> None:
+    """Two runs on different machines were judged at one moment, each as the first."""
+    judge(registry, "a", promoted=False)
+    with pytest.raises(IncumbentChanged, match="meanwhile 1 are on record"):
+        registry.enter(entry("b"), verdict("b", "base", look=1))
+    assert number(registry, "wanted") == 0 and not registry.state().verdicts_of("b")
+    registry.enter(entry("b"), verdict("b", "base", look=2))
+    assert number(registry, "wanted") == 2
+
+
 def test_the_wanted_model_asked_for_again_is_held_against_the_one_it_replaced(
     registry: Registry,
 ) -> None:

@@ -66,6 +66,7 @@ class RegistryHistory(RuleBasedStateMachine):
             self.quality[model] > self.quality[against] + self.effect,
             GateSettings(smallest_effect=self.effect),
             str(self.evaluation),
+            look=self.registry.state().look_of(model, against, str(self.evaluation)),
         )
         try:
             self.registry.enter(entry(model), found)
