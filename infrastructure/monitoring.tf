@@ -16,7 +16,7 @@ resource "google_logging_project_bucket_config" "logs" {
 resource "google_logging_project_sink" "logs" {
   name                   = "llm-assets"
   destination            = "logging.googleapis.com/${google_logging_project_bucket_config.logs.id}"
-  filter                 = "resource.type=(\"cloud_dataproc_batch\" OR \"ml_job\" OR \"aiplatform.googleapis.com/Endpoint\")"
+  filter                 = "resource.type=(\"cloud_dataproc_batch\" OR \"ml_job\" OR \"aiplatform.googleapis.com/Endpoint\") OR log_id(\"batch_task_logs\") OR log_id(\"gcplogs-docker-driver\")"
   unique_writer_identity = true
 }
 

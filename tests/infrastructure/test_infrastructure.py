@@ -14,6 +14,10 @@ import yaml
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
 from llm_assets.cloud.setup.rights import APIS, GRANTS, check_rights
+from llm_assets.pipes.dataproc_serverless import DataprocBatches
+from llm_assets.pipes.google_batch import BatchJobs
+from llm_assets.pipes.tpu_vm import TpuVms
+from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
 from tests.conftest import UV
 from tests.images import test_images as image
 from tests.infrastructure import provider_schema, terraform
@@ -231,6 +235,13 @@ def test_only_budgets_are_asked_for_in_the_name_of_a_project_whose_apis_are_stil
 def test_old_images_go_and_the_newest_of_each_stay() -> None:
     policies = resource("google_artifact_registry_repository", "images")["cleanup_policies"]
     assert {policy["action"] for policy in policies} == {"KEEP", "DELETE"}
+
+
+def test_the_lines_of_every_service_that_runs_jobs_are_kept() -> None:
+    kept = resource("google_logging_project_sink", "logs")["filter"]
+    for service in (BatchJobs, DataprocBatches, TpuVms, VertexCustomJobs):
+        condition, value = re.findall(r"^([\w.]+)\W+([\w-]+)", service.log_filter)[0]
+        assert re.search(rf'{condition}\W[^)]*"{value}\W', kept), service
 
 
 def test_outputs_are_keys_of_the_settings() -> None:
