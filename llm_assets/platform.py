@@ -24,11 +24,16 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     # Given at launch, with these as its defaults, so that the launchpad shows them for one run.
     pyspark = LazyPySparkResource.configure_at_launch(spark_config=conf)
     # Each is a few settings; what they talk to is opened when it is asked for.
+    spark_runs, training_runs = (
+        settings.spark.runner or platform,
+        settings.training.runner or platform,
+    )
     spark = {
         "local": LocalSparkRunner(pyspark=pyspark),
-        "google_cloud": google_cloud.DataprocSparkRunner(cloud_config_path=cloud),
+        "google_cloud": google_cloud.DataprocSparkRunner(
+            cloud_config_path=cloud, training=training_runs
+        ),
     }
-    spark_runs = settings.spark.runner or platform
     training = {
         "local": LocalTrainingRunner(restarts=settings.training.restarts),
         "google_cloud": google_cloud.VertexTrainingRunner(cloud_config_path=cloud),
@@ -47,7 +52,7 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
         "pipeline": PipelineResource(config_path=config_path),
         "spark": spark[spark_runs],
         **({"pyspark": pyspark} if spark_runs == "local" else {}),
-        "training": training[settings.training.runner or platform],
+        "training": training[training_runs],
         "registry": registry[platform],
         "serving": serving[platform],
     }

@@ -207,6 +207,8 @@ class Spending:
     """The Dagster run's id."""
     last_saved: Callable[[], float | None] = lambda: None
     """When the newest checkpoint was saved, in seconds since the epoch; None without one."""
+    training: TrainingPlace = "google_cloud"
+    """Where training and evaluation run."""
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
     """When jobs had their machines; a service may not know any more once these are gone."""
@@ -234,7 +236,7 @@ class Spending:
             return
         # The machines of later stages too: what the first ones cost would be in vain.
         own = [self.machines] if self.dollars_per_hour is None else []
-        if unknown := own or unpriced(self.settings):
+        if unknown := own or unpriced(self.settings, self.training):
             raise UserError(how_to_price(unknown))
         self._before = self._read_ledger()
         reason = self._over()

@@ -73,6 +73,8 @@ class DataprocSparkRunner(SparkRunner):
 
     cloud_config_path: str
     """The cloud project's file."""
+    training: TrainingPlace = "google_cloud"
+    """Where the later stages run."""
 
     def run(
         self, context: dg.AssetExecutionContext, job: ModuleType, spec: BaseModel
@@ -84,7 +86,12 @@ class DataprocSparkRunner(SparkRunner):
         main = f"{folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
         spending = Spending(
-            settings, DCU, dcu_hourly(settings), first_dcus(settings), context.run_id
+            settings,
+            DCU,
+            dcu_hourly(settings),
+            first_dcus(settings),
+            context.run_id,
+            training=self.training,
         )
         invocation = _follow(
             PipesDataprocServerlessClient,

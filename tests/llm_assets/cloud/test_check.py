@@ -1,5 +1,6 @@
 """The check before money is spent: each fault names its line and its remedy."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,8 @@ from llm_assets.cloud.spending import (
     hourly,
     unpriced,
 )
-from llm_assets.config import CONFIG_VARIABLE
+from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
+from llm_assets.platform import build_resources
 from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
@@ -373,6 +375,20 @@ def test_price_that_a_ceiling_needs_is_asked_for_before_anything_starts(
     spark = Spending(without, DCU, dcu_hourly(without), 16, "run-1")
     with pytest.raises(UserError, match="the price of n1-standard-8 is not known"):
         spark.check_before()
+    # Unless these machines are not those that train.
+    pipeline = PipelineSettings.model_validate(
+        {
+            "name": "split",
+            "store": "gs://b/s",
+            "platform": "google_cloud",
+            "training": {"runner": "local"},
+            "raw_corpus": {"sources": [{"type": "files", "path": "gs://b/text"}]},
+            "base_model": {"folder": "/models/base"},
+        }
+    )
+    runner = build_resources(pipeline, "split.yaml")["spark"]
+    assert all(f.ok is not False for f in check_cost(without, runner.training))
+    dataclasses.replace(spark, training=runner.training).check_before()
     content |= {"cost": {"run_limit": 50, "prices": {"n1-standard-8": 20.4}}}
     priced = GoogleCloudSettings.model_validate(content)
     assert hourly(priced, priced.training) == 20.4
