@@ -97,13 +97,16 @@ def commit(
     return Checkpoint(url=url, manifest=manifest)
 
 
-def verify(checkpoint: Checkpoint, rank: int = 0, count: int = 1) -> None:
+def verify(checkpoint: Checkpoint, rank: int = 0, count: int = 1, checksums: bool = True) -> None:
     """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file.
 
     Of several workers each compares its part of the files, the large ones dealt out first.
+
+    Args:
+        checksums: False compares sizes alone.
     """
     largest_first = sorted(checkpoint.manifest.files, key=lambda entry: (-entry.bytes, entry.path))
-    for fault in find_faults(checkpoint.url, largest_first[rank::count]):
+    for fault in find_faults(checkpoint.url, largest_first[rank::count], checksums):
         raise DamagedArtifact(f"{checkpoint.url}/{fault}.")
 
 
@@ -204,21 +207,33 @@ def rotate(run_url: str, keep: int) -> list[int]:
     return removed
 
 
-def find_superfluous(run_url: str, keep: int) -> list[int]:
+def find_superfluous(
+    run_url: str, keep: int, check: Callable[[Checkpoint], None] = lambda checkpoint: None
+) -> list[int]:
     """Steps of all but the newest `keep` checkpoints and the permanent ones.
 
     Folders without a manifest that are older than the newest checkpoint count too.
+
+    Args:
+        check: looks at the files of one that is to be kept; raises DamagedArtifact where it does
+            not count.
     """
     found: list[int] = []
     kept = 0
-    for step, url in reversed(_step_folders(run_url)):
+    folders = _step_folders(run_url)
+    # Beside a single one nothing is superfluous, so that its files need not be read.
+    for step, url in reversed(folders if len(folders) > 1 else []):
         try:
             checkpoint = _read(url)
+            if checkpoint and checkpoint.manifest.permanent:
+                continue
+            if checkpoint and kept < keep:
+                check(checkpoint)
+                kept += 1
+                continue
         except DamagedArtifact:
-            checkpoint = None
-        if checkpoint and (kept < keep or checkpoint.manifest.permanent):
-            kept += not checkpoint.manifest.permanent
-        elif kept:
+            pass
+        if kept:
             found.append(step)
     return found
 

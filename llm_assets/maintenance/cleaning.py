@@ -11,11 +11,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from artifacts.checkpoints import find_superfluous
+from artifacts.checkpoints import find_superfluous, verify
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.layout import CACHE_FOLDER, RUNS_FOLDER
@@ -172,6 +173,8 @@ def read_contents(store: Store) -> Contents:
     running: dict[Name, Mapping[str, str]] = {
         (i.kind, i.fingerprint): i.inputs for i in store.in_the_making()
     }
+    # Files in a bucket would have to be fetched for their checksums.
+    check = partial(verify, checksums=store.is_local)
     runs = {("checkpoint", name) for kind, name in inventory.folders if kind == RUNS_FOLDER}
     return Contents(
         inventory=inventory,
@@ -179,7 +182,7 @@ def read_contents(store: Store) -> Contents:
         histories=read_histories(store),
         running=running,
         superfluous={
-            name: find_superfluous(f"{store.root}/{layout.run(name[1])}", keep=1)
+            name: find_superfluous(f"{store.root}/{layout.run(name[1])}", 1, check)
             for name in runs - manifests.keys() - running.keys()
         },
     )

@@ -26,7 +26,7 @@ from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
 from llm_assets.maintenance.cleaning import Name, Version, plan_removals, reach, read_contents
 from llm_assets.operation_settings import RetentionSettings
 from llm_assets.tracing.explain import explain
-from tests.damage import cut_manifest
+from tests.damage import cut_manifest, flip_bit
 from tests.llm_assets.maintenance.weeks import KB, KINDS, Weeks
 
 
@@ -107,6 +107,10 @@ def test_a_training_that_was_broken_off_keeps_the_state_that_it_goes_on_from(wee
     run = break_off(weeks, permanent=[8])
     weeks.clean(days=usual.days, versions=usual.versions)
     assert {path.name for path in run.glob("step-*")} == {"step-8", "step-24"}
+    run = break_off(weeks, permanent=[])
+    flip_bit(run / "step-24" / "state")
+    weeks.clean(days=usual.days, versions=usual.versions)
+    assert {path.name for path in run.glob("step-*")} == {"step-16", "step-20", "step-24"}
 
 
 def break_off(weeks: Weeks, permanent: list[int]) -> Path:
