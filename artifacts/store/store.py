@@ -286,10 +286,12 @@ class Store:
         if "://" not in artifact.url:
             return Path(artifact.url)
         folder = cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
-        if not (folder / MANIFEST_NAME).exists():
-            download_folder(artifact.url, artifact.manifest.files, folder)
-            # Last, as in the store: a copy without it is fetched again.
-            (folder / MANIFEST_NAME).write_bytes(dump_with_checksum(artifact.manifest))
+        # Who fetched it again would cut the files that another process reads.
+        with local_lease(folder.with_name(f"{folder.name}.lock")):
+            if not (folder / MANIFEST_NAME).exists():
+                download_folder(artifact.url, artifact.manifest.files, folder)
+                # Last, as in the store: a copy without it is fetched again.
+                (folder / MANIFEST_NAME).write_bytes(dump_with_checksum(artifact.manifest))
         return folder
 
     def find(self, identity: Identity) -> Artifact | None:

@@ -1,9 +1,16 @@
 """What a store promises, on a local disk and in Cloud Storage alike."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
 import fsspec
 import pytest
 
 from artifacts.errors import DamagedArtifact, MissingArtifact
+from artifacts.storage.files import CACHE_VARIABLE
+from artifacts.store import store
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft, Store
@@ -36,6 +43,26 @@ def test_what_was_made_is_found_and_whole(any_store: Store, build) -> None:
     assert (found.path / "part.txt").read_text() == "hello"
     entries = {entry.path: entry.bytes for entry in found.manifest.files}
     assert entries["part.txt"] == 5
+
+
+def test_two_who_need_its_files_at_once_fetch_them_once(
+    any_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One who fetched again would cut the files that the other one reads."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    made, _ = any_store.make(IDENTITY, build_local)
+    fetched, fetch = [], store.download_folder
+
+    def slowly(url: str, *more: Any) -> None:
+        fetched.append(url)
+        time.sleep(0.5)
+        fetch(url, *more)
+
+    monkeypatch.setattr(store, "download_folder", slowly)
+    with ThreadPoolExecutor(2) as readers:
+        texts = readers.map(lambda _: (made.path / "part.txt").read_text(), range(2))
+        assert list(texts) == ["hello", "hello"]
+    assert len(fetched) == (0 if any_store.is_local else 1)
 
 
 def test_making_what_exists_builds_nothing(any_store: Store) -> None:
