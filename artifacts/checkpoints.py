@@ -164,10 +164,12 @@ def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -
         content: what must agree for the other run to go on.
 
     Returns:
-        The checkpoint's step; None where the run has none that early, or the other has begun.
+        The step that the other run goes on from: of the checkpoint, or its own where it has begun,
+        before a kill say; None where the run has none that early.
     """
-    if newest_step(target_url) is not None:
-        return None
+    begun = newest_step(target_url)
+    if begun is not None:
+        return begun
     for step, url in reversed(_step_folders(run_url)):
         try:
             checkpoint = _read(url) if step < before else None
