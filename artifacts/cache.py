@@ -163,9 +163,14 @@ def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
             make(draft)
             manifest = _MANIFEST.dump_json(list_files(str(draft)))
             (draft / MANIFEST_NAME).write_bytes(manifest)
-            shutil.rmtree(place, ignore_errors=True)
-            with suppress(OSError):  # Another maker was first.
+            try:
                 draft.rename(place)
+            except OSError:
+                # What another maker made first may be in use already.
+                if not _is_whole(place):
+                    shutil.rmtree(place, ignore_errors=True)
+                    with suppress(OSError):
+                        draft.rename(place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     for file in place.iterdir():

@@ -17,11 +17,28 @@ from artifacts import cache, libraries
 from artifacts.cache import (
     cache_key,
     cached,
+    cached_folder,
     cached_sha256,
     place_cached,
     read_cached,
     write_cached,
 )
+
+
+def test_a_folder_that_another_made_meanwhile_stays_and_a_damaged_one_goes(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (folder / "weights").write_text("1")
+
+    def write_late(folder: Path) -> None:
+        found.append((cached_folder(tmp_path, "key", write) / "weights").stat().st_ino)
+        write(folder)
+
+    found: list[int] = []
+    weights = cached_folder(tmp_path, "key", write_late) / "weights"
+    assert [weights.stat().st_ino] == found
+    weights.write_text("2")
+    assert (cached_folder(tmp_path, "key", write) / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
 def test_content_is_made_once(tmp_path: Path) -> None:
