@@ -288,10 +288,12 @@ class Store:
         folder = cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
         # Who fetched it again would cut the files that another process reads.
         with local_lease(folder.with_name(f"{folder.name}.lock")):
-            if not (folder / MANIFEST_NAME).exists():
+            manifest = dump_with_checksum(artifact.manifest)
+            # Another machine may have rewritten the artifact (`artifacts.store.rewrite`).
+            if files.find(folder / MANIFEST_NAME) != manifest:
                 download_folder(artifact.url, artifact.manifest.files, folder)
                 # Last, as in the store: a copy without it is fetched again.
-                (folder / MANIFEST_NAME).write_bytes(dump_with_checksum(artifact.manifest))
+                (folder / MANIFEST_NAME).write_bytes(manifest)
         return folder
 
     def find(self, identity: Identity) -> Artifact | None:

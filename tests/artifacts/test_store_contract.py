@@ -13,6 +13,7 @@ from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store import store
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
+from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft, Store
 
 IDENTITY = Identity(kind="clean_corpus", code_version="1", settings={"a": 1})
@@ -63,6 +64,17 @@ def test_two_who_need_its_files_at_once_fetch_them_once(
         texts = readers.map(lambda _: (made.path / "part.txt").read_text(), range(2))
         assert list(texts) == ["hello", "hello"]
     assert len(fetched) == (0 if any_store.is_local else 1)
+
+
+def test_a_copy_of_what_was_rewritten_elsewhere_is_fetched_again(
+    any_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    made, _ = any_store.make(IDENTITY, build_local)
+    assert (made.path / "part.txt").read_text() == "hello"
+    rewrite(made, [("part.txt", b"*****")], made.stats, "it was forgotten")
+    again = any_store.load(IDENTITY.kind, made.fingerprint)
+    assert (again.path / "part.txt").read_text() == "*****"
 
 
 def test_making_what_exists_builds_nothing(any_store: Store) -> None:
