@@ -5,6 +5,7 @@ together again from their rows.
 """
 
 import hashlib
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,10 +73,20 @@ class ShardFiles:
             return Path(self.url.removeprefix("file://"), name)
         cache = cache_folder() / "shards" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
         local = cache / name
+        filesystem, path = files.resolve(f"{self.url}/{name}")
+        # A copy has its object's time: of what was rewritten since, it is none.
+        state = self._sizes[name], int(filesystem.modified(path).timestamp())
         with local_lease(cache / f"{name}.lock"):
-            if not local.exists() or local.stat().st_size != self._sizes[name]:
+            if not local.exists() or _state_of(local) != state:
                 files.download(f"{self.url}/{name}", local)
+                os.utime(local, (state[1], state[1]))
         return local
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    """A file's size, and when it was written, in whole seconds."""
+    found = path.stat()
+    return found.st_size, int(found.st_mtime)
 
 
 class Shard:

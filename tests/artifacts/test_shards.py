@@ -1,5 +1,6 @@
 """The shard format: what was written is read back, and damage is noticed."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,6 +184,16 @@ def test_an_interrupted_copy_is_made_again(
     copy.write_bytes(copy.read_bytes()[:3])
 
     assert ShardSet(f"memory:/{BUCKET}", stats, "train")[0][0].tolist() == [1, 2, 3, 4]
+
+
+def test_a_copy_of_what_was_rewritten_elsewhere_is_made_again(
+    tmp_path: Path, bucket: fsspec.AbstractFileSystem
+) -> None:
+    stats = put_two_shards(tmp_path, bucket)
+    tokens = ShardSet(f"memory:/{BUCKET}", stats, "train")[0][0]
+    time.sleep(1)
+    bucket.pipe_file(f"{BUCKET}/train-00000.tokens", bytes(tokens.nbytes * 2))
+    assert ShardSet(f"memory:/{BUCKET}", stats, "train")[0][0].tolist() == [0, 0, 0, 0]
 
 
 def test_who_needs_no_tokens_copies_none_and_copies_are_their_owners_alone(
