@@ -67,8 +67,11 @@ class Weeks:
         measured = {"checkpoint": checkpoint.fingerprint, "incumbent": champion.model_fingerprint}
         evaluation = self.make("eval_metrics", trained | measured, 2 * KB)
         entry = self.entry(checkpoint, evaluation)
-        against = self.registry.state().incumbent_of(entry.weights).weights
-        version = self.registry.enter(entry, verdict(entry.weights, against, promoted)).version
+        state = self.registry.state()
+        against = state.incumbent_of(entry.weights).weights
+        look = state.look_of(entry.weights, against)
+        found = verdict(entry.weights, against, promoted, look=look)
+        version = self.registry.enter(entry, found).version
         if promoted:
             self.registry.confirm(version)
         return version
