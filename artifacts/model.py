@@ -171,6 +171,18 @@ def context_tokens(config: dict[str, Any]) -> int | None:
     return next((int(count) - first_position(config) for count in found), None)
 
 
+WINDOW_KEYS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
+"""How the families' configs call the number of tokens that an attention looks back."""
+
+
+def attention_window(config: dict[str, Any]) -> int | None:
+    """The fewest tokens that an attention of a model looks back; None where each sees all."""
+    if not config.get("use_sliding_window", True):
+        return None
+    windows = (config[key] for key in WINDOW_KEYS if isinstance(config.get(key), int))
+    return min(windows, default=None)
+
+
 def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
     """Keys and values of one token in all layers; 0 where the config does not tell.
 

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 
+from artifacts.model import attention_window
 from recipes.evaluation.bits import batches
-
-WINDOW_KEYS = ("sliding_window", "window_size", "attention_chunk_size")
-"""How the families' configs call the number of places that an attention looks back."""
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 """lm-eval's: the two texts, the context's tokens, the continuation's tokens."""
@@ -107,9 +105,7 @@ def _longest_row(model: Any) -> float:
     """Tokens of a row in which a model's attention follows the mask and positions it is given."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return 0
-    config = model.config.get_text_config()
-    found = (getattr(config, key, None) for key in WINDOW_KEYS)
-    return min((window for window in found if window), default=math.inf)
+    return attention_window(model.config.get_text_config().to_dict()) or math.inf
 
 
 def _questions(requests: Sequence[Request]) -> list[SharedContext]:

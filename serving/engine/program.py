@@ -19,7 +19,13 @@ from typing import Any
 
 from artifacts.cache import cache_key, cached_folder, cached_sha256
 from artifacts.errors import UserError, install_advice, memory_limit
-from artifacts.model import bytes_per_token, context_tokens, read_config, read_tokenizer
+from artifacts.model import (
+    attention_window,
+    bytes_per_token,
+    context_tokens,
+    read_config,
+    read_tokenizer,
+)
 from artifacts.program.lifetime import end_with_parent
 from serving.engine.served_model import AnyModel, ServedTokenizer, answer_calls
 from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
@@ -33,7 +39,6 @@ LIBRARIES = (
 )
 CLASSIFIER, MASK_FILLER = "ForSequenceClassification", "ForMaskedLM"
 """The ends of encoders' architectures."""
-WINDOWS = ("sliding_window", "window_size", "attention_window", "attention_chunk_size")
 
 
 def main() -> int:
@@ -165,15 +170,14 @@ def _obstacle(config: dict[str, Any], settings: EndpointSettings) -> str | None:
         return "it is an encoder"
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder"
-    if config.get("use_sliding_window", True):
-        windows = [config[name] for name in WINDOWS if isinstance(config.get(name), int)]
-        positions = context_tokens(config) or settings.cache_tokens
-        context = min(positions, settings.max_prompt_tokens + settings.max_new_tokens)
-        if windows and min(windows) < context:
-            return (
-                f"its attention sees {min(windows)} tokens back, and `endpoint.max_prompt_tokens` "
-                f"and `endpoint.max_new_tokens` allow {context} together"
-            )
+    positions = context_tokens(config) or settings.cache_tokens
+    context = min(positions, settings.max_prompt_tokens + settings.max_new_tokens)
+    window = attention_window(config)
+    if window is not None and window < context:
+        return (
+            f"its attention sees {window} tokens back, and `endpoint.max_prompt_tokens` "
+            f"and `endpoint.max_new_tokens` allow {context} together"
+        )
     return None
 
 
