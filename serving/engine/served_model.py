@@ -205,13 +205,12 @@ class PromptEncoder:
     def encode_written(self, request: GenerateRequest) -> list[int]:
         """The tokens of the answer's beginning, where another engine wrote one."""
         text = request.written
-        tokens, shorter = (
-            self.tokenizer.encode(one, add_special_tokens=False)
-            for one in (text, text.removeprefix(" "))
-        )
-        # Some tokenizers begin a text with a space, which would be a second one here.
-        is_whole = b"".join(map(self.tokenizer.token_bytes, shorter)) == text.encode()
-        return shorter if is_whole else tokens
+        if text.startswith(" "):
+            # Some tokenizers begin a text with a space, which would be a second one here.
+            tokens = self.tokenizer.encode(text.removeprefix(" "), add_special_tokens=False)
+            if b"".join(map(self.tokenizer.token_bytes, tokens)) == text.encode():
+                return tokens
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def echo(self, request: GenerateRequest, prompt: list[int]) -> str:
         """The prompt's text where it comes before the answer."""
@@ -399,7 +398,7 @@ class AnswerText:
         self._unshown.append(token)
         try:
             text = self._decoder.step(tokenizer.backend, token) or ""
-        except Exception:
+        except Exception:  # The library has no class of its own for it.
             # A decoder of bytes reads those of a character that was broken off together with what
             # was shown before them, such as a line break, and then takes all for no characters.
             text = b"".join(map(tokenizer.token_bytes, self._unshown)).decode(errors="replace")
