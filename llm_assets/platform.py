@@ -24,10 +24,8 @@ def build_resources(settings: PipelineSettings, config_path: str) -> dict[str, A
     # Given at launch, with these as its defaults, so that the launchpad shows them for one run.
     pyspark = LazyPySparkResource.configure_at_launch(spark_config=conf)
     # Each is a few settings; what they talk to is opened when it is asked for.
-    spark_runs, training_runs = (
-        settings.spark.runner or platform,
-        settings.training.runner or platform,
-    )
+    spark_runs = settings.spark.runner or platform
+    training_runs = settings.training.runner or platform
     spark = {
         "local": LocalSparkRunner(pyspark=pyspark),
         "google_cloud": google_cloud.DataprocSparkRunner(

@@ -191,6 +191,7 @@ def test_a_copy_of_what_was_rewritten_elsewhere_is_made_again(
 ) -> None:
     stats = put_two_shards(tmp_path, bucket)
     tokens = ShardSet(f"memory:/{BUCKET}", stats, "train")[0][0]
+    # A copy carries its object's time in whole seconds.
     time.sleep(1)
     bucket.pipe_file(f"{BUCKET}/train-00000.tokens", bytes(tokens.nbytes * 2))
     assert ShardSet(f"memory:/{BUCKET}", stats, "train")[0][0].tolist() == [0, 0, 0, 0]

@@ -106,7 +106,8 @@ def test_the_adapters_beside_the_best_weights_are_theirs(make_spec: SpecMaker) -
     key = "model.layers.0.self_attn.q_proj"
     up, down = (adapter[f"base_model.model.{key}.lora_{part}.weight"] for part in "BA")
     base = load_file(Path(spec.base_model_folder) / "model.safetensors")[f"{key}.weight"]
-    change = LORA["alpha"] / LORA["rank"] * (up @ down)  # type: ignore[operator]
+    lora = LoraSettings.model_validate(LORA)
+    change = lora.alpha / lora.rank * (up @ down)
     torch.testing.assert_close(exported(spec)[f"{key}.weight"], base + change, atol=1e-6, rtol=0)
 
 
