@@ -7,7 +7,7 @@ pinned. A history in another database is read by Dagster itself.
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ from artifacts.storage.files import make_private
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
+    from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
 
 PROJECT_FOLDER = ".llm_assets"
 """What a project's commands write, beside its store."""
@@ -32,9 +33,10 @@ RUNS_ASKED = "SELECT run_id, status FROM runs WHERE status IN (?, ?, ?) ORDER BY
 FAILED_ASKED = "SELECT COUNT(*) FROM runs WHERE status = 'FAILURE' AND update_timestamp > ?"
 HEARTBEATS_ASKED = "SELECT MAX(json_extract(body, '$.timestamp')) FROM daemon_heartbeats"
 TICKS_ASKED = (
-    "SELECT tick_body FROM job_ticks WHERE status IN ('SKIPPED', 'FAILURE') AND id IN "
-    "(SELECT MAX(id) FROM job_ticks GROUP BY selector_id) ORDER BY id"
+    "SELECT tick_body FROM job_ticks WHERE status IN ('SKIPPED', 'FAILURE') AND id IN (SELECT "
+    "MAX(id) FROM job_ticks WHERE status != 'STARTED' GROUP BY selector_id) ORDER BY id"
 )
+"""Of ticks that ended: what the last one said holds until the next, which is under way, ends."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class UnfinishedRun:
 
 @dataclass(frozen=True)
 class IdleTick:
-    """The last look of a sensor or schedule, where it launched nothing and says why."""
+    """The last look of a sensor or schedule that ended, where it launched nothing, and why."""
 
     name: str
     at: datetime
@@ -170,10 +172,25 @@ def _by_dagster(home: Path) -> Activity:
 
 
 def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:
-    for state in instance.all_instigator_state():
-        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
-            if tick.status.value in ("SKIPPED", "FAILURE"):
-                error = tick.error and (tick.error.cause or tick.error)
-                reason = tick.skip_reason or (error.message if error else "")
-                at = datetime.fromtimestamp(tick.timestamp, UTC)
-                yield IdleTick(state.instigator_name, at, error is not None, reason.strip())
+    for name, tick in last_ticks(instance, instance.all_instigator_state()).items():
+        if tick.status.value in ("SKIPPED", "FAILURE"):
+            error = tick.error and (tick.error.cause or tick.error)
+            reason = tick.skip_reason or (error.message if error else "")
+            at = datetime.fromtimestamp(tick.timestamp, UTC)
+            yield IdleTick(name, at, error is not None, reason.strip())
+
+
+def last_ticks(
+    instance: "DagsterInstance", states: Iterable["InstigatorState"]
+) -> dict[str, "InstigatorTick"]:
+    """The last tick that ended of each sensor or schedule, by its name."""
+    from dagster._core.scheduler.instigation import TickStatus
+
+    ended = [status for status in TickStatus if status != TickStatus.STARTED]
+    return {
+        state.instigator_name: tick
+        for state in states
+        for tick in instance.get_ticks(
+            state.instigator_origin_id, state.selector_id, limit=1, statuses=ended
+        )
+    }

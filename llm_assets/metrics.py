@@ -23,6 +23,7 @@ from llm_assets.automation.decision import ENDED
 from llm_assets.automation.launched import UNFINISHED, Runs, spent_hours
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.history import last_ticks
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
 from recipes.spec import read_metrics
@@ -165,11 +166,7 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
 
 def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
     running = [state for state in instance.all_instigator_state() if state.is_running]
-    last = {
-        state.instigator_name: tick
-        for state in running
-        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
-    }
+    last = last_ticks(instance, running)
     at = {name: tick.timestamp for name, tick in last.items()}
     yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)
     between = {
