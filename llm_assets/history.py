@@ -7,7 +7,7 @@ pinned. A history in another database is read by Dagster itself.
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,6 @@ from artifacts.storage.files import make_private
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
-    from dagster._core.scheduler.instigation import InstigatorState, InstigatorTick
 
 PROJECT_FOLDER = ".llm_assets"
 """What a project's commands write, beside its store."""
@@ -172,7 +171,7 @@ def _by_dagster(home: Path) -> Activity:
 
 
 def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:
-    for name, tick in last_ticks(instance, instance.all_instigator_state()).items():
+    for name, tick in last_ticks(instance).items():
         if tick.status.value in ("SKIPPED", "FAILURE"):
             error = tick.error and (tick.error.cause or tick.error)
             reason = tick.skip_reason or (error.message if error else "")
@@ -180,17 +179,16 @@ def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:
             yield IdleTick(name, at, error is not None, reason.strip())
 
 
-def last_ticks(
-    instance: "DagsterInstance", states: Iterable["InstigatorState"]
-) -> dict[str, "InstigatorTick"]:
-    """The last tick that ended of each sensor or schedule, by its name."""
-    from dagster._core.scheduler.instigation import TickStatus
+def last_ticks(instance: "DagsterInstance") -> dict[str, Any]:
+    """The last tick that ended of each sensor and schedule, by its name.
 
-    ended = [status for status in TickStatus if status != TickStatus.STARTED]
-    return {
-        state.instigator_name: tick
-        for state in states
-        for tick in instance.get_ticks(
-            state.instigator_origin_id, state.selector_id, limit=1, statuses=ended
-        )
-    }
+    Their type is not part of Dagster's public interface.
+    """
+    ticks: dict[str, Any] = {}
+    for state in instance.all_instigator_state():
+        # The newest may be under way; there is one of those at most.
+        newest = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=2)
+        ended = [tick for tick in newest if tick.status.value != "STARTED"]
+        if ended:
+            ticks[state.instigator_name] = ended[0]
+    return ticks

@@ -166,7 +166,8 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
 
 def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
     running = [state for state in instance.all_instigator_state() if state.is_running]
-    last = last_ticks(instance, running)
+    on = {state.instigator_name for state in running}
+    last = {name: tick for name, tick in last_ticks(instance).items() if name in on}
     at = {name: tick.timestamp for name, tick in last.items()}
     yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)
     between = {

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import yaml
 from dagster import (
     DagsterInstance,
     DagsterRunStatus,
@@ -15,9 +16,11 @@ from dagster import (
     define_asset_job,
 )
 
+from artifacts.settings import read_yaml
 from llm_assets.alarms import MOST_SILENT_SECONDS
+from llm_assets.automation.launched import TEXT_SENSOR
 from llm_assets.cli.versions import screen
-from llm_assets.history import read_activity
+from llm_assets.history import last_ticks, read_activity
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
 from tests.dagster_services import daemon
@@ -85,6 +88,19 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         assert "matches no file" in told_of(failed)[0]
         said = read_activity(project.folder).heartbeat
         assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        last = last_ticks(instance)[TEXT_SENSOR]
+        # As where the daemon looks again, which may take minutes: what was said holds until then.
+        started = last.tick_data._replace(status=type(last.status).STARTED, error=None)
+        instance.create_tick(started)
+        assert last_ticks(instance)[TEXT_SENSOR].status.value == "FAILURE"
+    assert "matches no file" in told_of(failed)[0]
+    settings = read_yaml(project.folder / "dagster.yaml")
+    history = settings["storage"]["sqlite"]
+    monkeypatch.setenv("HISTORY", history["base_dir"])
+    history["base_dir"] = {"env": "HISTORY"}
+    (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
+    assert "matches no file" in told_of(failed)[0], "as Dagster itself reads it"
     assert status()["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
     assert status()["services"] is None
 
