@@ -109,7 +109,7 @@ class TrainingResult(BaseModel):
     coverage: float
     """Share of the train split's tokens that the lineage has now seen."""
     tokens_seen_before: int
-    """Of this run's tokens, those that the lineage had seen."""
+    """Of the tokens that taught the exported weights, those that the lineage had seen."""
     validation: dict[str, float]
     """The loss on validation text: `start`, `end` and `best` (of the steps after the first)."""
     validation_unit: str

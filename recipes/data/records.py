@@ -5,7 +5,7 @@ holds however later shards are cut and packed. It goes with every checkpoint, as
 
 `trained.parquet` says of one run which stretch of which text was in which step, and in which row.
 Steps whose gradient was not used, and those after the weights that were exported, taught the model
-nothing and are not in it. Both hold when the shards are gone.
+nothing and are in neither. Both hold when the shards are gone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -174,13 +174,13 @@ def record_seen(
         shards: the train split.
         known: what was known of its rows when training began.
         before: the record of the model that training started from.
-        rows: the run's row numbers; those past the train split are replayed ones, which no record
-            holds.
+        rows: numbers of the rows that taught the exported weights; those past the train split are
+            replayed ones, which no record holds.
         path: where the new record is written; None on all workers but one.
         masked: texts that no model of the lineage was trained on after all, by their `text_hash`.
 
     Returns:
-        The share of the split's tokens that the lineage has now seen, and how many of the run's own
+        The share of the split's tokens that the lineage has now seen, and how many of these rows'
         tokens it had seen before.
     """
     rows = rows[rows < len(shards)]

@@ -276,22 +276,23 @@ def record_text(
     Returns:
         As `record_seen`.
     """
+    size = spec.training.budget.global_batch_size
+    steps = 1 + np.arange(last_step * size) // size
+    # Only what taught the exported weights: the next run goes on from these, and takes what they
+    # have not seen first.
+    taught = ~np.isin(steps, state.guard.skipped_steps)
+    rows = order.rows(0, len(steps))[taught]
     folder = Path(spec.run_folder)
     if is_rank_zero:
-        size = spec.training.budget.global_batch_size
-        steps = 1 + np.arange(last_step * size) // size
-        taught = ~np.isin(steps, state.guard.skipped_steps)
         shards = ShardSet(spec.shards_folder, spec.shards, *order.splits)
-        rows = order.rows(0, len(steps))[taught]
         path = str(folder / records.TRAINED_NAME)
         records.record_trained(shards, rows, steps[taught], path, spec.hidden)
-    seen_path = str(folder / records.SEEN_NAME) if is_rank_zero else None
     return records.record_seen(
         ShardSet(spec.shards_folder, spec.shards, "train"),
         known,
         records.LineageRecord.read(spec.seen if is_rank_zero else None),
-        order.rows(0, state.samples_seen),
-        seen_path,
+        rows,
+        str(folder / records.SEEN_NAME) if is_rank_zero else None,
         spec.hidden,
     )
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 from artifacts.shards.format import ShardStats
 from benchmarks.gpu.trainer import describe
 from recipes.checkpointing.checkpoint import SavingPlan
-from recipes.data.records import TRAINED_NAME
+from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord
 from recipes.device import Device, Gpu
 from recipes.distributed.strategy import FullySharded
 from recipes.model.base_model import BaseModelSettings
@@ -189,9 +190,12 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     assert f"step-{result.best_step}" in folders and len(folders) <= 3
     best = load_file(Path(spec.run_folder, "best", f"step-{result.best_step}", "model.safetensors"))
     assert same(exported(spec), best)
-    # What came after these weights taught the model nothing.
+    # What came after these weights taught the model nothing, so a later run does not pass it over.
     trained = pq.read_table(f"{spec.run_folder}/{TRAINED_NAME}")
     assert max(trained["step"].to_pylist()) == result.best_step
+    seen = LineageRecord.read(f"{spec.run_folder}/{SEEN_NAME}")
+    taught = pc.sum(pc.subtract(trained["end"], trained["start"])).as_py()
+    assert int((seen.times * (seen.ends - seen.starts)).sum()) == taught
 
 
 @pytest.mark.parametrize(
