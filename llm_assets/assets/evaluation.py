@@ -291,15 +291,16 @@ def _drawable(rows: Mapping[str, tuple[Any, Any, Any]]) -> dict[str, tuple[float
 
 def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
     """Every figure of the candidate's evaluation is a number."""
-    metrics = eval_metrics.stats["metrics"]
-    values = {name: roles["candidate"]["value"] for name, roles in metrics.items()}
+    metrics, faults = (eval_metrics.stats[name] for name in ("metrics", "faults"))
+    values = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
     missing = sorted(name for name, value in values.items() if value is None)
+    said = f"Not finite: {', '.join(missing)}" if missing else "All figures are finite numbers."
+    if "candidate" in faults:
+        said = f"The candidate was not measured: {faults['candidate']}"
     return AssetCheckResult(
         passed=not missing,
         severity=AssetCheckSeverity.WARN,
-        description=f"Not finite: {', '.join(missing)}"
-        if missing
-        else "All figures are finite numbers.",
+        description=said,
         metadata={"figures": len(values), "not_finite": len(missing)},
     )
 

@@ -121,7 +121,12 @@ def compare_figures(versions: Sequence[ModelVersion]) -> list[str]:
     lines.append("|---" * (len(names) + 2) + "|")
     for one in versions:
         if found := measured[one.version]:
-            own = {name: _number(by["candidate"].get("value")) for name, by in found.items()}
+            # A candidate that could not be measured has none.
+            own = {
+                name: _number(by["candidate"].get("value"))
+                for name, by in found.items()
+                if "candidate" in by
+            }
             cells = "".join(f" {own.get(name, '')} |" for name in names)
             same = str(one.evaluation.get("evaluation_fingerprint", ""))[:8]
             lines.append(f"| {one.version} |{cells} {same} |")

@@ -5,7 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from llm_assets.assets.evaluation import VERDICT_NAME, metrics_view, samples_view, verdict_view
+from llm_assets.assets.evaluation import (
+    VERDICT_NAME,
+    figures_are_finite,
+    metrics_view,
+    samples_view,
+    verdict_view,
+)
 from llm_assets.gate.verdict import Comparison
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
 from tests.llm_assets.registry.conftest import verdict
@@ -28,6 +34,15 @@ def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
     assert view["summary"] == "1.2000 -> not finite bits per byte on held-out text"
     assert "held_out_bits_per_byte" not in view
     assert "not finite" in view["metrics"].value
+
+
+def test_the_check_of_a_candidate_that_could_not_be_measured_says_why() -> None:
+    metrics = {"held_out_bits_per_byte": {"base": {"value": 1.2, "low": 1.1, "high": 1.3}}}
+    stats = {"metrics": metrics, "faults": {"candidate": "Training stopped at step 7."}}
+    evaluation: Any = SimpleNamespace(stats=stats)
+    found = figures_are_finite(evaluation)
+    assert not found.passed
+    assert found.description == "The candidate was not measured: Training stopped at step 7."
 
 
 def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
