@@ -202,10 +202,10 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
         for metric, roles in metrics.items()
     ]
     bounds = [
-        (_spaced(metric), role, number(roles[role].get("low")), number(roles[role].get("high")))
+        (_spaced(metric), role, number(roles[role]["low"]), number(roles[role]["high"]))
         for metric, roles in metrics.items()
         for role in ROLES
-        if role in roles
+        if roles.get(role, UNMEASURED).get("low") is not None
     ]
     metric = Metric.model_validate(stats["metric"])
     held_out = metrics[f"held_out_{metric.name}"]

@@ -104,7 +104,8 @@ def figures_table(version: ModelVersion) -> list[str]:
     lines = [FIGURES, "", "| metric | model | value | 95% interval |", "|---|---|---|---|"]
     for name, by_role in metrics.items():
         for role, figure in by_role.items():
-            interval = f"{_number(figure.get('low'))} to {_number(figure.get('high'))}"
+            bounds = [figure.get(end) for end in ("low", "high")]
+            interval = "-" if None in bounds else " to ".join(map(_number, bounds))
             lines.append(f"| {name} | {role} | {_number(figure.get('value'))} | {interval} |")
     return [*lines, ""] if metrics else []
 

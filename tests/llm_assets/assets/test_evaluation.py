@@ -51,7 +51,7 @@ def test_few_documents_without_bounds_are_shown_by_their_value() -> None:
     view = shown({"held_out_bits_per_byte": roles, "general_bits_per_byte": roles})
     assert view["held_out_bits_per_byte"] == 1.2
     assert "| held out bits per byte | 1.2000 | not measured | 1.2000 |" in view["metrics"].value
-    assert "incumbent" not in view["bounds"].value
+    assert view["bounds"].value == "none"
 
 
 def test_a_classifiers_confusions_are_a_picture() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dagster import MetadataValue
@@ -46,6 +47,19 @@ def test_the_settings_that_differ_are_those_alone(small: SmallStore) -> None:
     cells = re.findall(r'<td class="id">([^<]*)</td>', differ)
     assert cells == ["checkpoint.optimizer.learning_rate", "0.001", "0.002"]
     assert "None of those recorded for both versions." in same
+
+
+def test_a_figure_without_an_interval_is_not_said_to_have_one(small: SmallStore) -> None:
+    version = small.train(small.clean("1", {"one": "x"}), ["x"])
+    figures = {"perplexity": {"candidate": {"value": 20.0, "low": None, "high": None}}}
+    measured = version.model_copy(update={"evaluation": {"metrics": figures}})
+    state = small.registry.state()
+    state.versions[-1] = measured
+    assert "| perplexity | candidate | 20.0000 | - |" in render_card(state, measured)
+    registry = SimpleNamespace(state=lambda: state)
+    with client_of(board_of(small, registry=registry)) as client:
+        shown = client.get("/versions/1").text
+    assert re.search(r"20\.00</td><td[^>]*>-</td>", shown) and "not finite" not in shown
 
 
 def test_an_address_past_the_oldest_version_leads_to_the_newest(small: SmallStore) -> None:
