@@ -158,9 +158,9 @@ def describe_version(
 def _own_cost(store: Store, version: ModelVersion, cost_per_hour: float | None) -> str:
     """What its training took on one's own machine; empty where that is not on record."""
     made = find_manifest(store, "checkpoint", version.lineage.get("checkpoint", ""))
-    if made is None or not made.stats.get("tokens_per_second"):
+    cost = training_cost(made.stats, cost_per_hour) if made else {}
+    if not cost:
         return ""
-    cost = training_cost(made.stats, cost_per_hour)
     took = f"trained for {format_duration(cost['training_seconds'])}"
     if cost_per_hour is None:
         return took

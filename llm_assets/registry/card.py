@@ -174,11 +174,15 @@ def describe_cost(version: ModelVersion) -> str:
 def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict[str, float]:
     """Seconds that a checkpoint's training took and, where an hour has a price, the cost of them.
 
+    Nothing where that is not on record, as of one that an earlier release made.
+
     Args:
         stats: of the `checkpoint` artifact.
         cost_per_hour: `automation.cost_per_hour`.
     """
-    seconds = stats["tokens_seen"] / stats["tokens_per_second"]
+    seconds = stats.get("training_seconds")
+    if seconds is None:
+        return {}
     found = {"training_seconds": seconds}
     return found if cost_per_hour is None else found | {"cost": seconds / 3600 * cost_per_hour}
 

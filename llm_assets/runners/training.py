@@ -22,7 +22,15 @@ from llm_assets.pipes.service import Restarts
 from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.settings import PlacementSettings, Precision, RecipeSettings, TrainingSettings
-from recipes.spec import METRICS_NAME, SPEC_NAME, TrainingResult, TrainingSpec, command, read_result
+from recipes.spec import (
+    METRICS_NAME,
+    SPEC_NAME,
+    TrainingResult,
+    TrainingSpec,
+    command,
+    read_metrics,
+    read_result,
+)
 
 TERMINATION_SECONDS = 60
 LOG_TAIL_LINES = 25
@@ -242,3 +250,4 @@ def train_into(store: Store, draft: Draft, spec: TrainingSpec, train: Train) -> 
     draft.stats |= train(spec).model_dump()
     for name in (METRICS_NAME, SEEN_NAME, TRAINED_NAME):
         (draft.path / name).write_bytes(store.read_bytes(f"{folder}/{name}") or b"")
+    draft.stats["training_seconds"] = sum(line["seconds"] for line in read_metrics(draft.path))

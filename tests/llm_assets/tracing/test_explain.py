@@ -7,6 +7,7 @@ from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.tracing.explain import explain
 from llm_assets.tracing.passages import Exposure, find_passages
 from recipes.data.records import TRAINED_NAME
+from recipes.spec import read_metrics
 from tests.llm_assets.trained_store import TrainedStore
 from tests.tiny import tiny_texts
 
@@ -24,6 +25,8 @@ def test_explanation_goes_down_to_the_text_and_its_rows(
     assert f"clean_corpus {lineage['clean_corpus']}, made " in text and "code version 1" in text
     assert "budget.steps: 3" in text and "trained on 1.3% of the training split" in text
     assert "raw_corpus gone (no longer in" in text
+    lines = read_metrics(store.folder_url("checkpoint", version.model_fingerprint))
+    assert f"training_seconds: {sum(line['seconds'] for line in lines)}" in text
 
     def find(text: str) -> list[Exposure]:
         return find_passages(store, state, version, text).documents
