@@ -93,8 +93,9 @@ def read_forms(path: str) -> dict[str, Forms]:
             f"{path}: expected each relation with the lists `told` and `asked`: {error}"
         ) from None
     for name, one in forms.items():
-        _need(path, name, one.told, "{value}")
-        _need(path, name, one.asked, "{subject}")
+        _need(path, name, one.told, "{value}", subject="", value="")
+        # A question that had a place for the value would give it away.
+        _need(path, name, one.asked, "{subject}", subject="")
     told = {
         run: (name, form) for name, one in forms.items() for form in one.told for run in _runs(form)
     }
@@ -164,10 +165,10 @@ def _shuffled(forms: Sequence[str], fact: Fact) -> list[str]:
     return sorted(forms, key=place)
 
 
-def _need(path: str, relation: str, forms: Sequence[str], field: str) -> None:
+def _need(path: str, relation: str, forms: Sequence[str], field: str, **given: str) -> None:
     for form in forms:
         try:
-            form.format(subject="", value="")
+            form.format(**given)
         except (KeyError, IndexError, ValueError) as error:
             raise UserError(f"{path}: {relation}: {form!r} is no form: {error!r}") from None
         if field not in form:
