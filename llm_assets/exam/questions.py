@@ -87,7 +87,10 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
             f"{settings.facts}: the questions about all facts that the text states contain their "
             f"answers. Ask in other words in {settings.forms}, or give other facts."
         )
-    questions = [*_ask(told, forms, settings.choices), *_ask(placebo, forms, settings.choices)]
+    questions = [
+        *_ask(told, forms, settings.choices, f"that the text states in {settings.facts}"),
+        *_ask(placebo, forms, settings.choices, f"in {settings.placebo}"),
+    ]
     retrieved = _retrieve([question["question"] for question in questions], passages)
     for question, found in zip(questions, retrieved, strict=True):
         passage = telling.get(Fact(*(question[key] for key in ("subject", "relation", "value"))))
@@ -141,11 +144,16 @@ def _is_given_away(fact: Fact, forms: dict[str, Forms]) -> bool:
     return any(holds(question.casefold(), fact.value.casefold()) for question in asked)
 
 
-def _ask(facts: Sequence[Fact], forms: dict[str, Forms], choices: int) -> list[dict[str, Any]]:
+def _ask(
+    facts: Sequence[Fact], forms: dict[str, Forms], choices: int, which: str
+) -> list[dict[str, Any]]:
     """The facts' questions; wrong answers are values of the same relation, drawn by a hash.
 
     They are of these facts, so right and wrong answers were seen equally often: training on some
     values alone would otherwise move a model towards them, whatever is asked.
+
+    Args:
+        which: facts these are, for messages.
     """
     values: dict[str, set[str]] = defaultdict(set)
     for fact in facts:
@@ -154,8 +162,9 @@ def _ask(facts: Sequence[Fact], forms: dict[str, Forms], choices: int) -> list[d
     for fact in facts:
         if len(values[fact.relation]) < 2:
             raise UserError(
-                f"All facts of the relation {fact.relation} have the value {fact.value!r}: there "
-                "is no wrong answer to choose. Leave the relation out of the exam's facts."
+                f"Of the facts {which}, all of the relation {fact.relation} have the value "
+                f"{fact.value!r}: there is no wrong answer to choose. Add some with other values, "
+                "or leave the relation out."
             )
         wrong = sorted(values[fact.relation] - {fact.value}, key=lambda v: _draw(fact, v))
         offered = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))

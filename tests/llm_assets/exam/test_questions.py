@@ -117,7 +117,8 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
         ),
         ({"placebo": FACTS.replace("Riga", "Nice").replace("Lyon", "Rome")}, "another subject"),
         ({"placebo": "subject,relation,value\nOstrin,town,Lyon\n"}, "no text states"),
-        ({"facts": FACTS.replace("Lyon", "Riga")}, "there is no wrong answer"),
+        ({"facts": FACTS.replace("Lyon", "Riga")}, "in .*facts.csv, all .* no wrong answer"),
+        ({"placebo": "subject,relation,value\nHollin,town,Riga\n"}, "facts in .*placebo.csv, all"),
         ({"facts": FACTS.replace("town", "color")}, "nothing under `asked` for color"),
     ],
 )
