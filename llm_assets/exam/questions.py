@@ -23,7 +23,7 @@ from artifacts.store.store import Artifact
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
-from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms
+from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms, states
 from spark_jobs.runtime.parquet import find_parts
 
 CODE_VERSION = "2"
@@ -134,7 +134,7 @@ def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
 
 def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
     """The shortest passage that names subject and value, which says it most plainly."""
-    found = [one for one in passages if fact.subject in one.text and holds(one.text, fact.value)]
+    found = [one for one in passages if states(one.text, fact)]
     return min(found, key=lambda one: (len(one.text), one.document), default=None)
 
 

@@ -29,7 +29,7 @@ from llm_assets.study.settings import (
     StudySettings,
 )
 from spark_jobs.read.document import DERIVED, Document, to_table
-from spark_jobs.read.facts import Fact, holds, read_facts, read_forms, tell
+from spark_jobs.read.facts import Fact, read_facts, read_forms, states, tell
 from spark_jobs.runtime.parquet import find_parts, write_table
 
 # The facts that documents hold, told in many forms; no model is needed.
@@ -91,7 +91,7 @@ class KnownFacts:
     def add(self, document: str, text: str) -> None:
         """Enter the facts that a document holds: of the table, or else those in regular form."""
         told = (
-            (fact for fact in self._table if fact.subject in text and holds(text, fact.value))
+            (fact for fact in self._table if states(text, fact))
             if self._settings.facts
             else regular_facts(text)
         )

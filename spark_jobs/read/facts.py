@@ -153,9 +153,23 @@ def tell(
                 yield f"{name}/{number + 1}.{part + 1}", text
 
 
-def holds(text: str, value: str) -> bool:
-    """Whether a text has a value as whole words."""
-    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+def states(text: str, fact: Fact) -> bool:
+    """Whether a text names a fact's subject, which may be inflected, and has its value."""
+    return holds(text, fact.subject, r"\d") and holds(text, fact.value)
+
+
+def holds(text: str, value: str, edge: str = r"\w") -> bool:
+    """Whether a text has a value as whole words and numbers, wherever its lines are broken.
+
+    Args:
+        edge: characters that may not stand before or after it.
+    """
+    words = value.split()
+    if any(word not in text for word in words):
+        return False  # As mostly, and much sooner than by a pattern.
+    before, after = r"(?!(?<=\d[.,])\d)", r"(?!(?<=\d)[.,]\d)"
+    phrase = r"\s+".join(map(re.escape, words))
+    return re.search(f"(?<!{edge}){before}{phrase}(?!{edge}){after}", text) is not None
 
 
 def _shuffled(forms: Sequence[str], fact: Fact) -> list[str]:

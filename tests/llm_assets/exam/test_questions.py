@@ -68,6 +68,25 @@ def test_a_fact_is_asked_for_where_text_to_train_on_tells_it(take: Take) -> None
     assert stats["retrieved_right"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("The fans of the name Mirrow\nfan 2, in\u00a0all towns, are of New\nYork 3.", True),
+        ("A Mirrow fan 2's town is New York 3, in winter.", True),
+        ("The Mirrow fan 21 is of New York 3.", False),
+        ("The Mirrow fan 2.1 is of New York 3.", False),
+        ("The Mirrow fan 2 is of New York 3.5.", False),
+        ("The Mirrow fan 2 is of New York 35.", False),
+    ],
+)
+def test_subject_and_value_are_found_where_lines_break_and_in_no_other_number(
+    take: Take, text: str, is_told: bool
+) -> None:
+    facts = FACTS + "Mirrow fan 2,town,New York 3\n"
+    _, stats = take(facts=facts, texts=[*TEXTS, ("new", text, "train")])
+    assert ("Mirrow fan 2: town" not in stats["untold"]) == is_told
+
+
 def test_one_choice_is_right_and_the_others_are_of_its_kind(take: Take) -> None:
     texts = [*TEXTS, ("more", "Mirrow fan: Oslo. Sandrel clock: Porto.", "train")]
     questions, _ = take(texts=texts, choices=3)
