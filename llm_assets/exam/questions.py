@@ -102,7 +102,7 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in questions)
     (folder / QUESTIONS_NAME).write_text("".join(lines), encoding="utf-8")
     asked = [question for question in questions if not question["placebo"]]
-    right = [question["value"] in question["retrieved"]["text"] for question in asked]
+    right = [holds(question["retrieved"]["text"], question["value"]) for question in asked]
     return {
         "questions": len(asked),
         "facts": len(told),

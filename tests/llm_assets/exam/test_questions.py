@@ -120,6 +120,20 @@ def test_a_passage_is_a_stretch_of_a_long_document(take: Take) -> None:
     assert "Velora lamp is made in Riga" in passage and len(passage.split()) <= 20
 
 
+def test_a_retrieved_passage_with_a_longer_value_does_not_hold_the_answer(take: Take) -> None:
+    facts = FACTS.replace("Riga", "3 kg").replace("Lyon", "4 kg")
+    other = "The lamp: the Velora lamp of old, a Velora lamp from where? The lamp of 13 kg, Velora."
+    _, stats = take(
+        facts=facts,
+        texts=[
+            ("lamp", "Velora lamp and much else that is of no interest: 3 kg", "train"),
+            ("old", other, "train"),
+            ("scale", "The Ostrin scale: 4 kg", "train"),
+        ],
+    )
+    assert stats["retrieved_right"] == 0.5
+
+
 def test_placebos_are_asked_without_a_passage(take: Take) -> None:
     placebo = "subject,relation,value\nHollin heater,town,Riga\nUlmar mower,town,Lyon\n"
     questions, stats = take(placebo=placebo)
