@@ -67,6 +67,8 @@ def load_classifier(
     config = causal_model.config_without_dropout(folder)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
+    if config.problem_type:
+        config.problem_type = "single_label_classification"
     torch.manual_seed(seed)
     inner = causal_model.read_inner(
         folder, AutoModelForSequenceClassification, config, ignore_mismatched_sizes=True
@@ -76,6 +78,7 @@ def load_classifier(
         "architectures": [type(inner).__name__],
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": config.label2id,
+        **({"problem_type": config.problem_type} if config.problem_type else {}),
     }
     return model
 

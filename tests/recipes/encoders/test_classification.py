@@ -4,16 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, pipeline
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
+from recipes.checkpointing.checkpoint import export_model
 from recipes.data.batch import ExampleBatch
+from recipes.distributed.strategy import FullySharded
+from recipes.distributed.workers import Workers
 from recipes.encoders.classification import ClassificationNetwork, load_classifier
 from recipes.model.base_model import check_row_length
 from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.tiny import change_config
 from tests.tiny_models import encoder
 
+CPU = torch.device("cpu")
 TOKENS = torch.tensor([[11, 12, 13, 14], [21, 22, 300, 300]])
 IS_INPUT = torch.tensor([[True] * 4, [True, True, False, False]])
 
@@ -32,6 +37,19 @@ def test_a_classs_loss_counts_by_its_weight(tmp_path: Path) -> None:
     single = torch.nn.functional.cross_entropy(own.logits, torch.tensor([0, 1]), reduction="none")
     expected = 3 * single[0].item() + 0.5 * single[1].item()
     assert weighted(batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_a_base_model_for_another_kind_of_labels_becomes_one_for_classes(
+    kind: str, tmp_path: Path
+) -> None:
+    """transformers makes shares of the logits, and a loss, as the config says."""
+    encoder(tmp_path / "encoder")
+    base = change_config(tmp_path / "encoder", tmp_path / "base", problem_type=kind)
+    strategy = FullySharded(load_classifier(base, ["a", "b"], 0, None), [], 1.0, "float32", CPU)
+    export_model(strategy, base, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
+    (told,) = pipeline("text-classification", str(tmp_path / "model"), top_k=None)(["pump"])
+    assert sum(one["score"] for one in told) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
