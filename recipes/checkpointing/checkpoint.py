@@ -545,6 +545,8 @@ def _write(
     _write_weights(weights, folder)
     config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
     config["dtype"] = str(dtype).removeprefix("torch.")
+    # Of a base model whose weights were read as plain numbers.
+    config.pop("quantization_config", None)
     files.write(folder / CONFIG_NAME, json.dumps(older_config(config), indent=2).encode())
 
 

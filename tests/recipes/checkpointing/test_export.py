@@ -6,10 +6,13 @@ import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.model import end_tokens_of, read_config
 from recipes.checkpointing import checkpoint
@@ -18,6 +21,8 @@ from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import load_model
 from tests.recipes.conftest import SpecMaker, on_model, train_here
+from tests.recipes.model.architectures import tiny_config, write_tiny
+from tests.tiny import change_config, change_weights
 
 CPU = torch.device("cpu")
 
@@ -59,6 +64,31 @@ def test_no_more_than_one_file_is_held(
     assert all(tensor.equal(whole[f"network.{name}"]) for name, tensor in written.items())
     again = load_model(tmp_path / "model").state_dict()
     assert all(tensor.equal(whole[name]) for name, tensor in again.items())
+
+
+def test_what_was_read_of_quantized_weights_is_exported_as_plain(tmp_path: Path) -> None:
+    """gpt-oss is published with its experts in four bits."""
+
+    def quantize(weights: dict[str, Any]) -> None:
+        for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+            experts, inputs, outputs = weights.pop(name).shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+            weights |= {f"{name}_blocks": blocks, f"{name}_scales": blocks[..., 0] // 64 + 120}
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64}
+    write_tiny(tiny_config(CONFIG_MAPPING["gpt_oss"], **sizes), tmp_path / "plain")
+    change_weights(tmp_path / "plain", tmp_path / "quantized", quantize)
+    method = {"quant_method": "mxfp4"}
+    base = change_config(tmp_path / "quantized", tmp_path / "base", quantization_config=method)
+    model = load_model(base)
+    strategy = FullySharded(model, [], 1.0, "float32", CPU)
+    export_model(strategy, base, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
+
+    assert not hasattr(AutoConfig.from_pretrained(tmp_path / "model"), "quantization_config")
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    assert written["model.layers.0.mlp.experts.down_proj"].dtype == torch.float32
+    again = load_model(tmp_path / "model").state_dict()
+    assert all(tensor.equal(again[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_chat_model_that_read_documents_ends_an_answer_where_they_end(
