@@ -174,11 +174,12 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
 def table_rows(text: TextIO) -> "csv.DictReader[str]":
     """The rows of a table, by what its columns' names are separated with.
 
-    Spreadsheets write semicolons where the comma is the decimal point.
+    Spreadsheets write semicolons where the comma is the decimal point. A single column is separated
+    from none, so its text may hold each of these.
     """
     head = text.readline()
     unquoted = re.sub(r'"[^"]*"?', "", head)
-    separator = max("\t,;", key=unquoted.count)
+    separator = max("\x1f\t,;", key=unquoted.count)
     return csv.DictReader(chain([head], text), delimiter=separator, restkey="(more columns)")
 
 

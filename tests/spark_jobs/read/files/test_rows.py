@@ -126,7 +126,7 @@ def test_a_table_is_separated_by_what_separates_its_column_names(
     folder: Path, tmp_path: Path
 ) -> None:
     (folder / "a.csv").write_text('"size, mm";text\n"1,5";"A pump; it turns."\n2;Short, sharp.\n')
-    (folder / "b.csv").write_text("text\nOne column; and, no other.\n")
+    (folder / "b.csv").write_text("text\nOne column; and,\tno other.\n")
     (folder / "c.tsv").write_text("text\tstars\nTabs; and, more.\t5\n")
 
     rows, _ = snapshot(files_source(folder), tmp_path / "raw")
@@ -135,7 +135,7 @@ def test_a_table_is_separated_by_what_separates_its_column_names(
     assert texts == [
         "A pump; it turns.",
         "Short, sharp.",
-        "One column; and, no other.",
+        "One column; and,\tno other.",
         "Tabs; and, more.",
     ]
 
