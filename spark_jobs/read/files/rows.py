@@ -161,7 +161,10 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
             rows = table_rows(text)
             _need_columns(content, list(rows.fieldnames or []))
             for number, record in enumerate(rows, start=1):
-                yield pick(record, content, f"row {number}", number)
+                # Where a text's own separator is not quoted, its rest lies beyond the last column.
+                is_cut = any(record.get(None) or ())
+                where = f"row {number}"
+                yield _too_many(content, where) if is_cut else pick(record, content, where, number)
         except UnicodeDecodeError as error:
             raise streams.unknown_encoding(content, error) from error
         except csv.Error as error:
@@ -171,8 +174,17 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
             ) from error
 
 
+def _too_many(content: streams.Content, where: str) -> Fault:
+    return Fault(
+        "too_many_fields",
+        f"{content.file.shown}, {where}: more fields than the table has columns. Put a text that "
+        "holds the separator in double quotes, or give each column a name.",
+    )
+
+
 def table_rows(text: TextIO) -> "csv.DictReader[str]":
-    """The rows of a table, by what its columns' names are separated with.
+    """The rows of a table, by what its columns' names are separated with; fields beyond them are
+    under None.
 
     Spreadsheets write semicolons where the comma is the decimal point. A single column is separated
     from none, so its text may hold each of these.
@@ -180,7 +192,7 @@ def table_rows(text: TextIO) -> "csv.DictReader[str]":
     head = text.readline()
     unquoted = re.sub(r'"[^"]*"?', "", head)
     separator = max("\x1f\t,;", key=unquoted.count)
-    return csv.DictReader(chain([head], text), delimiter=separator, restkey="(more columns)")
+    return csv.DictReader(chain([head], text), delimiter=separator)
 
 
 def _other_encoding(content: streams.Content) -> str | None:

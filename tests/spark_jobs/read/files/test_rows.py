@@ -140,6 +140,19 @@ def test_a_table_is_separated_by_what_separates_its_column_names(
     ]
 
 
+def test_a_row_with_more_fields_than_columns_is_set_aside_and_not_cut(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "a.csv").write_text('note,text\nx,One, two.\n\n,"Three, four."\n,Five.,\n')
+
+    source = files_source(folder, maximum_faulty_share=0.5)
+    rows, stats = snapshot(source, tmp_path / "raw")
+
+    assert [row["text"] for row in rows] == ["Three, four.", "Five."]
+    assert stats["dropped"] == {"too_many_fields": 1}
+    assert "a.csv, row 1: more fields than the table has columns" in stats["faults"][0]
+
+
 def test_of_several_templates_each_row_takes_the_one_that_it_has(
     folder: Path, tmp_path: Path
 ) -> None:
