@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from artifacts.shards.format import ShardStats
 from recipes.evaluation.documents import TokenizedDocument, Tokenizer
 from recipes.evaluation.harness import TaskScores, write_task
 from recipes.evaluation.statistics import Interval, interval
@@ -65,9 +66,12 @@ def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[
 
 
 def prompts_of(
-    questions: Sequence[dict[str, Any]], tokenizer: Tokenizer, count: int
+    questions: Sequence[dict[str, Any]], tokenizer: Tokenizer, stats: ShardStats, count: int
 ) -> list[TokenizedDocument]:
-    """The first questions of other subjects, for the models to answer in their own words."""
+    """The first questions of other subjects, for the models to answer in their own words.
+
+    Each is tokenized as text of the shards, its end token being where the answer begins.
+    """
     by_subject: dict[str, dict[str, Any]] = {}
     relations: set[str] = set()
     for question in questions:
@@ -76,17 +80,21 @@ def prompts_of(
         if fresh and not question["placebo"]:
             by_subject[question["subject"]] = question
             relations.add(question["relation"])
-    return [
-        TokenizedDocument(
-            id=question["id"],
-            cluster=question["id"],
-            bytes=len(question["question"].encode()),
-            tokens=np.asarray(
-                tokenizer.encode(question["question"], add_special_tokens=False), np.int64
-            ),
+    start = [] if stats.start_token_id is None else [stats.start_token_id]
+    prompts = []
+    for question in list(by_subject.values())[:count]:
+        encoded = tokenizer.encode(question["question"], add_special_tokens=False)
+        tokens = np.array([*start, *encoded, stats.end_token_id], np.int64)
+        prompts.append(
+            TokenizedDocument(
+                id=question["id"],
+                cluster=question["id"],
+                bytes=len(question["question"].encode()),
+                tokens=tokens,
+                is_target=np.arange(len(tokens)) == len(tokens) - 1,
+            )
         )
-        for question in list(by_subject.values())[:count]
-    ]
+    return prompts
 
 
 def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | None:

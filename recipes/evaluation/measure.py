@@ -351,7 +351,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         questions = read_questions(Path(spec.exam))
         task_folders.append(folder := Path(spec.output) / QUESTION_FOLDERS[-1])
         lm_eval_tasks += [TaskSettings(name=one) for one in write_exam_tasks(questions, folder)]
-        prompts = prompts_of(questions, tokenizer, settings.generation.samples)
+        prompts = prompts_of(questions, tokenizer, spec.shard_stats, settings.generation.samples)
     identity = {
         "code_version": CODE_VERSION,
         "settings": settings.content(),

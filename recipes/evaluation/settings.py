@@ -77,7 +77,7 @@ class GenerationSettings(Settings):
     show up to two of their examples instead."""
     prompt_tokens: int = Field(default=32, ge=1)
     """Number of a document's first tokens that the model is given; of a conversation, all before
-    its first answer."""
+    its first answer, and of an exam question, all."""
     new_tokens: int = Field(default=32, ge=1)
     """Maximum number of tokens that each model generates, by greedy decoding."""
 

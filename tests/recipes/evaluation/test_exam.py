@@ -1,22 +1,29 @@
 """What an exam's scores say about training."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from artifacts.model import read_tokenizer
+from artifacts.shards.format import ShardStats
 from recipes.evaluation.exam import (
     CLOSED_BOOK,
     EXAM_TASKS,
     METRIC,
     PASSAGE,
     PLACEBO,
+    QUESTIONS_NAME,
     RETRIEVAL,
     judge_exam,
+    prompts_of,
     write_exam_tasks,
 )
 from recipes.evaluation.harness import TaskScores
+from recipes.evaluation.measure import evaluate
+from tests.recipes.evaluation.conftest import MakeSpec
 
 
 def scores(
@@ -100,20 +107,39 @@ def test_a_candidate_that_could_not_be_measured_is_not_judged() -> None:
     assert judge_exam({"base": scores({CLOSED_BOOK: 0.2, PASSAGE: 0.9}, 0)}) is None
 
 
+QUESTION = {
+    "id": "lamp: town, form 1",
+    "subject": "lamp",
+    "relation": "town",
+    "question": "Where from? The lamp:",
+    "choices": [" Riga", " Lyon"],
+    "answer": 0,
+    "placebo": False,
+    "passage": {"document": "a", "text": "The lamp is made in Riga."},
+    "retrieved": {"document": "b", "text": "A lamp shines."},
+}
+
+
 def test_each_condition_is_a_task_of_its_own(tmp_path: Path) -> None:
-    question = {
-        "id": "lamp: town, form 1",
-        "subject": "lamp",
-        "relation": "town",
-        "question": "Where from? The lamp:",
-        "choices": [" Riga", " Lyon"],
-        "answer": 0,
-        "placebo": False,
-        "passage": {"document": "a", "text": "The lamp is made in Riga."},
-        "retrieved": {"document": "b", "text": "A lamp shines."},
-    }
-    placebo = question | {"placebo": True, "passage": None}
-    assert tuple(write_exam_tasks([question, placebo], tmp_path)) == EXAM_TASKS
-    assert write_exam_tasks([question], tmp_path / "less") == list(EXAM_TASKS[:3])
+    placebo = QUESTION | {"placebo": True, "passage": None}
+    assert tuple(write_exam_tasks([QUESTION, placebo], tmp_path)) == EXAM_TASKS
+    assert write_exam_tasks([QUESTION], tmp_path / "less") == list(EXAM_TASKS[:3])
     assert "made in Riga.\\n\\nWhere from?" in (tmp_path / f"{PASSAGE}.jsonl").read_text()
     assert "A lamp shines.\\n\\nWhere from?" in (tmp_path / f"{RETRIEVAL}.jsonl").read_text()
+
+
+def test_models_answer_the_whole_question_in_their_own_words(
+    tmp_path: Path, make_evaluation: MakeSpec, base_model: Path, shards: ShardStats
+) -> None:
+    asked = "Where does the lamp come from that stands in each room of this house? It is of"
+    question = QUESTION | {"question": asked}
+    (tmp_path / QUESTIONS_NAME).write_text(json.dumps(question) + "\n")
+    spec = make_evaluation(exam=tmp_path)
+    evaluate(spec, lambda _: None)
+    samples = json.loads((Path(spec.output) / "samples.json").read_text())
+    assert samples["base"][0]["prompt"] == asked, "and not its first 8 tokens alone"
+
+    tokenizer = read_tokenizer(base_model)
+    started = shards.model_copy(update={"start_token_id": 1})
+    (prompt,) = prompts_of([question], tokenizer, started, count=1)
+    assert prompt.input_tokens[0] == 1 and tokenizer.decode(prompt.input_tokens[1:]) == asked
