@@ -30,8 +30,9 @@ BITS = {
     "bits_per_byte": "bits per byte",
     "byte_perplexity": "bits per byte",
     "word_perplexity": "bits per word",
+    "perplexity": "bits per answer",
 }
-"""Metrics whose samples are a log-likelihood and the size of its text."""
+"""Metrics whose samples are a log-likelihood and the size of its text, or that of one answer."""
 _NAME = re.compile(r"samples_(.+)_\d{4}-\d\d-\d\dT[\d.:-]+")
 
 
@@ -218,9 +219,14 @@ def _score(one: ScoredAnswer, metric: str, unit: str | None) -> tuple[float, flo
             unit and size > 0 and math.isfinite(likelihood)
         ):
             return -likelihood / math.log(2), float(size)
+        case int() | float() as likelihood if (
+            metric == "perplexity" and -math.inf < likelihood <= 0
+        ):
+            return -likelihood / math.log(2), 1.0
         case int() | float() as value if not unit and math.isfinite(value):
             return float(value), 1.0
     wanted = "a log-likelihood and a size" if unit else "a finite number"
+    wanted = "a log-likelihood" if metric == "perplexity" else wanted
     told = repr(one.value)
     raise UserError(
         f"{one.place}: {metric} is {told if len(told) < 40 else told[:37] + '...'}, not {wanted}. "

@@ -80,6 +80,23 @@ def test_likelihoods_are_judged_in_bits_per_byte(tmp_path: Path) -> None:
     assert judge(tmp_path, old, new, "--metric", "bits_per_byte").exit_code == 3
 
 
+def test_a_perplexity_of_answers_is_better_where_their_likelihoods_are_higher(
+    tmp_path: Path,
+) -> None:
+    """LAMBADA's samples have log-likelihoods under that name."""
+    new, old = (
+        [line | {"perplexity": ll - at % 3 * odd} for at, line in enumerate(samples(1.0))]
+        for ll, odd in ((-2.0, 0), (-3.0, 0.1))
+    )
+    options = ("--metric", "perplexity", "--lower-is-better", "--json")
+    judged = judge(tmp_path, new, old, *options)
+    assert judged.exit_code == 0, judged.output
+    compared = json.loads(judged.stdout)["comparison"]
+    assert compared["unit"] == "bits per answer" and not compared["higher_is_better"]
+    assert compared["difference"] == pytest.approx(-1.0995 / np.log(2))
+    assert judge(tmp_path, old, new, *options).exit_code == 3
+
+
 def test_of_several_filters_one_is_chosen_and_lower_may_be_better(tmp_path: Path) -> None:
     new, old = (
         [line | {"filter": name} for line in samples(share, seed) for name in ("strict", "loose")]
