@@ -11,6 +11,7 @@ session of its own, and outlives all.
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -62,7 +63,6 @@ supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 [supervisorctl]
 serverurl = unix://{socket}
 [supervisord]
-directory = {folder}
 nodaemon = true
 silent = true
 umask = 077
@@ -163,7 +163,7 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
     What a killed one has left has to be ended before.
 
     Args:
-        state: folder of socket, logs and configuration.
+        state: folder of socket, logs and configuration, within the current one.
         services: names and commands of programs that shall always run.
         environment: of the services; secrets are passed on so, and written nowhere.
 
@@ -174,8 +174,9 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
     _remove_socket(state)
     control = Path(tempfile.mkdtemp(prefix="llm-assets-")) / CONTROL_NAME
     (state / CONTROL_NAME).symlink_to(control)
-    paths = {"state": _escape(str(state)), "socket": _escape(str(control))}
-    configuration = CONFIGURATION.format(folder=_escape(str(state.parent.parent)), **paths)
+    # A path of the project could hold what means something to supervisord.
+    paths = {"state": os.path.relpath(state), "socket": _escape(str(control))}
+    configuration = CONFIGURATION.format(**paths)
     for name, command in services.items():
         escaped = _escape(shlex.join(command))
         configuration += PROGRAM.format(name=name, command=escaped, stop=STOP_SECONDS, **paths)
@@ -320,7 +321,8 @@ def _supervisor(state: Path) -> Any:
 
 
 def _escape(text: str) -> str:
-    return text.replace("%", "%%")
+    # After a blank, these begin a comment of supervisord's, also in quotes, which end between them.
+    return re.sub(r"(?<=\s)(?=[;#])", "''", text.replace("%", "%%"))
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:

@@ -19,12 +19,13 @@ LEAVES_A_CHILD = "sleep 600 & echo started; exec sleep 600"
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of services; what runs there is ended afterwards."""
     folder = (
-        tmp_path / "deeper than the path of a socket may be, as projects lie" / ".llm_assets" / "s"
+        tmp_path / "deeper than 100% of a socket #1 ;path, as projects lie" / ".llm_assets" / "s"
     )
     folder.parent.mkdir(parents=True)
+    monkeypatch.chdir(folder.parent.parent)
     yield folder
     services.stop(folder)
 
@@ -41,7 +42,7 @@ def _start(state: Path, script: str) -> ServiceState:
 
 
 def test_a_killed_service_comes_back_and_the_end_leaves_nothing(state: Path) -> None:
-    first = _start(state, LEAVES_A_CHILD)
+    first = _start(state, f"{LEAVES_A_CHILD} # that is ;ended")
     wait_until(lambda: (state / "shell.log").read_text() == "started\n")
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: _the(state, "shell").pid not in (0, first.pid))
@@ -79,7 +80,6 @@ def test_an_address_at_which_nothing_listens_is_not_told(
     (folder / "manual.yaml").write_text(
         f"{{name: manual, raw_corpus: {{sources: [{source}]}}, base_model: {{folder: model}}}}"
     )
-    monkeypatch.chdir(folder)
     monkeypatch.setattr(services, "STATE_FOLDER", state.relative_to(folder))
     monkeypatch.setenv(CONFIG_VARIABLE, "manual.yaml")
     told = CliRunner().invoke(commands, ["up", "--port", "3100"])
