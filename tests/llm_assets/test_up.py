@@ -59,7 +59,8 @@ def test_services_answer_come_back_when_killed_and_leave_nothing_behind(
     beat = 'llm_assets_daemon_heartbeat_timestamp_seconds{daemon="sensor"}'
     metrics = f"http://127.0.0.1:{board}/metrics"
     # The first loads Dagster, which takes a busy machine longer than httpx waits by itself.
-    wait_until(lambda: beat in httpx.get(metrics, timeout=60).text)
+    log = (ready.folder / STATE_FOLDER / "daemon.log").read_text
+    wait_until(lambda: beat in httpx.get(metrics, timeout=60).text, poll_seconds=1, told=log)
     before = _pid(ready, "daemon")
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: _pid(ready, "daemon") not in (0, before))
