@@ -6,11 +6,14 @@ import shlex
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from llm_assets.assets.figures import loss_line
 from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines, training_lines
 from llm_assets.registry.base import LocalRegistry
-from recipes.spec import read_metrics
+from recipes.spec import METRICS_NAME, read_metrics
 from tests.conftest import Project
 from tests.listening import outside_loopback
 from tests.llm_assets.in_process import ask, type_in
@@ -57,6 +60,20 @@ def test_the_curve_of_a_loss_is_a_running_mean() -> None:
     told = loss_line([{"loss": loss} for loss in losses])
     assert told.startswith("3.000 ") and told.endswith(" 1.500, averaged over 2 steps")
     assert loss_line([{"loss": 2.0}, {"loss": None}]) == "2.000 ▁  nan"
+
+
+def test_the_share_that_was_read_does_not_count_the_tokens_that_were_trained_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / METRICS_NAME).write_text('{"step": 1, "loss": 2.0}\n')
+    # Two passes of masked language modeling, which trains on 15% of the tokens.
+    trained = {"steps": 12, "tokens_per_second": 9.0, "tokens_seen": 30, "samples_seen": 30}
+    trained |= {"samples_replayed": 10, "validation": {"start": 3.0, "end": 2.0}}
+    checkpoint: Any = SimpleNamespace(
+        stats=trained | {"validation_unit": "bits per target"}, url=str(tmp_path)
+    )
+    shards: Any = SimpleNamespace(stats={"tokens": {"train": 100}, "rows": {"train": 10}})
+    assert dict(training_lines(checkpoint, shards))["coverage"].startswith("2.0 passes over the")
 
 
 def test_documents_that_share_text_with_what_is_held_out_are_on_the_screen(made: Project) -> None:

@@ -134,9 +134,9 @@ def training_lines(checkpoint: Artifact, shards: Artifact) -> list[tuple[str, st
     """
     stats = checkpoint.stats
     before, after = (number(stats["validation"][end]) for end in ("start", "end"))
-    # Of another text are those that were replayed.
-    own = 1 - stats["samples_replayed"] / max(1, stats["samples_seen"])
-    share = own * stats["tokens_seen"] / max(1, shards.stats["tokens"]["train"])
+    # Of another text are those that were replayed; of tokens, many recipes train on few.
+    own = stats["samples_seen"] - stats["samples_replayed"]
+    share = own / max(1, shards.stats["rows"]["train"])
     read = f"{share:.1%} of" if share < 1 else f"{share:.1f} passes over"
     return [
         (
