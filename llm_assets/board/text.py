@@ -82,7 +82,9 @@ def routes(board: Board) -> list[Route]:
             raw=raw,
             clean=clean,
             dropped=(
-                board.remember(find_dropped, [clean, raw], hidden, MOST_COPIES) if clean else None
+                board.remember(find_dropped, [clean, _cleaned(clean)], hidden, MOST_COPIES)
+                if clean
+                else None
             ),
             champion=board.registry.state().find("champion"),
             coverage=find_coverage(board),
@@ -139,6 +141,11 @@ def routes(board: Board) -> list[Route]:
         Route("/text/read", show_read),
         Route("/text/document", show_document),
     ]
+
+
+def _cleaned(clean: Artifact) -> Artifact | None:
+    """The raw corpus that it was made of, whatever was read since; None where that is gone."""
+    return clean.store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
 
 
 def find_coverage(board: Board) -> Coverage | None:

@@ -79,7 +79,9 @@ class SmallStore:
         self.record.advance(made)
         return made
 
-    def clean(self, name: str, texts: dict[str, str], duplicates: Any = None) -> Artifact:
+    def clean(
+        self, name: str, texts: dict[str, str], duplicates: Any = None, **inputs: str
+    ) -> Artifact:
         """A clean corpus of texts by their ids; a text's hash is the text itself."""
         columns = {
             "id": list(texts),
@@ -98,7 +100,7 @@ class SmallStore:
             draft.stats |= {"documents": len(texts), "dropped": {}, "dropped_examples": {}}
             draft.stats |= {"splits": {"train": len(texts)}}
 
-        return self.make("clean_corpus", name, build)
+        return self.make("clean_corpus", name, build, **inputs)
 
     def examine(self, won: int, lost: int) -> Artifact:
         """An evaluation in which so many questions were won by the candidate, or lost."""

@@ -5,8 +5,10 @@ import re
 
 import pytest
 
+from artifacts.store.store import Draft
 from llm_assets.board import text
 from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+from tests.llm_assets.trained_store import write_raw
 
 
 def test_documents_are_listed_by_how_often_the_champion_read_them(
@@ -52,3 +54,22 @@ def test_the_largest_clusters_of_copies_are_named_with_size_and_survivor(small: 
         shown = html.unescape(client.get("/text").text)
     found = re.findall(r"<li>(\d+) documents, of which <a [^>]*>kept/(\d+)</a>", shown)
     assert found == [(str(kept + 2), str(kept)) for kept in range(11, 1, -1)]
+
+
+def test_copies_are_shown_as_they_were_cleaned_though_newer_text_was_read(
+    small: SmallStore,
+) -> None:
+    raw = []
+    for texts in (["kept as it was", "copied as it was"], ["kept, edited", "copied, edited"]):
+
+        def build(draft: Draft, texts: list[str] = texts) -> None:
+            write_raw(draft, texts)
+            draft.stats |= {"sources": {}}
+
+        raw.append(small.make("raw_corpus", texts[0], build))
+    pair = {"id": "manual/1", "neighbor": "manual/0", "survivor": "manual/0", "cluster": "c"}
+    copies = [pair | {"reason": "near_duplicate", "similarity": 0.9}]
+    small.clean("1", {"manual/0": "x"}, copies, raw_corpus=raw[0].fingerprint)
+    with client_of(board_of(small)) as client:
+        shown = client.get("/text").text
+    assert "copied" in shown and "as it was" in shown and "edited" not in shown
