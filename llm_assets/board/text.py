@@ -18,6 +18,7 @@ from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.start import find_manifest, find_record
 from llm_assets.tracing.explain import find_dropped
 from recipes.data.records import SEEN_NAME, LineageRecord
+from spark_jobs.read.document import DERIVED
 from spark_jobs.runtime.parquet import open_parts
 
 MOST_COPIES = 20
@@ -117,10 +118,11 @@ def routes(board: Board) -> list[Route]:
     def show_document(request: Request) -> Response:
         identifier = request.query_params.get("id", "")
         found = find_document(board.record, board.registry.state(), identifier)
-        clean, story = board.record.find_current("clean_corpus"), found.story
+        kind = "study" if DERIVED in identifier else "clean_corpus"
+        corpus, story = board.record.find_current(kind), found.story
         text = ""
-        if clean and story:
-            parts = open_parts([clean.url], ["id", "text"])
+        if corpus and story:
+            parts = open_parts([corpus.url], ["id", "text"])
             rows = parts.to_table(["text"], filter=pc.field("id") == story.survivor)
             text = (rows["text"].to_pylist() or [""])[0] or ""
         return page(

@@ -33,6 +33,7 @@ from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
+from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
 from recipes.data.records import SEEN_NAME, TRAINED_NAME, TRAINED_SCHEMA, LineageRecord
 from recipes.evaluation.exam import CLOSED_BOOK, QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME, SCORES_NAME, TASK_SCORES_NAME
@@ -40,6 +41,7 @@ from scripts.screenshots import click
 from serving.settings import EndpointSettings, listen
 from serving.state import RouteStatus, StateFolder, Status
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
+from spark_jobs.read.document import document_of
 from tests.browser import Browser
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
 
@@ -80,7 +82,12 @@ class SmallStore:
         return made
 
     def clean(
-        self, name: str, texts: dict[str, str], duplicates: Any = None, **inputs: str
+        self,
+        name: str,
+        texts: dict[str, str],
+        duplicates: Any = None,
+        kind: str = "clean_corpus",
+        **inputs: str,
     ) -> Artifact:
         """A clean corpus of texts by their ids; a text's hash is the text itself."""
         columns = {
@@ -97,10 +104,14 @@ class SmallStore:
             pq.write_table(pa.table(columns), draft.path / "part-00000.parquet")
             copies = pa.Table.from_pylist(duplicates or [], DUPLICATE_SCHEMA)
             pq.write_table(copies, draft.path / "duplicates.parquet")
+            if kind == "study":
+                made = [{"id": one, "document": document_of(one)} for one in texts]
+                made_of = pa.Table.from_pylist(made, DERIVATION_SCHEMA)
+                pq.write_table(made_of, draft.path / DERIVATIONS_NAME)
             draft.stats |= {"documents": len(texts), "dropped": {}, "dropped_examples": {}}
             draft.stats |= {"splits": {"train": len(texts)}}
 
-        return self.make("clean_corpus", name, build, **inputs)
+        return self.make(kind, name, build, **inputs)
 
     def examine(self, won: int, lost: int) -> Artifact:
         """An evaluation in which so many questions were won by the candidate, or lost."""

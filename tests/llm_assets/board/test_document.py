@@ -38,6 +38,16 @@ def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
         assert client.get("/text/document?id=nowhere").status_code == 400
 
 
+def test_a_text_made_from_a_document_is_shown_with_what_it_was_made_from(
+    small: SmallStore,
+) -> None:
+    small.clean("1", {"valve": NOW})
+    small.clean("1", {"valve#study/statements/1": BEFORE}, kind="study")
+    shown = page_of(small, "valve#study/statements/1")
+    assert f'<p class="around">{BEFORE}</p>' in shown
+    assert "It was made from valve: its facts in other forms." in shown
+
+
 def test_a_source_has_grown_since_the_snapshot_before(small: SmallStore) -> None:
     for documents in (10, 13, 20):
 
