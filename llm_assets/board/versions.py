@@ -179,7 +179,9 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
     """What was measured of both: by source, by relation, examples won and lost, and settings."""
     places = _measured(store, one, other), _measured(store, other, one)
     scores = [read_scores(*place) if place else {} for place in places]
-    shared = sorted(scores[0].keys() & scores[1].keys())
+    # Figures of two metrics, as after a change of the recipe, are no figures of one table.
+    metrics = {Metric.model_validate(place[0].stats["metric"]) for place in places if place}
+    shared = sorted(scores[0].keys() & scores[1].keys()) if len(metrics) == 1 else []
     answers = [_closed_book(*place) if place else {} for place in places]
     asked = [
         replace(pair, before=answers[0][name].after, said_before=answers[0][name].said_after)
@@ -187,7 +189,7 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
         if name in answers[0]
     ]
     return {
-        "unit": Metric.model_validate(places[0][0].stats["metric"]).unit if places[0] else "",
+        "unit": next((metric.unit for metric in metrics), ""),
         "sources": _figures((scores[0][name], scores[1][name]) for name in shared),
         "relations": _figures(
             (SizedScore(pair.relation, pair.before, 1), SizedScore(pair.relation, pair.after, 1))

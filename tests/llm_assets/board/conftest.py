@@ -113,7 +113,7 @@ class SmallStore:
 
         return self.make(kind, name, build, **inputs)
 
-    def examine(self, won: int, lost: int) -> Artifact:
+    def examine(self, won: int, lost: int, unit: str = "bits per byte") -> Artifact:
         """An evaluation in which so many questions were won by the candidate, or lost."""
         choices = ["Riga", "Oslo"]
         asked = [
@@ -146,7 +146,7 @@ class SmallStore:
             figures = {"score_base": [2.0], "score_candidate": [3.0], "size": [1]}
             pq.write_table(pa.table(scores | figures), draft.path / SCORES_NAME)
             (draft.path / SAMPLES_NAME).write_text("{}")
-            metric = {"name": "bits_per_byte", "unit": "bits per byte"}
+            metric = {"name": unit.replace(" ", "_"), "unit": unit}
             draft.stats |= {"metric": metric, "metrics": {}, "exam": {"facts": len(asked)}}
 
         return self.make("eval_metrics", f"{won} {lost}", write, exam=exam.fingerprint)

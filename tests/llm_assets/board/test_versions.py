@@ -49,6 +49,20 @@ def test_the_settings_that_differ_are_those_alone(small: SmallStore) -> None:
     assert "None of those recorded for both versions." in same
 
 
+@pytest.mark.parametrize("unit", ["bits per byte", "exact match"])
+def test_figures_of_two_metrics_are_not_compared(small: SmallStore, unit: str) -> None:
+    corpus = small.clean("1", {"one": "x"})
+    for number, of in enumerate(("bits per byte", unit)):
+        evaluation = small.examine(won=number, lost=1, unit=of)
+        small.train(corpus, ["x"], eval_metrics=evaluation.fingerprint)
+    with client_of(board_of(small)) as client:
+        shown = client.get("/versions/compare?a=1&b=2").text
+    assert ("Source, bits per byte" in shown) == (unit == "bits per byte")
+    assert ("No document was measured for both versions by one metric" in shown) == (
+        unit == "exact match"
+    )
+
+
 def test_a_figure_without_an_interval_is_not_said_to_have_one(small: SmallStore) -> None:
     version = small.train(small.clean("1", {"one": "x"}), ["x"])
     figures = {"perplexity": {"candidate": {"value": 20.0, "low": None, "high": None}}}
