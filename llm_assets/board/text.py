@@ -15,6 +15,7 @@ from artifacts.store.store import Artifact
 from llm_assets.board.pages import Board, find_behind, number, page
 from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.erase import read_list
+from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.start import find_manifest, find_record
 from llm_assets.tracing.explain import find_dropped
 from recipes.data.records import SEEN_NAME, LineageRecord
@@ -74,6 +75,7 @@ def routes(board: Board) -> list[Route]:
         past = board.record.known("raw_corpus")[1:]
         wanted = request.query_params.get("search", "").strip()
         forgotten = read_list(board.store, board.settings.name)
+        champion = board.registry.state().find("champion")
         hidden = frozenset(one.id for one in forgotten.active)
         return page(
             board,
@@ -87,7 +89,7 @@ def routes(board: Board) -> list[Route]:
                 if clean
                 else None
             ),
-            champion=board.registry.state().find("champion"),
+            share=describe_coverage(champion) if champion and champion.coverage is not None else "",
             coverage=find_coverage(board),
             most_times=MOST_TIMES,
             most_counted=MOST_COUNTED,

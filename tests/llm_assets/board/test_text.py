@@ -2,6 +2,7 @@
 
 import html
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,17 @@ def test_documents_are_listed_by_how_often_the_champion_read_them(
         assert ">Next<" not in last and ">Previous<" in last
         small.clean("2", {"new": "x"})
         assert client.get("/text/read?times=0").text.count("doc/") == 3, "of what it was trained on"
+
+
+def test_a_small_share_of_the_text_is_told_as_elsewhere(small: SmallStore) -> None:
+    version = small.train(small.clean("1", {"one": "x"}), ["x"])
+    small.make("raw_corpus", "1", lambda draft: draft.stats.update(sources={}))
+    state = small.registry.state()
+    state.versions[-1] = version.model_copy(update={"coverage": 0.004})
+    registry = SimpleNamespace(state=lambda: state)
+    with client_of(board_of(small, registry=registry)) as client:
+        for path in ("/text", "/versions/1"):
+            assert "trained on 0.4% of the training split" in client.get(path).text.casefold(), path
 
 
 def test_without_a_version_nothing_is_known_of_what_was_read(small: SmallStore) -> None:
