@@ -113,3 +113,5 @@ def test_a_document_with_the_whole_answer_is_named_once() -> None:
     assert shown.count(">valves.md</a>") == shown.count("valves.md</") == 1
     assert '<span class="small">(manual): never trained on</span>' in shown
     assert "valves.md (manual)" not in shown and "were removed.</p>" in shown
+    # Words that are like it were not looked for in what is gone.
+    assert "Nothing like this answer was found in text" in shown
