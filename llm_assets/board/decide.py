@@ -194,8 +194,9 @@ def routes(board: Board) -> list[Route]:
             "decide.html",
             state=state,
             versions=[one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
-            decided=_read_log(state)[:MOST_LOGGED],
-            forgotten=read_list(board.store, board.settings.name).active[:MOST_LOGGED],
+            decided=_read_log(state),
+            forgotten=read_list(board.store, board.settings.name).active[::-1],
+            most=MOST_LOGGED,
             work=works[-1] if works else None,
             asked={name: asked.get(name, "") for name in ("action", "version", "documents")},
         )

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from llm_assets.board.server import build_app
 from llm_assets.cli.main import commands
-from llm_assets.forgetting.erase import read_list
+from llm_assets.forgetting.erase import ForgottenDocument, add_to_list, read_list
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import DecisionOutdated
 from scripts.screenshots import click
@@ -72,6 +72,18 @@ def form_of(client: TestClient, place: str) -> dict[str, str]:
     """What the confirmation on a page would send."""
     inputs = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', client.get(place).text)
     return {name: html.unescape(value) for name, value in inputs}
+
+
+def test_what_was_forgotten_last_is_shown_first_and_the_rest_is_counted(
+    small: SmallStore,
+) -> None:
+    told = {"by": "Ada", "reason": "its author asked", "source": "manual", "text_hash": None}
+    documents = [ForgottenDocument(id=f"page/{number}", **told) for number in range(25)]
+    add_to_list(small.store, "manual", documents)
+    with client_of(board_of(small)) as client:
+        shown = client.get("/decide").text.partition("Forgotten")[2]
+    assert re.findall(r"<li>page/(\d+):", shown) == [str(24 - number) for number in range(20)]
+    assert "And 5 more." in shown
 
 
 def test_of_two_people_who_forget_each_confirms_what_was_shown_to_them(
