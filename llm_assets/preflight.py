@@ -29,7 +29,7 @@ from serving import endpoint as process
 from serving.settings import listen
 from spark_jobs.read.docstrings import find_package
 from spark_jobs.read.document import EMPTY, EXAMPLES, judge_faults
-from spark_jobs.read.facts import open_facts
+from spark_jobs.read.facts import open_facts, read_facts, read_forms
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Facts, Files, HuggingFaceDataset, PackageDocs, Source
@@ -381,12 +381,16 @@ def preflight(
         messages: of each kind of what is left out, how many are named.
 
     Raises:
-        UserError: the run could not succeed: a source or the base model is not there, text cannot
-            be read, rows are too long for the model, documents are too few or too short, the port
-            is another's, or the disk is too small.
+        UserError: the run could not succeed: a source, a table of facts or the base model is not
+            there, text cannot be read, rows are too long for the model, documents are too few or
+            too short, the port is another's, or the disk is too small.
     """
     for source in settings.raw_corpus.sources:
         _need_source(source)
+    for section in (settings.exam, settings.study):
+        for name, read in (("facts", read_facts), ("placebo", read_facts), ("forms", read_forms)):
+            if path := getattr(section, name, None):
+                read(path)
     base = _base(settings)
     base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
     if settings.platform == "local":

@@ -19,7 +19,7 @@ class ExamSettings(Settings):
     """A local YAML file that maps each relation to `told` and `asked`. Each entry of `asked`, the
     beginning of a sentence with `{subject}` that the value completes, makes one question per
     fact."""
-    placebo: str | None = None
+    placebo: LocalPath | None = None
     """A local CSV file of facts that no training document states: correct answers about them beyond
     chance do not indicate knowledge."""
     choices: int = Field(default=4, ge=2)

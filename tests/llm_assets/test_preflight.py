@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.cli.main import commands
@@ -307,6 +308,21 @@ def test_little_held_out_text_is_enough_where_the_exam_decides(tmp_path: Path) -
     by_exam = {"gate": {"metric": "exam"}}
     found = preflight(settings(tmp_path, clean_corpus=few, exam=exam, model_version=by_exam))
     assert any("documents will be held out; the exam decides" in line for line in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("exam", "facts"), ("exam", "placebo"), ("exam", "forms"), ("study", "facts")],
+)
+def test_a_missing_file_of_facts_is_told_before_any_work(
+    tmp_path: Path, section: str, name: str
+) -> None:
+    shipped = "config/invented_products"
+    chosen = {"facts": f"{shipped}/facts.csv", "forms": f"{shipped}/forms.yaml"}
+    with pytest.raises(UserError, match=r"gone.csv: .*No such file"):
+        preflight(settings(tmp_path, **{section: chosen | {name: f"{tmp_path}/gone.csv"}}))
+    with pytest.raises(ValidationError, match="a local path is expected"):
+        settings(tmp_path, **{section: chosen | {name: "gs://bucket/facts.csv"}})
 
 
 def test_too_few_documents_left_by_cleaning_stop_a_run_before_training(
