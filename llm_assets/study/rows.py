@@ -96,10 +96,14 @@ class KnownFacts:
             else regular_facts(text)
         )
         for fact in told:
-            values = self._values[fact.subject, fact.relation]
+            values = self._values_of(fact)
             if fact.value not in values:
                 values.add(fact.value)
                 self._by_document[document].append(fact)
+
+    def _values_of(self, fact: Fact) -> set[str]:
+        """What documents say of the same, in whatever capitals they name it."""
+        return self._values[fact.subject.casefold(), fact.relation.casefold()]
 
     def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
         """The facts in their forms; those that documents contradict each other about are counted.
@@ -113,7 +117,7 @@ class KnownFacts:
                 f"{len(self._table)} facts: none contains a subject and its value."
             )
         for document, facts in sorted(self._by_document.items()):
-            sure = [fact for fact in facts if len(self._values[fact.subject, fact.relation]) == 1]
+            sure = [fact for fact in facts if len(self._values_of(fact)) == 1]
             left_out["contradiction"] += len(facts) - len(sure)
             told = {fact.relation: self._forms_of(fact.relation) for fact in sure}
             for name, text in tell(sure, told, self._settings.facts_per_document):

@@ -120,11 +120,15 @@ def test_cells_of_a_table_keep_their_columns(make: Make) -> None:
     assert text == "The weight of Ostrin scale is 3 kg. The size (s|m) of Ostrin scale is M."
 
 
-def test_what_documents_contradict_each_other_about_is_not_told(make: Make) -> None:
-    other = "# Velora lamp\n\nPower: 700 W"
+@pytest.mark.parametrize("heading", ["Velora lamp", "VELORA LAMP"])
+@pytest.mark.parametrize("relation", ["Power", "power"])
+def test_what_documents_contradict_each_other_about_is_not_told(
+    make: Make, heading: str, relation: str
+) -> None:
+    other = f"# {heading}\n\n{relation}: 700 W\nCASE: brass"
     rows, _, stats = make([*TEXTS, ("other.md", other, "train")])
     text = " ".join(rows.values())
-    assert "900 W" not in text and "700 W" not in text and "3 kg" in text
+    assert "900 W" not in text and "700 W" not in text and "3 kg" in text and "brass" in text
     assert stats["left_out"] == {"contradiction": 2}
 
 
