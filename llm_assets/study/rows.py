@@ -30,6 +30,7 @@ from llm_assets.study.settings import (
 )
 from spark_jobs.read.document import DERIVED, Document, to_table
 from spark_jobs.read.facts import Fact, read_facts, read_forms, states, tell
+from spark_jobs.read.opened import UniqueIds
 from spark_jobs.runtime.parquet import find_parts, write_table
 
 # The facts that documents hold, told in many forms; no model is needed.
@@ -424,6 +425,7 @@ def write_rows(
     studied: set[str] = set()
     derivations: list[dict[str, Any]] = []
     parts = 0
+    unique = UniqueIds()
 
     def write_part() -> None:
         nonlocal parts
@@ -436,6 +438,9 @@ def write_rows(
         if asked & ngrams_of(row.text):
             left_out["words of the exam"] += 1
             continue
+        for _, numbered in unique.changes([row.id]):
+            # As of two subjects whose names differ in signs alone.
+            row.name = numbered.removeprefix(f"{row.document}{DERIVED}")
         made[row.prompt or row.method] += 1
         studied.add(row.document)
         rows.append(row)

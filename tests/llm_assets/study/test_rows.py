@@ -152,6 +152,13 @@ def test_text_without_facts_and_without_a_generator_is_refused_with_what_to_do(m
         make([("prose", "Once upon a time there was a lamp.", "train")])
 
 
+def test_texts_about_subjects_that_differ_in_signs_alone_have_ids_of_their_own(make: Make) -> None:
+    table = "| Language | Year | By |\n|---|---|---|\n| C++ | 1985 | A. |\n| C# | 2000 | B. |"
+    rows, derivations, _ = make([("languages.md", table, "train")], forms_per_fact=1)
+    assert list(rows) == [f"languages.md#study/statements/c_/1.1{end}" for end in ("", "#2")]
+    assert [one["id"] for one in derivations] == list(rows)
+
+
 def test_what_shares_words_with_a_question_of_the_exam_is_left_out(make: Make) -> None:
     def ask(question: str) -> tuple[str, dict[str, int]]:
         asked = {"subject": "Velora lamp", "question": question}
