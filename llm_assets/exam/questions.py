@@ -160,13 +160,14 @@ def _ask(
         values[fact.relation].add(fact.value)
     questions = []
     for fact in facts:
-        if len(values[fact.relation]) < 2:
+        others = [value for value in values[fact.relation] if not _is_part(value, fact.value)]
+        if not others:
             raise UserError(
                 f"Of the facts {which}, all of the relation {fact.relation} have the value "
-                f"{fact.value!r}: there is no wrong answer to choose. Add some with other values, "
-                "or leave the relation out."
+                f"{fact.value!r}, or one that begins with it or that it begins with: there is no "
+                "wrong answer to choose. Add some with other values, or leave the relation out."
             )
-        wrong = sorted(values[fact.relation] - {fact.value}, key=lambda v: _draw(fact, v))
+        wrong = sorted(others, key=lambda v: _draw(fact, v))
         offered = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))
         for number, form in enumerate(forms[fact.relation].asked):
             questions.append(
@@ -179,6 +180,12 @@ def _ask(
                 }
             )
     return questions
+
+
+def _is_part(value: str, other: str) -> bool:
+    """Whether one begins with the other, which is at least as likely then, whatever is asked."""
+    shorter, longer = sorted((value.casefold(), other.casefold()), key=len)
+    return longer.startswith(shorter)
 
 
 def _draw(fact: Fact, value: str) -> bytes:

@@ -97,6 +97,24 @@ def test_one_choice_is_right_and_the_others_are_of_its_kind(take: Take) -> None:
     assert take(texts=texts, choices=3)[0] == questions
 
 
+def test_no_choice_is_the_beginning_of_the_right_one_or_goes_on_from_it(take: Take) -> None:
+    """What 36 begins with is never less likely than 36, where a token is a digit."""
+    facts = "subject,relation,value\nVelora,town,3\nOstrin,town,36\nMirrow,town,41\n"
+    texts = [("all", "Velora: 3. Ostrin: 36. Mirrow: 41.", "train")]
+    questions, _ = take(facts=facts, texts=texts)
+    offered = {one["subject"]: sorted(one["choices"]) for one in questions}
+    assert offered == {
+        "Velora": [" 3", " 41"],
+        "Ostrin": [" 36", " 41"],
+        "Mirrow": [" 3", " 36", " 41"],
+    }
+    with pytest.raises(UserError, match="or one that begins with it"):
+        take(
+            facts=facts.replace("41", "3 KG").replace("36", "3 kg"),
+            texts=[(*texts[0][:1], "Velora: 3. Ostrin: 3 kg. Mirrow: 3 KG.", "train")],
+        )
+
+
 def test_a_fact_whose_question_holds_its_answer_is_left_out_and_named(take: Take) -> None:
     given = FACTS + "Berlin kettle,town,BERLIN\n"
     texts = [*TEXTS, ("kettle", "The Berlin kettle is made in BERLIN.", "train")]
