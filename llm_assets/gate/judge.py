@@ -50,6 +50,8 @@ def measured_tasks(metric: Metric) -> tuple[str, ...]:
 def with_answers(scores: pa.Table, answers: pa.Table) -> pa.Table:
     """The scores of documents, and each question of the exam, closed book, as one more.
 
+    A fact counts once, in however many forms it is asked about.
+
     Args:
         answers: `task_scores.parquet` of the same evaluation.
     """
@@ -60,8 +62,19 @@ def with_answers(scores: pa.Table, answers: pa.Table) -> pa.Table:
         "size", pa.array(np.ones(len(rows)))
     )
     metadata = scores.schema.metadata
-    both = pa.concat_tables([scores, rows], promote_options="default")
+    both = pa.concat_tables([scores, once_a_cluster(rows)], promote_options="default")
     return both.replace_schema_metadata(metadata)
+
+
+def once_a_cluster(rows: pa.Table) -> pa.Table:
+    """Scores and sizes divided by the rows of their cluster, which then counts once as a whole."""
+    names = rows["cluster"].to_pylist()
+    _, groups, counts = np.unique(names, return_inverse=True, return_counts=True)
+    share = pa.array(1.0 / counts[groups])
+    for place, name in enumerate(rows.column_names):
+        if name == "size" or name.startswith("score_"):
+            rows = rows.set_column(place, name, pc.multiply(rows[name], share))
+    return rows
 
 
 def find_mismatch(

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from artifacts.errors import UserError
-from llm_assets.gate.judge import compare, judge_gain, praise
+from llm_assets.gate.judge import compare, judge_gain, once_a_cluster, praise
 from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason
 from recipes.evaluation.settings import Metric
 from recipes.evaluation.statistics import spend
@@ -99,7 +99,8 @@ def judge_samples(
     )
     at = spend(settings.lifetime_error, look)
     effect = settings.smallest_effect
-    found = compare(pa.table(scores), measured, task, "incumbent", at, smallest_effect=effect)
+    table = once_a_cluster(pa.table(scores))
+    found = compare(table, measured, task, "incumbent", at, smallest_effect=effect)
     against = _too_few(found, settings) or judge_gain(found, settings)
     return SamplesVerdict(
         promoted=not against,

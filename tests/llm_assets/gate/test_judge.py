@@ -210,6 +210,17 @@ def test_an_exam_of_48_facts_detects_what_the_page_says() -> None:
     assert f"detected in {promoted} of 20 simulated exams of 48 facts" in page
 
 
+def test_a_fact_counts_once_in_however_many_forms_it_is_asked_about() -> None:
+    evaluation = Evaluation()
+    evaluation.ask(80, incumbent=0.0, candidate=1.0)
+    of_40 = evaluation.answers.slice(0, 80)
+    place = of_40.column_names.index("score_candidate")
+    wrong = of_40.set_column(place, "score_candidate", pa.array(np.zeros(80)))
+    evaluation.answers = pa.concat_tables([evaluation.answers, *[wrong] * 9])
+    exam = evaluation.judge(BY_EXAM).comparisons[0]
+    assert exam.difference == pytest.approx((40 * 0.1 + 40 * 1.0) / 80)
+
+
 def test_an_exam_bounds_what_it_does_not_ask() -> None:
     evaluation = Evaluation(gain=0.0, lost=0.1)
     evaluation.ask(48, incumbent=0.25, candidate=0.9)

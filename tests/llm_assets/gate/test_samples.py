@@ -114,6 +114,13 @@ def test_copies_of_a_question_and_few_questions_decide_nothing(tmp_path: Path) -
     assert few.exit_code == 3 and "Only 29 different questions were asked" in few.output
     copies = [line | {"doc_hash": "one", "doc_id": at} for at, line in enumerate(new)]
     assert judge(tmp_path, copies, [c | {"acc": 0.0} for c in copies]).exit_code == 3
+    lost = judge(
+        tmp_path,
+        new[:100] + [c | {"acc": 0.0} for c in copies[100:]],
+        old[:100] + copies[100:],
+        "--json",
+    )
+    assert json.loads(lost.stdout)["comparison"]["difference"] == pytest.approx(99 / 101)
 
 
 def rename(lines: Lines) -> Lines:
