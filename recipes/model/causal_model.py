@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -204,6 +204,8 @@ def read_inner(folder: Path, kind: Any, config: Any = None, **arguments: Any) ->
     """
     config = config or config_without_dropout(folder)
     inner = read_model(folder, kind, config=config, dtype=torch.float32, **arguments)
+    # They are written in the family's form, however they were read, such as of four bits.
+    inner._weight_conversions = None
     return _without_dropout(inner)
 
 
@@ -234,9 +236,6 @@ def _without_dropout(inner: Any) -> Any:
 class TrainableModel(nn.Module):
     """The model as the trainer sees it: its forward is the loss."""
 
-    is_exported_by_name: ClassVar[bool] = True
-    """Whether `to_hugging_face` takes each weight by itself; else it needs all at once."""
-
     def __init__(self, network: Decoder | TransformersNetwork) -> None:
         super().__init__()
         self.network = network
@@ -263,6 +262,17 @@ class TrainableModel(nn.Module):
             generation = read_generation_config(base_model)
             generation["eos_token_id"] = [*ends, shards.end_token_id]
             self.exported_files[GENERATION_NAME] = json.dumps(generation, indent=2)
+
+    @property
+    def is_exported_by_name(self) -> bool:
+        """Whether `to_hugging_face` takes each weight by itself; else it needs all at once."""
+        if isinstance(self.network, Decoder):
+            return True
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        # What transformers reads into several weights comes of all of them again.
+        read = get_model_conversion_mapping(self.network.inner, add_legacy=False)
+        return all(len(one.target_patterns) == 1 for one in read)
 
     @property
     def parameter_count(self) -> int:
@@ -313,9 +323,12 @@ class TrainableModel(nn.Module):
         """
         network = self.network
         if isinstance(network, TransformersNetwork):
+            from transformers.core_model_loading import revert_weight_conversion
+
             every = dict(network.inner.named_parameters(remove_duplicate=False))
             doubled = every.keys() - dict(network.inner.named_parameters()).keys()
-            return {name: tensor for name, tensor in weights.items() if name not in doubled}
+            kept = {name: tensor for name, tensor in weights.items() if name not in doubled}
+            return revert_weight_conversion(network.inner, kept)
         if network.shape.tied_embeddings:
             return {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
         return weights

@@ -128,12 +128,14 @@ def _unlike(folder: Path, key: str, value: Any) -> UserError:
 class TuneModel(TrainableModel):
     """A torchtune model as the trainer sees it: its forward is the loss."""
 
-    is_exported_by_name = False
-
     def __init__(self, network: nn.Module, base_model: Path, arguments: dict[str, Any]) -> None:
         super().__init__(network)
         self._config = json.loads((base_model / "config.json").read_text())
         self._arguments = arguments
+
+    @property
+    def is_exported_by_name(self) -> bool:
+        return False
 
     @property
     def attention_width(self) -> int:

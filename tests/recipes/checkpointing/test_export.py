@@ -4,14 +4,14 @@ import gc
 import json
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.model import end_tokens_of, read_config
@@ -19,7 +19,8 @@ from recipes.checkpointing import checkpoint
 from recipes.checkpointing.checkpoint import export_model
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
-from recipes.model.causal_model import load_model
+from recipes.encoders.classification import load_classifier
+from recipes.model.causal_model import TrainableModel, load_model
 from tests.recipes.conftest import SpecMaker, on_model, train_here
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny import change_config, change_weights
@@ -89,6 +90,31 @@ def test_what_was_read_of_quantized_weights_is_exported_as_plain(tmp_path: Path)
     assert written["model.layers.0.mlp.experts.down_proj"].dtype == torch.float32
     again = load_model(tmp_path / "model").state_dict()
     assert all(tensor.equal(again[name]) for name, tensor in model.state_dict().items())
+
+
+def as_classifier(folder: Path) -> TrainableModel:
+    return load_classifier(folder, ["a", "b"], 0, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto", "load"),
+    [
+        ("gpt_neox", AutoModelForCausalLM, load_model),
+        ("mixtral", AutoModelForCausalLM, load_model),
+        ("nomic_bert", AutoModelForSequenceClassification, as_classifier),
+    ],
+)
+def test_weights_are_written_as_their_family_publishes_them(
+    kind: str, auto: Any, load: Callable[[Path], TrainableModel], tmp_path: Path
+) -> None:
+    """transformers 5 reads some under other names, or as one of many, and other engines do not."""
+    base, exported = tmp_path / "base", tmp_path / "model"
+    write_tiny(tiny_config(CONFIG_MAPPING[kind], is_decoder=False), base, auto)
+    strategy = FullySharded(load(base), [], 1.0, "float32", CPU)
+    export_model(strategy, base, exported, torch.float32, Workers(0, 1, CPU))
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, exported))
+    assert before.keys() == after.keys()
+    assert all(tensor.equal(after[name]) for name, tensor in before.items())
 
 
 def test_a_chat_model_that_read_documents_ends_an_answer_where_they_end(
