@@ -178,10 +178,11 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
     if "quantization_config" not in config:
         _check_weights(folder, family)
     kind = config["model_type"]
-    if family != "causal" or kind in DECODER_MODEL_TYPES:
+    if family != "causal":
         return
-    report(f"Trying {kind} on packed rows")
-    network = load_model(folder).network
+    if kind not in DECODER_MODEL_TYPES:
+        report(f"Trying {kind} on packed rows")
+    network = load_model(folder, reads=False).network
     if isinstance(network, TransformersNetwork):
         check_trainable(network)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -418,8 +419,8 @@ def _check_weights(decoder: Decoder, folder: Path) -> None:
     """Compare names and shapes of the weights in a folder with what its config.json says."""
     stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     shapes = {name: torch.empty(weight.size, device="meta") for name, weight in stored.items()}
-    if decoder.shape.tied_embeddings:
-        shapes.pop("lm_head.weight", None)
+    if decoder.shape.tied_embeddings and shapes.pop("lm_head.weight", None) is not None:
+        _check_tied(folder)
     expected = decoder.state_dict()
     shared = expected.keys() & shapes.keys()
     wrong = [name for name in shared if expected[name].shape != shapes[name].shape]
@@ -428,4 +429,18 @@ def _check_weights(decoder: Decoder, folder: Path) -> None:
         raise UserError(
             f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "
             f"left over or of another shape, for example {sorted(wrong)[0]}."
+        )
+
+
+def _check_tied(folder: Path) -> None:
+    """Compare an output matrix that is stored beside the embeddings, though config.json says that
+    they are one; transformers takes two that differ for two, and other engines do not."""
+    pair = {name: torch.empty(0) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            pair |= {name: weights.get_tensor(name) for name in pair.keys() & weights.keys()}
+    if not torch.equal(*(matrix.float() for matrix in pair.values())):
+        raise UserError(
+            f"{folder}: config.json says `tie_word_embeddings: true`, but {' and '.join(pair)} are "
+            "both stored, and differ. Set `tie_word_embeddings` to false there."
         )

@@ -27,7 +27,7 @@ from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.old_tokenizers import write_old_tokenizer
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.stand_ins.hub import Hub
-from tests.tiny import change_config
+from tests.tiny import change_config, change_weights
 from tests.tiny_models import encoder, encoder_decoder
 
 
@@ -151,6 +151,23 @@ def test_weights_that_are_not_the_configs_are_refused(
     change: dict[str, int], fault: str, source: Path, tmp_path: Path
 ) -> None:
     refuse(change_config(source, tmp_path / "changed", **change), fault)
+
+
+def test_an_output_matrix_beside_embeddings_that_should_be_it_is_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    """As a tuner leaves one that it trained alone; transformers reads it, others do not."""
+    embeddings = "model.embed_tokens.weight"
+    tied = change_config(source, tmp_path / "tied", tie_word_embeddings=True)
+    for change in (0, 1):
+        folder = change_weights(
+            tied,
+            tmp_path / f"changed by {change}",
+            lambda weights, n=change: weights.update({"lm_head.weight": weights[embeddings] + n}),
+        )
+        if not change:
+            prepare(BaseModelSettings(folder=str(folder)), tmp_path / "out")
+    refuse(folder, "are both stored, and differ. Set `tie_word_embeddings` to false")
 
 
 @pytest.mark.parametrize(
