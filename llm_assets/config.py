@@ -316,15 +316,20 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
     One that is no longer there, or says otherwise by now, was moved or changed.
     """
     other = Path(record.history().file or path.resolve())
-    if other == path.resolve() or not other.exists():
+    # One in another user's folder is out of reach.
+    if other == path.resolve() or not os.path.exists(other):
         return
     try:
         theirs = read_settings_file(other, PipelineSettings, CONFIG_VARIABLE)
     except UserError:
         return
-    beside = (other.parent, other.parent.parent, Path())
-    roots = {Store(str(folder / theirs.store)).root for folder in beside if is_local(theirs.store)}
-    if theirs.name == settings.name and record.store.root in roots | {theirs.store.rstrip("/")}:
+    roots = [theirs.store.rstrip("/")]
+    if is_local(theirs.store):
+        beside = (other.parent, other.parent.parent, Path())
+        found = (Store(str(folder / theirs.store)).root for folder in beside)
+        # Where a project's folder was copied whole, each has a store with the record in it.
+        roots = [root for root in found if os.path.exists(f"{root}/{record.path}")]
+    if theirs.name == settings.name and record.store.root in roots[:1]:
         raise UserError(
             f"{path.resolve()} and {other} have the same `name` ({settings.name}) and the same "
             f"`store` ({record.store.root}), so each would build on the other's artifacts and "

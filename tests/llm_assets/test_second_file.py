@@ -77,5 +77,5 @@ def test_a_relative_store_is_the_one_beside_the_file(
     second = copy(project, tmp_path / "second")
     monkeypatch.chdir(project.folder)
     assert str(project.config) in ask(second, "raw_corpus"), "run there, it is the same store"
-    monkeypatch.chdir(second.folder)
-    assert ask(second, "raw_corpus") == "", "a project's folder that was copied whole"
+    monkeypatch.chdir(shutil.copytree(project.folder, tmp_path / "whole"))
+    assert ask(Project(tmp_path / "whole"), "raw_corpus") == "", "that one has its own store"
