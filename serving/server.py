@@ -187,6 +187,7 @@ class Server:
         status = Status(
             pid=self._supervisor,
             process_started=process_started(self._supervisor),
+            folder=self._state.folder.absolute(),
             api_server_pid=os.getpid(),
             host=self._address[0],
             port=self._address[1],

@@ -6,6 +6,7 @@ reader never sees half of one, and an API server finds what was wanted and what 
 one before it was killed.
 """
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
@@ -100,6 +101,8 @@ class Status(BaseModel):
     """Of the supervisor, which is the endpoint as long as it lives."""
     process_started: str | None
     """Of the same (`artifacts.leases`): a pid alone may be somebody else's by now."""
+    folder: Path | None = None
+    """Its state folder: a copy's endpoint it is not."""
     api_server_pid: int
     host: str
     port: int
@@ -158,7 +161,11 @@ class StateFolder:
     def running(self) -> Status | None:
         """What the endpoint is doing, or None where none runs."""
         found = self.status.read()
-        return found if found and found.alive else None
+        if found is None or not found.alive:
+            return None
+        there = found.folder
+        is_copy = there and os.path.exists(there) and not os.path.samefile(there, self.folder)
+        return None if is_copy else found
 
 
 def restart_pause(deaths: int) -> float:

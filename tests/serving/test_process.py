@@ -136,6 +136,9 @@ def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
 def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -> None:
     status = process.status(client.state_folder)
     assert status is not None
+    StateFolder(tmp_path).status.write(status)
+    assert process.status(tmp_path) is None and not process.stop(tmp_path), "a copy of the folder"
+    assert process.status(client.state_folder) == status
     StateFolder(tmp_path).status.write(status.model_copy(update={"process_started": "1"}))
     assert not process.stop(tmp_path)
     assert client.complete(max_tokens=1).status_code == 200
