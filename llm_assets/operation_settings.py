@@ -162,7 +162,8 @@ class EmailSettings(Settings):
     """The mail server, the sender and the recipients."""
 
     host: str
-    """The mail server (SMTP)."""
+    """The mail server (SMTP). Where it is encrypted, its certificate has to be for this name and
+    valid; for an authority of your own, set `SSL_CERT_FILE`."""
     port: int = Field(default=587, ge=1, le=65_535)
     """Port 465 is encrypted from the start and 587 with STARTTLS; any other is not encrypted."""
     sender: str

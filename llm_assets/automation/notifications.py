@@ -6,6 +6,7 @@ A sensor looks whether what serves is as good as it was when it was judged.
 import json
 import os
 import smtplib
+import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -293,11 +294,14 @@ def _mail(settings: EmailSettings, text: str) -> None:
     message["Subject"] = text.splitlines()[0][:120]
     message["From"], message["To"] = settings.sender, ", ".join(settings.to)
     message.set_content(text)
-    kind = smtplib.SMTP_SSL if settings.port == ENCRYPTED else smtplib.SMTP
+    # By smtplib's own, any certificate of any name would do.
+    context = ssl.create_default_context()
+    encrypted = partial(smtplib.SMTP_SSL, context=context)
+    connect = encrypted if settings.port == ENCRYPTED else smtplib.SMTP
     try:
-        with kind(settings.host, settings.port, timeout=SECONDS) as server:
+        with connect(settings.host, settings.port, timeout=SECONDS) as server:
             if settings.port == STARTTLS:
-                server.starttls()
+                server.starttls(context=context)
             if settings.password_variable:
                 password = _secret(settings.password_variable, "notifications.email")
                 server.login(settings.sender, password)

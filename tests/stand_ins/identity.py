@@ -58,8 +58,15 @@ def make_certificates() -> Certificates:
             .not_valid_after(now + datetime.timedelta(days=1))
         )
 
+    # Without these, Python 3.13 trusts neither.
+    may_sign = x509.KeyUsage(False, False, False, False, False, True, False, False, False)
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     authority = (
         build("Local test authority", authority_key.public_key())
+        .add_extension(may_sign, critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
@@ -69,6 +76,7 @@ def make_certificates() -> Certificates:
     server = (
         build("localhost", server_key.public_key())
         .add_extension(alternatives, critical=False)
+        .add_extension(signed_by, critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     encoding = serialization.Encoding.PEM

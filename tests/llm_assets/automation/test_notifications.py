@@ -3,18 +3,22 @@
 import json
 import os
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from dagster import DagsterRunStatus, Failure
 
 from artifacts.errors import UserError
+from llm_assets.automation import notifications
 from llm_assets.automation.notifications import send
 from llm_assets.gate.verdict import Outcome
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from tests.llm_assets.automation.conftest import Automated
 from tests.stand_ins.http_server import Answer, start_http_server
+from tests.stand_ins.identity import make_certificates
 
 VARIABLE = "TEST_WEBHOOK"
 
@@ -35,8 +39,8 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def mailbox() -> Iterator[tuple[int, list[str]]]:
-    """The port of a mail server, and the lines that it was given."""
+def mailbox() -> Iterator[tuple[socketserver.ThreadingTCPServer, list[str]]]:
+    """A mail server, and the lines that it was given."""
     lines: list[str] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -54,7 +58,7 @@ def mailbox() -> Iterator[tuple[int, list[str]]]:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1], lines
+        yield server, lines
         server.shutdown()
 
 
@@ -123,13 +127,39 @@ def test_webhook_that_is_down_holds_no_launch_back(
     assert len(webhook) == 1 and "The gate rejected" in webhook[0]
 
 
-def test_mail_holds_the_message(mailbox: tuple[int, list[str]]) -> None:
-    port, lines = mailbox
-    email = EmailSettings(
-        host="127.0.0.1", port=port, sender="a@example.org", to=("b@example.org",)
-    )
-    send(NotificationSettings(email=email), "manual: version 3 promoted", print)
+def mail_settings(server: socketserver.ThreadingTCPServer) -> NotificationSettings:
+    port = server.server_address[1]
+    email = {"host": "127.0.0.1", "port": port, "sender": "a@example.org", "to": ["b@example.org"]}
+    return NotificationSettings(email=EmailSettings.model_validate(email))
+
+
+def test_mail_holds_the_message(
+    mailbox: tuple[socketserver.ThreadingTCPServer, list[str]],
+) -> None:
+    server, lines = mailbox
+    send(mail_settings(server), "manual: version 3 promoted", print)
     assert "Subject: manual: version 3 promoted" in lines and "To: b@example.org" in lines
+
+
+def test_nothing_is_sent_to_a_mail_server_whose_certificate_nobody_vouches_for(
+    mailbox: tuple[socketserver.ThreadingTCPServer, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, lines = mailbox
+    issued = make_certificates()
+    (tmp_path / "server.pem").write_bytes(issued.server + issued.server_key)
+    (tmp_path / "authority.pem").write_bytes(issued.authority)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setattr(notifications, "ENCRYPTED", server.server_address[1])
+    with pytest.raises(UserError, match=r"did not accept the message .*certificate verify failed"):
+        send(mail_settings(server), "manual: version 3 promoted", print)
+    assert not lines
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    send(mail_settings(server), "manual: version 3 promoted", print)
+    assert "To: b@example.org" in lines
 
 
 def test_a_mail_server_that_is_down_does_not_have_the_webhook_told_again(
