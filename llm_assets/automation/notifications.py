@@ -304,6 +304,11 @@ def _mail(settings: EmailSettings, text: str) -> None:
                 server.starttls(context=context)
             if settings.password_variable:
                 password = _secret(settings.password_variable, "notifications.email")
+                if not password.isascii():
+                    raise UserError(
+                        f"The password in {settings.password_variable} has characters beyond "
+                        "ASCII, which Python cannot log in with. Choose another one."
+                    )
                 server.login(settings.sender, password)
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:

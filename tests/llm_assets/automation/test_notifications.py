@@ -141,6 +141,20 @@ def test_mail_holds_the_message(
     assert "Subject: manual: version 3 promoted" in lines and "To: b@example.org" in lines
 
 
+def test_a_password_that_cannot_be_sent_is_no_reason_to_tell_the_webhook_again(
+    mailbox: tuple[socketserver.ThreadingTCPServer, list[str]],
+    webhook: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MAIL_PASSWORD", "schlüssel")
+    email = mail_settings(mailbox[0]).email
+    assert email is not None
+    guarded = email.model_copy(update={"password_variable": "MAIL_PASSWORD"})
+    faults: list[str] = []
+    send(NotificationSettings(webhook_variable=VARIABLE, email=guarded), "told", faults.append)
+    assert webhook == ["told"] and "MAIL_PASSWORD has characters beyond ASCII" in faults[0]
+
+
 def test_nothing_is_sent_to_a_mail_server_whose_certificate_nobody_vouches_for(
     mailbox: tuple[socketserver.ThreadingTCPServer, list[str]],
     tmp_path: Path,
