@@ -13,7 +13,7 @@ from artifacts.errors import UserError, shown
 from llm_assets import services
 from llm_assets.cli.commands.options import json_option
 from llm_assets.cli.session import open_session, use_this_folders_history
-from llm_assets.config import config_path, load_settings
+from llm_assets.config import command, config_path, load_settings
 
 ENDING = {signal.SIGTERM, signal.SIGINT}
 PORT = click.IntRange(1, 65535)
@@ -55,7 +55,7 @@ def clean(yes: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(cleaning.as_json() | {"removed": yes}, indent=2))
     elif cleaning.removals and not yes:
-        click.echo("Nothing has been deleted. To delete all of this: llm-assets clean --yes")
+        click.echo(f"Nothing has been deleted. To delete all of this: {command()} clean --yes")
 
 
 @click.command()
@@ -168,13 +168,13 @@ def board(port: int) -> None:
     # A registry and a store are shown without a history of runs, too.
     if Path("dagster.yaml").exists():
         use_this_folders_history()
-    command = [sys.argv[0], "--config", str(session.path.absolute())]
+    program = [sys.argv[0], "--config", str(session.path.absolute())]
     opened = open_board(
         session.settings,
         session.record,
         session.registry,
         lambda: status_of(session),
-        command,
+        program,
     )
     serve_board(opened, port, click.echo)
 

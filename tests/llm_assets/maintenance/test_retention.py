@@ -271,7 +271,8 @@ def test_the_command_lists_first_and_removes_when_told(configured: Weeks) -> Non
     listed = CliRunner().invoke(commands, ["clean"])
     assert listed.exit_code == 0, listed.output
     assert f"checkpoint/{checkpoint}" in listed.output
-    assert listed.output.endswith("To delete all of this: llm-assets clean --yes\n")
+    file = os.environ["LLM_ASSETS_CONFIG"]
+    assert listed.output.endswith(f"of this: llm-assets --config {file} clean --yes\n")
     assert configured.store.exists("checkpoint", checkpoint)
     told = json.loads(CliRunner().invoke(commands, ["clean", "--json"]).output)
     assert not told["removed"] and told["bytes"] and told["bytes_kept"]
