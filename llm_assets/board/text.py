@@ -72,6 +72,7 @@ def routes(board: Board) -> list[Route]:
     def show(request: Request) -> Response:
         clean = board.record.find_current("clean_corpus")
         raw = board.record.find_current("raw_corpus")
+        cleaned = find_cleaned(clean) if clean else None
         past = board.record.known("raw_corpus")[1:]
         wanted = request.query_params.get("search", "").strip()
         forgotten = read_list(board.store, board.settings.name)
@@ -84,8 +85,9 @@ def routes(board: Board) -> list[Route]:
             earlier=find_manifest(board.store, "raw_corpus", past[0]) if past else None,
             raw=raw,
             clean=clean,
+            is_cleaned=raw and cleaned and raw.fingerprint == cleaned.fingerprint,
             dropped=(
-                board.remember(find_dropped, [clean, _cleaned(clean)], hidden, MOST_COPIES)
+                board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES)
                 if clean
                 else None
             ),
@@ -147,7 +149,7 @@ def routes(board: Board) -> list[Route]:
     ]
 
 
-def _cleaned(clean: Artifact) -> Artifact | None:
+def find_cleaned(clean: Artifact) -> Artifact | None:
     """The raw corpus that it was made of, whatever was read since; None where that is gone."""
     return clean.store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
 

@@ -76,7 +76,7 @@ def test_copies_are_shown_as_they_were_cleaned_though_newer_text_was_read(
 
         def build(draft: Draft, texts: list[str] = texts) -> None:
             write_raw(draft, texts)
-            draft.stats |= {"sources": {}}
+            draft.stats |= {"sources": {"manual": {"documents": 2, "bytes": 40}}}
 
         raw.append(small.make("raw_corpus", texts[0], build))
     pair = {"id": "manual/1", "neighbor": "manual/0", "survivor": "manual/0", "cluster": "c"}
@@ -84,4 +84,7 @@ def test_copies_are_shown_as_they_were_cleaned_though_newer_text_was_read(
     small.clean("1", {"manual/0": "x"}, copies, raw_corpus=raw[0].fingerprint)
     with client_of(board_of(small)) as client:
         shown = client.get("/text").text
+        small.clean("2", {"manual/0": "x"}, copies, raw_corpus=raw[1].fingerprint)
+        after = client.get("/text").text
     assert "copied" in shown and "as it was" in shown and "edited" not in shown
+    assert (">not yet<" in shown, ">not yet<" in after) == (True, False)
