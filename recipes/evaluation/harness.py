@@ -119,7 +119,8 @@ def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict
 
 
 def _scores(task: str, results: dict[str, Any]) -> list[TaskScores]:
-    """A group such as mmlu is one score over the samples of all its parts that have the metric."""
+    """A group such as mmlu is one score over the samples of all its parts that have the metric,
+    unless it weighs them otherwise."""
     by_filter: dict[str, list[dict[str, Any]]] = {}
     means: dict[tuple[str, str], bool] = {}
     for part, samples in results["samples"].items():
@@ -136,12 +137,14 @@ def _scores(task: str, results: dict[str, Any]) -> list[TaskScores]:
     for (metric, name), is_mean in means.items():
         # A task such as gsm8k scores each answer once for each way to read it.
         called = f"{metric}_{name.replace('-', '_')}" if len(by_filter) > 1 else metric
-        if not is_mean:
-            told = results["results"].get(task, {}).get(f"{metric},{name}")
-            if isinstance(told, int | float):
+        samples = [sample for sample in by_filter[name] if metric in sample["metrics"]]
+        told = results["results"].get(task, {}).get(f"{metric},{name}")
+        is_told = isinstance(told, int | float)
+        # A group may weigh its parts otherwise than by their samples.
+        if not is_mean or (is_told and not _is_mean([one[metric] for one in samples], told)):
+            if is_told:
                 scores.append(TaskScores(task, called, [], [], np.empty(0), [], float(told)))
             continue
-        samples = [sample for sample in by_filter[name] if metric in sample["metrics"]]
         documents = [str(s["doc"].get("document", s["doc_id"])) for s in samples]
         clusters = [str(s["doc"].get("cluster", s["doc_id"])) for s in samples]
         chosen = [_likeliest(sample["filtered_resps"]) for sample in samples]

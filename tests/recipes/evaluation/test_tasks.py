@@ -187,6 +187,27 @@ def test_figures_that_are_no_means_are_lm_evals_own(
     }
 
 
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_group_weighs_its_parts_as_its_file_says(
+    by_size: bool, tmp_path: Path, model: Any, tokenizer: Any
+) -> None:
+    for name, count in (("small", 2), ("large", 12)):
+        rows: Any = [{"context": "The pump", "choices": [" fails", " runs"]} for _ in range(count)]
+        write_task(name, [row | {"answer": int(name == "large")} for row in rows], tmp_path)
+    (tmp_path / "group.yaml").write_text(
+        "group: both\ntask: [small, large]\naggregate_metric_list:\n"
+        f"  - metric: acc\n    weight_by_size: {by_size}\n"
+    )
+    lm = SharedContextLM(model, tokenizer, 512)
+    found = {
+        one: run_tasks(lm, [TaskSettings(name=one)], [tmp_path])[0]
+        for one in ("small", "large", "both")
+    }
+    small, large, both = (one.value for one in found.values())
+    assert {small, large} == {0.0, 1.0}
+    assert both == pytest.approx((2 * small + 12 * large) / 14 if by_size else 0.5)
+
+
 def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_compare() -> None:
     group = TaskSettings(name="open_llm_leaderboard", limit=7)
     tasks = EvaluationSettings(tasks=(group,)).lm_eval_tasks
