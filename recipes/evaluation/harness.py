@@ -24,7 +24,8 @@ class TaskScores:
     task: str
     metric: str
     samples: list[str]
-    """Which question: its `document` where the task's file names one, else its number."""
+    """Which question: its `document` where the task's file names one, else its number, in a group
+    behind its part's name."""
     clusters: list[str]
     values: np.ndarray
     """Shape (samples,); the metric is their mean."""
@@ -125,6 +126,9 @@ def _scores(task: str, results: dict[str, Any]) -> list[TaskScores]:
     means: dict[tuple[str, str], bool] = {}
     for part, samples in results["samples"].items():
         for sample in samples:
+            if len(results["samples"]) > 1:
+                # Each part counts its questions from 0.
+                sample["doc_id"] = f"{part}: {sample['doc_id']}"
             by_filter.setdefault(sample["filter"], []).append(sample)
             for metric in sample["metrics"]:
                 means.setdefault((metric, sample["filter"]), True)

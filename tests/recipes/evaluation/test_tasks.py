@@ -206,6 +206,8 @@ def test_a_group_weighs_its_parts_as_its_file_says(
     small, large, both = (one.value for one in found.values())
     assert {small, large} == {0.0, 1.0}
     assert both == pytest.approx((2 * small + 12 * large) / 14 if by_size else 0.5)
+    of_both = found["both"]
+    assert len(set(of_both.samples)) == len(set(of_both.clusters)) == (14 if by_size else 0)
 
 
 def test_leaderboards_tasks_are_known_to_lm_eval_with_the_shots_that_people_compare() -> None:
