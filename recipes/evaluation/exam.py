@@ -36,7 +36,9 @@ FEWEST_FACTS = 10
 
 def read_questions(exam: Path) -> list[dict[str, Any]]:
     """The questions of an `exam` artifact."""
-    return [json.loads(line) for line in (exam / QUESTIONS_NAME).read_text().splitlines()]
+    # Not `splitlines`: a fact may hold one of Unicode's other line ends.
+    lines = (exam / QUESTIONS_NAME).read_text("utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
 
 
 def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[str]:

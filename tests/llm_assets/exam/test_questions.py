@@ -1,6 +1,5 @@
 """An exam asks what the text tells, and only that."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from artifacts.errors import UserError
 from llm_assets.exam.questions import write_exam
 from llm_assets.exam.settings import ExamSettings
+from recipes.evaluation.exam import read_questions
 from spark_jobs.runtime.parquet import write_table
 
 FACTS = """subject,relation,value
@@ -52,8 +52,7 @@ def take(tmp_path: Path) -> Take:
         folder.mkdir(exist_ok=True)
         forms = str(tmp_path / "forms.yaml")
         stats = write_exam(ExamSettings(forms=forms, **settings), str(corpus), folder)
-        lines = (folder / "questions.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines], stats
+        return read_questions(folder), stats
 
     return take
 
@@ -153,7 +152,8 @@ def test_a_retrieved_passage_with_a_longer_value_does_not_hold_the_answer(take: 
 
 
 def test_placebos_are_asked_without_a_passage(take: Take) -> None:
-    placebo = "subject,relation,value\nHollin heater,town,Riga\nUlmar mower,town,Lyon\n"
+    heaters = "Hollin heater,town,Riga\nUlmar mower,town,Lyon \u2028(France)\x85\n"
+    placebo = f"subject,relation,value\n{heaters}"
     questions, stats = take(placebo=placebo)
     assert [question["placebo"] for question in questions] == [False, False, True, True]
     assert questions[2]["passage"] is None and stats["placebo_questions"] == 2
