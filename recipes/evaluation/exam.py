@@ -6,6 +6,7 @@ raw text in Ovadia and others (arXiv 2312.05934), so it is asked each time wheth
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,21 +71,22 @@ def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[
 def prompts_of(
     questions: Sequence[dict[str, Any]], tokenizer: Tokenizer, stats: ShardStats, count: int
 ) -> list[TokenizedDocument]:
-    """The first questions of other subjects, for the models to answer in their own words.
+    """The first questions, of other subjects and relations as far as there are, for the models to
+    answer in their own words.
 
     Each is tokenized as text of the shards, its end token being where the answer begins.
     """
-    by_subject: dict[str, dict[str, Any]] = {}
-    relations: set[str] = set()
-    for question in questions:
+    asked = [question for question in questions if not question["placebo"]]
+    chosen: list[dict[str, Any]] = []
+    while asked and len(chosen) < count:
+        subjects, relations = (Counter(q[of] for q in chosen) for of in ("subject", "relation"))
         # Another relation each time shows more than the same one about all subjects.
-        fresh = question["subject"] not in by_subject and question["relation"] not in relations
-        if fresh and not question["placebo"]:
-            by_subject[question["subject"]] = question
-            relations.add(question["relation"])
+        rarest = min(asked, key=lambda q: (subjects[q["subject"]], relations[q["relation"]]))
+        chosen.append(rarest)
+        asked.remove(rarest)
     start = [] if stats.start_token_id is None else [stats.start_token_id]
     prompts = []
-    for question in list(by_subject.values())[:count]:
+    for question in chosen:
         encoded = tokenizer.encode(question["question"], add_special_tokens=False)
         tokens = np.array([*start, *encoded, stats.end_token_id], np.int64)
         prompts.append(

@@ -143,3 +143,17 @@ def test_models_answer_the_whole_question_in_their_own_words(
     started = shards.model_copy(update={"start_token_id": 1})
     (prompt,) = prompts_of([question], tokenizer, started, count=1)
     assert prompt.input_tokens[0] == 1 and tokenizer.decode(prompt.input_tokens[1:]) == asked
+
+    about = [
+        ("lamp", "town"),
+        ("lamp", "price"),
+        ("fan", "town"),
+        ("fan", "price"),
+        ("oven", "town"),
+    ]
+    several = [
+        QUESTION | {"id": f"{subject} {relation}", "subject": subject, "relation": relation}
+        for subject, relation in about
+    ]
+    found = prompts_of(several, tokenizer, shards, count=4)
+    assert [one.id for one in found] == ["lamp town", "fan price", "oven town", "lamp price"]
