@@ -257,15 +257,27 @@ class FullySharded(Strategy):
         }
 
     def _begin_optimizers(self) -> None:
-        """Have the state of optimizers that took no step yet, as after a first step was skipped.
+        """Have the state of weights that took no step yet, as after a first step was skipped, or
+        that no gradient reaches.
 
-        torch makes it by a step without gradients, which is not to be counted.
+        It is made by a step of no length, which is not to be counted.
         """
-        if fresh := [optimizer for optimizer in self._optimizers if not optimizer.state]:
-            get_optimizer_state_dict(self.model, fresh)
-        for state in (state for optimizer in fresh for state in optimizer.state.values()):
-            if "step" in state:
-                state["step"].zero_()
+        for optimizer in self._optimizers:
+            groups = optimizer.param_groups
+            held = [p for group in groups for p in group["params"] if p.requires_grad]
+            fresh = [p for p in held if p not in optimizer.state]
+            rates = [group["lr"] for group in groups]
+            for parameter in fresh:
+                parameter.grad = torch.zeros_like(parameter)
+            set_learning_rate([optimizer], 0.0)
+            if fresh:
+                optimizer.step()
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+            for parameter in fresh:
+                parameter.grad = None
+                if "step" in optimizer.state[parameter]:
+                    optimizer.state[parameter]["step"].zero_()
 
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
         writer = FsspecWriter(url) if "://" in url else FileSystemWriter(url)

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForSeq2SeqLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from recipes.data.batch import IGNORED, ExampleBatch
+from recipes.distributed.strategy import FullySharded, train_step
+from recipes.distributed.workers import Workers
+from recipes.optimization import build_optimizers
 from recipes.sequence_to_sequence.objective import load_sequence_to_sequence
+from recipes.settings import OptimizerSettings
+from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny_models import encoder_decoder
 
 TOKENS = torch.tensor([[11, 12, 13, 14], [21, 22, 300, 300]])
@@ -26,3 +33,27 @@ def test_a_targets_loss(kind: str, tmp_path: Path) -> None:
     assert loss.item() == pytest.approx(4 * own.item(), rel=1e-5)
     # Every block can be sharded and recomputed by itself.
     assert len(model.network.layers) == 4
+
+
+def test_weights_that_no_gradient_reaches_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    """Pegasus counts the sines of its positions among them, LED what attends globally."""
+    config = tiny_config(CONFIG_MAPPING["pegasus"], decoder_start_token_id=0, is_decoder=False)
+    write_tiny(config, tmp_path / "model", AutoModelForSeq2SeqLM)
+    device, state = torch.device("cpu"), tmp_path / "state"
+    batch = ExampleBatch(TOKENS % 96, IS_INPUT, torch.tensor([[31, 32], [41, IGNORED]]))
+
+    def begin() -> FullySharded:
+        model = load_sequence_to_sequence(tmp_path / "model")
+        optimizers = build_optimizers(model, OptimizerSettings())
+        return FullySharded(model, optimizers, 1.0, "float32", device)
+
+    def step(strategy: FullySharded) -> float:
+        rest = 1e-2, float("inf"), Workers(0, 1, device), lambda: None
+        return train_step(strategy, [batch], *rest).loss
+
+    first, second = begin(), begin()
+    step(first)
+    state.mkdir()
+    first.write(str(state), first.tensors(), None)
+    second.read(str(state))
+    assert [step(first) for _ in range(3)] == [step(second) for _ in range(3)]
