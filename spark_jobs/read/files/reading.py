@@ -87,6 +87,7 @@ def _hashable(state: Any) -> Any:
 READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "text": rows.read_text,
     "code": rows.read_text,
+    "html": rows.read_html,
     "pdf": rows.read_pdf,
     "mail": office.read_mail,
     "xml": office.read_xml,
@@ -95,7 +96,6 @@ READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "parquet": rows.read_parquet,
 }
 TEXTS: dict[FormatName, Callable[[bytes], str]] = {
-    "html": rows.html_text,
     "docx": rows.docx_text,
     "notebook": rows.notebook_text,
     "subtitles": office.subtitles_text,

@@ -10,7 +10,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from string import Formatter
@@ -394,10 +394,21 @@ ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
 
 def read_text(content: streams.Content) -> Iterator[Row]:
     """A text file as one document."""
+    return _decoded(content, streams.decode)
+
+
+def read_html(content: streams.Content) -> Iterator[Row]:
+    """A page as one document."""
+    return _decoded(content, _page_text)
+
+
+def _decoded(
+    content: streams.Content, decode: Callable[[bytes], tuple[str, str | None]]
+) -> Iterator[Row]:
     encodings: list[str] = []
 
     def text_of(found: bytes) -> str:
-        text, encoding = streams.decode(found)
+        text, encoding = decode(found)
         encodings.extend([encoding] if encoding else [])
         return text
 
@@ -457,7 +468,22 @@ def one_document(content: streams.Content, extract: Callable[[bytes], str]) -> I
             yield content.file.name, text, content.file.shown
 
 
-def html_text(found: bytes) -> str:
+_DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
+
+
+def _page_text(found: bytes) -> tuple[str, str | None]:
+    """A page's text, and the encoding that it is in if it does not say so.
+
+    trafilatura guesses that; of the Western languages' it would often take another one.
+    """
+    encoding, page = None, None
+    if not _DECLARED.search(found[:8192]):
+        with suppress(UnicodeDecodeError):
+            page, encoding = streams.decode(found)
+    return html_text(page if page and encoding else found), encoding
+
+
+def html_text(found: bytes | str) -> str:
     """A page's main text, as trafilatura finds it; where it finds none, all its text."""
     import trafilatura
 

@@ -12,17 +12,22 @@ GERMAN = "Die größte Düse öffnet sich \u201csp\u00e4ter\u201d, für 5 € je
 FRENCH = "L\u2019été, la vanne s\u2019ouvre à 5 °C ; où est l\u2019œuvre ?"
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"), [("a.txt", "", ""), ("a.html", "<html><body><p>", "</p></html>")]
+)
 @pytest.mark.parametrize("text", [GERMAN, FRENCH])
 @pytest.mark.parametrize(
     ("encoding", "said"), [("utf-16", "UTF-16"), ("windows-1252", "windows-1252")]
 )
-def test_text_is_decoded_and_counted(tmp_path: Path, text: str, encoding: str, said: str) -> None:
-    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+def test_text_is_decoded_and_counted(
+    tmp_path: Path, text: str, encoding: str, said: str, name: str, before: str, after: str
+) -> None:
+    (tmp_path / name).write_bytes(f"{before}{text}{after}".encode(encoding))
 
-    (row,), stats = snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
+    (row,), stats = snapshot(files_source(tmp_path / name), tmp_path / "raw")
 
     assert row["text"] == text
-    assert stats["decoded"] == {said: 1} and stats["decoded_examples"] == {said: ["a.txt"]}
+    assert stats["decoded"] == {said: 1} and stats["decoded_examples"] == {said: [name]}
     assert stats["dropped"] == {} and stats["faults"] == []
 
 
