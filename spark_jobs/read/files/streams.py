@@ -414,13 +414,15 @@ def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
             f"{content.file.shown}: {where} is UTF-16 that is cut off or damaged ({error.reason}). "
             "Fetch the file again, or take it out of the source.",
         )
-    encoding = "UTF-16" if error.object.startswith(UTF_16) else "LATIN1"
-    guess = " It looks like UTF-16." if encoding == "UTF-16" else ""
+    is_utf_16 = error.object.startswith(UTF_16)
+    guess = " It looks like UTF-16." if is_utf_16 else ""
+    # Any bytes at all are text in Latin-1, which would be learned.
+    such = "" if is_utf_16 else ", such as GB18030, SHIFT_JIS or WINDOWS-1251"
     return Fault(
         "not_utf8",
         f"{content.file.shown}: {where} is not UTF-8 (byte 0x{error.object[error.start]:02x} at "
-        f"position {error.start}).{guess} Convert it, for example with: "
-        f"iconv -f {encoding} -t UTF-8",
+        f"position {error.start}).{guess} Convert it from the encoding that it is in{such}: "
+        f"iconv -f {'UTF-16' if is_utf_16 else 'ENCODING'} -t UTF-8",
     )
 
 
