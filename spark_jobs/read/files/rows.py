@@ -488,10 +488,15 @@ def html_text(found: bytes | str) -> str:
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    text = trafilatura.extract(
-        found, output_format="markdown", include_comments=False, include_tables=True
-    )
-    return text or trafilatura.html2txt(found) or ""
+    # Without that tag, trafilatura takes what has no head for something else, and finds nothing.
+    begun = f"<html>{found}" if isinstance(found, str) else b"<html>" + found
+    for page in (found, begun):
+        text = trafilatura.extract(
+            page, output_format="markdown", include_comments=False, include_tables=True
+        )
+        if text := text or trafilatura.html2txt(page):
+            return str(text)
+    return ""
 
 
 def _pdf_text(found: bytes) -> str:

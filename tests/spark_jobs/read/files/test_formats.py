@@ -37,6 +37,12 @@ def test_a_page_gives_its_main_text(folder: Path) -> None:
     assert "alert" not in text
 
 
+def test_a_piece_of_a_page_gives_its_text(folder: Path) -> None:
+    (folder / "a.html").write_text("<div><div><p>It opens.</p><p>So does this.</p></div></div>")
+
+    assert texts_of(folder)["a.html"] == "It opens.\n\nSo does this."
+
+
 @pytest.mark.parametrize(
     ("module", "name"), [("trafilatura", "a.html"), ("pypdf", "a.pdf"), ("docx", "a.docx")]
 )
