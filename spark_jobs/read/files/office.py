@@ -87,7 +87,7 @@ def _mail_text(found: bytes) -> str:
     body = message.get_body(("plain", "html"))
     text = str(body.get_content()) if body else ""
     if body and body.get_content_subtype() == "html":
-        text = _html_text(text.encode())
+        text = _html_text(text)
     subject = str(message["subject"] or "").strip()
     return f"{subject}\n\n{text.strip()}".strip()
 
@@ -172,7 +172,8 @@ def pptx_text(found: bytes) -> str:
 def epub_text(found: bytes) -> str:
     """A book's chapters, in their order."""
     with zipfile.ZipFile(io.BytesIO(found)) as archive:
-        return "\n\n".join(_html_text(archive.read(name)) for name in _chapters(archive))
+        chapters = (decode(archive.read(name))[0] for name in _chapters(archive))
+        return "\n\n".join(map(_html_text, chapters))
 
 
 def _chapters(archive: zipfile.ZipFile) -> list[str]:
@@ -224,11 +225,13 @@ def _pieces(element: Any) -> Iterator[str]:
         yield part.tail or ""
 
 
-def _html_text(found: bytes) -> str:
+def _html_text(found: str) -> str:
     """All text of a page that is a document as a whole, block by block."""
     from lxml import html
 
-    page = html.fromstring(found) if found.strip() else None
+    # What the page itself says of its encoding no longer holds.
+    parser = html.HTMLParser(encoding="utf-8")
+    page = html.fromstring(found.encode(), parser=parser) if found.strip() else None
     if page is None:
         return ""
     for aside in page.xpath("//script | //style"):

@@ -27,13 +27,13 @@ def message(subject: str, text: str, html: str | None = None) -> EmailMessage:
 
 def test_a_message_is_its_subject_and_text_without_addresses(folder: Path) -> None:
     (folder / "a.eml").write_bytes(bytes(message("Pump 7", "It leaks at the größte valve.")))
-    (folder / "b.eml").write_bytes(bytes(message("Web", "", "<p>It <b>opens</b>.</p><p>So.</p>")))
+    (folder / "b.eml").write_bytes(bytes(message("Web", "", "<p>It <b>öffnet</b>.</p><p>So.</p>")))
 
     found = texts_of(folder)
 
     assert found == {
         "a.eml": "Pump 7\n\nIt leaks at the größte valve.",
-        "b.eml": "Web\n\nIt opens.\nSo.",
+        "b.eml": "Web\n\nIt öffnet.\nSo.",
     }
 
 
@@ -165,12 +165,12 @@ def test_a_book_is_its_chapters_in_their_order(folder: Path) -> None:
         {
             "META-INF/container.xml": '<c xmlns="urn:c"><rootfile full-path="in/book.opf"/></c>',
             "in/book.opf": opf,
-            "in/one .xhtml": "<html><body><h1>One</h1><p>It opens.<br/>So.</p></body></html>",
+            "in/one .xhtml": "<html><body><h1>One</h1><p>It öffnet.<br/>So.</p></body></html>",
             "in/two.xhtml": "<html><body><script>no()</script><p>It closes.</p></body></html>",
         },
     )
 
-    assert texts_of(folder) == {"book.epub": "One\nIt opens.\nSo.\n\nIt closes."}
+    assert texts_of(folder) == {"book.epub": "One\nIt öffnet.\nSo.\n\nIt closes."}
 
 
 @pytest.mark.parametrize("name", ["a.rtf", "a.odt", "a.pptx", "a.xlsx", "a.epub", "a.xml"])
