@@ -225,15 +225,19 @@ def read_parquet(content: streams.Content) -> Iterator[Row]:
     source = content.source
     number = 0
     with content.open() as stream:
-        names = pq.ParquetFile(stream).schema_arrow.names
+        schema = pq.ParquetFile(stream).schema_arrow
+        names = schema.names
         _need_columns(content, names)
         columns = [one for one in source.columns if _has(names, one) or not source.templates]
         columns += ["input"] if source.examples else []
+        # Of a list or an object, Arrow has no column of that name, and each row is named.
+        nested = {field.name for field in schema if pa.types.is_nested(field.type)}
+        one_text = not (source.examples or source.templates or source.text_column in nested)
         # A text that comes often is held once; what is read of a column at a time is bounded.
         parquet = pq.ParquetFile(
             stream,
             page_checksum_verification=True,
-            read_dictionary=[] if source.examples or source.templates else [source.text_column],
+            read_dictionary=[source.text_column] if one_text else [],
             buffer_size=BATCH_BYTES,
         )
         for batch in parquet.iter_batches(_batch_rows(parquet, columns), columns=columns):

@@ -179,6 +179,13 @@ def test_a_row_with_nothing_under_a_templates_columns_is_named(tmp_path: Path) -
         snapshot(files_source(tmp_path / "a.jsonl", text_template=template), tmp_path / "raw")
 
 
+@pytest.mark.parametrize(("value", "kind"), [(["a"], "a list"), ({"b": "c"}, "an object")])
+def test_a_column_of_lists_or_objects_is_no_text(tmp_path: Path, value: object, kind: str) -> None:
+    pq.write_table(pa.table({"text": [value]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=f"row 1: no text under the key 'text', but {kind}"):
+        snapshot(files_source(tmp_path / "a.parquet"), tmp_path / "raw")
+
+
 @pytest.mark.parametrize("template", ["no column", "{}", "{a!r}", "{a:>3}", "{a", "{a\n}"])
 def test_a_template_that_is_none_is_refused(tmp_path: Path, template: str) -> None:
     with pytest.raises(ValueError, match=r"text_template"):
