@@ -69,10 +69,9 @@ def print_summary(
     _print_samples(console, current["eval_metrics"], record.find_current("exam"))
     times = ", ".join(f"{stage} {took:.0f} s" for stage, took in stages.items())
     console.print(f"\n{times or 'Everything is up to date.'}", style="dim", highlight=False)
-    program = escape(command())
     console.print(
-        f"Done in {format_duration(seconds)}.\nAsk, trace, decide: [bold]{program} board[/]. The "
-        f"graph: [bold]{program} up[/]. Stop the endpoint: [bold]{program} stop[/].",
+        f"Done in {format_duration(seconds)}.\nAsk, trace, decide: [bold]llm-assets board[/]. "
+        "The graph: [bold]llm-assets up[/]. Stop the endpoint: [bold]llm-assets stop[/].",
         highlight=False,
     )
 
@@ -228,7 +227,7 @@ def trials_after(verdict: Verdict, training: TrainingSettings) -> str | None:
     else:
         return None
     rates = ",".join(f"{min(1, training.optimizer.learning_rate * one):.2g}" for one in factors)
-    return f"{command()} experiment --set checkpoint.optimizer.learning_rate={rates}{more}"
+    return f"llm-assets experiment --set checkpoint.optimizer.learning_rate={rates}{more}"
 
 
 PROMPT_CHARACTERS = 80
@@ -254,8 +253,7 @@ def _print_request(
     console.print(escape(line), soft_wrap=True, highlight=False)
     if is_local:
         told = "The training text behind the answer, by its x-request-id"
-        program = escape(command())
-        console.print(f"{told}: [bold]{program} trace --request ID[/]", highlight=False)
+        console.print(f"{told}: [bold]llm-assets trace --request ID[/]", highlight=False)
 
 
 def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None) -> None:
