@@ -300,6 +300,12 @@ def command() -> str:
     return f"llm-assets --config {shlex.quote(named)}" if named else "llm-assets"
 
 
+def say_how_found() -> str:
+    """How commands that are advised find a pipeline file that `--config` named."""
+    line = f"export {CONFIG_VARIABLE}={shlex.quote(os.environ[CONFIG_VARIABLE])}"
+    return f"For such a command to use this pipeline file, first: {line}"
+
+
 def load_settings(path: Path) -> PipelineSettings:
     """Read and check a pipeline file; raises UserError listing every fault.
 

@@ -7,7 +7,6 @@ import importlib.metadata
 import logging
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import click
 
 from artifacts.errors import reason_of, shown
 from llm_assets.cli.commands import cloud, operations, pipeline, text, versions
-from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG
+from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, say_how_found
 
 
 @click.group(context_settings={"max_content_width": 100})
@@ -60,6 +59,5 @@ def main() -> None:
         given = os.environ.get(CONFIG_VARIABLE)
         if given and given != named and re.search(r"\b(llm-assets|dagster) [a-z]", reason):
             # What advises a command does not know by which way the pipeline file was named.
-            line = f"export {CONFIG_VARIABLE}={shlex.quote(given)}"
-            click.echo(f"For such a command to use this pipeline file, first: {line}", err=True)
+            click.echo(say_how_found(), err=True)
         sys.exit(1)

@@ -12,6 +12,7 @@ from artifacts.errors import shown
 from artifacts.program.lifetime import importing
 from llm_assets.cli.commands.options import json_option
 from llm_assets.cli.session import open_session
+from llm_assets.config import say_how_found
 
 
 @click.command()
@@ -122,7 +123,10 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
         from llm_assets.cli.pipeline.run import run_pipeline
 
     is_verbose = os.environ.get("V", "0") not in ("", "0")
-    sys.exit(run_pipeline(is_verbose, rebuild, not unjudged))
+    code = run_pipeline(is_verbose, rebuild, not unjudged)
+    if click.get_current_context().find_root().params.get("config"):
+        click.echo(say_how_found())
+    sys.exit(code)
 
 
 @click.command()

@@ -11,6 +11,7 @@ from dagster import DagsterInstance
 
 from llm_assets.assets.corpus import every_file_was_read
 from llm_assets.cli.main import commands
+from llm_assets.config import CONFIG_VARIABLE
 from tests.conftest import Project
 from tests.faults import small_disk
 from tests.llm_assets.in_process import type_in
@@ -176,6 +177,17 @@ def test_advice_says_how_its_commands_find_the_pipeline_file_that_was_given(
     # Where the variable names the file already, such a command finds it.
     moved.rename(project.config)
     assert "export" not in project.run("llm-assets", *trace).stderr
+
+
+@pytest.mark.parametrize("named_by", ["option", "variable"])
+def test_the_commands_of_the_last_screen_find_the_pipeline_file_that_was_given(
+    named_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_assets.cli.pipeline.run.run_pipeline", lambda *_: 0)
+    monkeypatch.setenv(CONFIG_VARIABLE, "other.yaml")
+    option = ["--config", "other.yaml"] if named_by == "option" else []
+    told = CliRunner().invoke(commands, [*option, "run"]).output
+    assert (f"first: export {CONFIG_VARIABLE}=other.yaml" in told) == bool(option)
 
 
 @pytest.mark.fault(
