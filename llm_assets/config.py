@@ -329,13 +329,13 @@ def refuse_second_file(path: Path, settings: PipelineSettings, record: Pipeline)
         theirs = read_settings_file(other, PipelineSettings, CONFIG_VARIABLE)
     except UserError:
         return
-    roots = [theirs.store.rstrip("/")]
+    root: str | None = theirs.store.rstrip("/")
     if is_local(theirs.store):
         beside = (other.parent, other.parent.parent, Path())
         found = (Store(str(folder / theirs.store)).root for folder in beside)
         # Where a project's folder was copied whole, each has a store with the record in it.
-        roots = [root for root in found if os.path.exists(f"{root}/{record.path}")]
-    if theirs.name == settings.name and record.store.root in roots[:1]:
+        root = next((one for one in found if os.path.exists(f"{one}/{record.path}")), None)
+    if theirs.name == settings.name and record.store.root == root:
         raise UserError(
             f"{path.resolve()} and {other} have the same `name` ({settings.name}) and the same "
             f"`store` ({record.store.root}), so each would build on the other's artifacts and "

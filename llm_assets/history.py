@@ -7,7 +7,7 @@ pinned. A history in another database is read by Dagster itself.
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -171,7 +171,7 @@ def _by_dagster(home: Path) -> Activity:
 
 
 def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:
-    for name, tick in last_ticks(instance).items():
+    for name, tick in last_ticks(instance, instance.all_instigator_state()).items():
         if tick.status.value in ("SKIPPED", "FAILURE"):
             error = tick.error and (tick.error.cause or tick.error)
             reason = tick.skip_reason or (error.message if error else "")
@@ -179,13 +179,13 @@ def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:
             yield IdleTick(name, at, error is not None, reason.strip())
 
 
-def last_ticks(instance: "DagsterInstance") -> dict[str, Any]:
-    """The last tick that ended of each sensor and schedule, by its name.
+def last_ticks(instance: "DagsterInstance", states: Iterable[Any]) -> dict[str, Any]:
+    """The last tick that ended of each of these sensors and schedules, by its name.
 
-    Their type is not part of Dagster's public interface.
+    The types of states and ticks are not part of Dagster's public interface.
     """
     ticks: dict[str, Any] = {}
-    for state in instance.all_instigator_state():
+    for state in states:
         # The newest may be under way; there is one of those at most.
         newest = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=2)
         ended = [tick for tick in newest if tick.status.value != "STARTED"]

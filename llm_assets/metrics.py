@@ -166,8 +166,7 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
 
 def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
     running = [state for state in instance.all_instigator_state() if state.is_running]
-    on = {state.instigator_name for state in running}
-    last = {name: tick for name, tick in last_ticks(instance).items() if name in on}
+    last = last_ticks(instance, running)
     at = {name: tick.timestamp for name, tick in last.items()}
     yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)
     between = {

@@ -89,11 +89,12 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         said = read_activity(project.folder).heartbeat
         assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        last = last_ticks(instance)[TEXT_SENSOR]
+        states = instance.all_instigator_state()
+        last = last_ticks(instance, states)[TEXT_SENSOR]
         # As where the daemon looks again, which may take minutes: what was said holds until then.
         started = last.tick_data._replace(status=type(last.status).STARTED, error=None)
         instance.create_tick(started)
-        assert last_ticks(instance)[TEXT_SENSOR].status.value == "FAILURE"
+        assert last_ticks(instance, states)[TEXT_SENSOR].status.value == "FAILURE"
     assert "matches no file" in told_of(failed)[0]
     settings = read_yaml(project.folder / "dagster.yaml")
     history = settings["storage"]["sqlite"]
