@@ -266,12 +266,13 @@ class FullySharded(Strategy):
             groups = optimizer.param_groups
             held = [p for group in groups for p in group["params"] if p.requires_grad]
             fresh = [p for p in held if p not in optimizer.state]
-            rates = [group["lr"] for group in groups]
+            if not fresh:
+                continue
             for parameter in fresh:
                 parameter.grad = torch.zeros_like(parameter)
+            rates = [group["lr"] for group in groups]
             set_learning_rate([optimizer], 0.0)
-            if fresh:
-                optimizer.step()
+            optimizer.step()
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
             for parameter in fresh:
