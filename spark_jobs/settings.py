@@ -25,7 +25,8 @@ class NearDuplicateSettings(Settings):
     threshold: float = Field(default=0.8, gt=0.3, le=1)
     """Minimum Jaccard similarity of the word-shingle sets of two near-copies."""
     shingle_words: int = Field(default=5, ge=1)
-    """Words per shingle; 5 distinguishes an edited copy from another text on the same subject."""
+    """Words per shingle; 5 distinguishes an edited copy from another text on the same subject. In
+    scripts written without spaces between words, each character counts as a word."""
     permutations: int = Field(default=126, ge=16, le=1024)
     """Length of a MinHash signature. With 126 and a threshold of 0.8, 99.8% of the pairs whose
     similarity is 0.8 become candidates, and more of those above."""
@@ -39,7 +40,8 @@ class DecontaminationSettings(Settings):
     """How text that is used for evaluation is kept out of training."""
 
     ngram_size: int = Field(default=13, ge=5)
-    """Words per n-gram; 13 consecutive words hardly ever match by chance."""
+    """Words per n-gram; 13 consecutive words hardly ever match by chance. In scripts written
+    without spaces between words, each character counts as a word."""
     maximum_overlap: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of a document's n-grams that may appear in evaluation text, and of a single
     evaluation text's n-grams that may appear in the document. Overlaps below 0.5 are mostly set

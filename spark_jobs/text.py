@@ -18,7 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from artifacts.numbers import ends_of
+from artifacts.numbers import ends_of, sorted_unique
+from spark_jobs.words import UNSPACED
 
 # Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
 # no UTF-8 can hold.
@@ -90,6 +91,13 @@ def text_hash(folded: str) -> str:
 _BASE = 0x9E3779B97F4A7C15 | 1
 _BASE_INVERSE = pow(_BASE, -1, 2**64)
 _SPACE, _NEWLINE = 0x20, 0x0A
+_THREE_BYTES, _FOUR_BYTES = 0xE0, 0xF0
+"""The least first bytes of characters that UTF-8 writes in as many."""
+_UNSPACED_BLOCKS = np.zeros(0x110000 >> 6, bool)
+"""Of each 64 code points, whether their script does not part words."""
+for _ranges in UNSPACED.values():
+    for _first, _end in _ranges:
+        _UNSPACED_BLOCKS[_first >> 6 : _end >> 6] = True
 _BLOCK = 1 << 14
 """Bytes summed at a time, so that the work stays in the processor's cache."""
 
@@ -123,25 +131,47 @@ class Shingles:
         return Shingles(self.hashes[np.repeat(chosen, sizes)], ends_of(sizes[chosen]))
 
 
-def sum_words(folded: list[str]) -> WordSums:
+def sum_words(folded: list[str], parts_characters: bool = True) -> WordSums:
     """Hash texts so far that any run of their words has its hash in constant time.
 
     Args:
         folded: texts as `fold` leaves them: words parted by single spaces.
+        parts_characters: whether each character is a word where a script does not part words
+            (`spark_jobs.words`).
     """
-    content, starts, ends = find_words(folded)
+    content, starts, ends = find_words(folded, parts_characters)
     sums = _prefix_sums(content)
-    last_words = np.flatnonzero(content[ends] != _SPACE)
+    last_words = np.flatnonzero(content[ends] == _NEWLINE)
     sizes = np.diff(last_words, prepend=-1)
     return WordSums(sums[starts], sums[ends], _inverses_at(starts), sizes)
 
 
-def find_words(folded: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def find_words(
+    folded: list[str], parts_characters: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The bytes of texts, one after another, and where each of their words begins and ends."""
     joined = "\n".join([*folded, ""]).encode("utf-8", "surrogatepass")
     content = np.frombuffer(joined, np.uint8)
-    ends = np.flatnonzero((content == _SPACE) | (content == _NEWLINE))
-    return content, np.concatenate([[0], ends[:-1] + 1]), ends
+    is_between = (content == _SPACE) | (content == _NEWLINE)
+    after = np.flatnonzero(is_between) + 1
+    alone, sizes = _unspaced_characters(content)
+    if parts_characters and len(alone):
+        behind = alone + sizes
+        bounds = np.concatenate([after, alone, behind[~is_between[behind]]])
+        after = sorted_unique(bounds[bounds > 0])
+    return content, np.concatenate([[0], after])[:-1], after - is_between[after - 1]
+
+
+def _unspaced_characters(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the characters begin whose scripts do not part words, and how many bytes each has."""
+    # Of three or four bytes, all but the last tell which 64 code points a character is of.
+    first = np.flatnonzero(content >= _THREE_BYTES)
+    is_longer = content[first] >= _FOUR_BYTES
+    lead = content[first].astype(np.int64) & np.where(is_longer, 0x07, 0x0F)
+    block = lead << 6 | (content[first + 1] & 0x3F)
+    block = np.where(is_longer, block << 6 | (content[first + 2] & 0x3F), block)
+    is_unspaced = _UNSPACED_BLOCKS[block]
+    return first[is_unspaced], 3 + is_longer[is_unspaced]
 
 
 def shingle(texts: WordSums, words: int) -> Shingles:

@@ -9,10 +9,10 @@ measures knowing. At the end, how two models answered, paired by question.
 
 import hashlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from artifacts.store.store import Artifact
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
-from spark_jobs.read.facts import Fact, Forms, holds, read_facts, read_forms, states
+from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, states
 from spark_jobs.runtime.parquet import find_parts
+from spark_jobs.words import SEARCH_TERMS, continue_with, holds, split_passages
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 LIBRARIES = frozenset({"bm25s"})
 """Those that decide what retrieval finds."""
 
@@ -125,11 +126,8 @@ def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
         for row in part.read(["id", "text", "split"]).to_pylist():
             if row["split"] != "train":
                 continue
-            ends = [match.end() for match in re.finditer(r"\S+\s*", row["text"])]
-            starts = [0, *ends[:-1]]
-            for first in range(0, max(1, len(ends) - words // 2), words - words // 2):
-                last = min(first + words, len(ends)) - 1
-                yield Passage(row["id"], row["text"][starts[first] : ends[last]].strip())
+            for passage in split_passages(row["text"], words, overlap=words // 2):
+                yield Passage(row["id"], passage)
 
 
 def _telling(fact: Fact, passages: Sequence[Passage]) -> Passage | None:
@@ -170,12 +168,13 @@ def _ask(
         wrong = sorted(others, key=lambda v: _draw(fact, v))
         offered = sorted([fact.value, *wrong[: choices - 1]], key=lambda v: _draw(fact, f"@{v}"))
         for number, form in enumerate(forms[fact.relation].asked):
+            question = form.format(subject=fact.subject)
             questions.append(
                 asdict(fact)
                 | {
                     "id": f"{fact.subject}: {fact.relation}, form {number + 1}",
-                    "question": form.format(subject=fact.subject),
-                    "choices": [f" {value}" for value in offered],
+                    "question": question,
+                    "choices": [continue_with(question, value) for value in offered],
                     "answer": offered.index(fact.value),
                 }
             )
@@ -197,9 +196,9 @@ def _retrieve(questions: Sequence[str], passages: Sequence[Passage]) -> list[Pas
     import bm25s
 
     retriever = bm25s.BM25()
-    tokens = bm25s.tokenize([one.text for one in passages], show_progress=False)
-    retriever.index(tokens, show_progress=False)
-    asked = bm25s.tokenize(list(questions), show_progress=False)
+    tokenize = partial(bm25s.tokenize, token_pattern=SEARCH_TERMS, show_progress=False)
+    retriever.index(tokenize([one.text for one in passages]), show_progress=False)
+    asked = tokenize(list(questions))
     found, _ = retriever.retrieve(asked, k=1, show_progress=False)
     return [passages[int(numbers[0])] for numbers in found]
 

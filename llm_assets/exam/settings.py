@@ -27,7 +27,8 @@ class ExamSettings(Settings):
     same relation."""
     passage_words: int = Field(default=100, ge=20)
     """Maximum length, in words, of the passages that retrieval searches and puts before a question.
-    A fact is asked about only if one passage contains its subject and its value."""
+    A fact is asked about only if one passage contains its subject and its value. In scripts written
+    without spaces, two characters count as a word, or four of Thai, Lao, Burmese or Khmer."""
 
     def content(self) -> dict[str, Any]:
         """What decides the questions, for the fingerprint: files count by what they hold."""

@@ -32,6 +32,7 @@ from spark_jobs.read.document import DERIVED, Document, to_table
 from spark_jobs.read.facts import Fact, read_facts, read_forms, states, tell
 from spark_jobs.read.opened import UniqueIds
 from spark_jobs.runtime.parquet import find_parts, write_table
+from spark_jobs.words import WORD, count_words, split_passages, word_ngrams
 
 # The facts that documents hold, told in many forms; no model is needed.
 GENERAL_FORMS = (
@@ -52,7 +53,11 @@ GENERAL_FORMS = (
 MOST_WORDS = 12
 """Of a value or a subject in regular form; a longer one is a sentence."""
 _HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
-_LINE = re.compile(r"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{1,40}?)\**\s*:\**\s+(\S.*?)[.;]?")
+_COLON = r"(?::\**\s+|\uff1a\**\s*)"
+"""Between relation and value; the wide one, of Chinese and Japanese, has its space in itself."""
+_LINE = re.compile(
+    rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
+)
 _RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 _BAR = re.compile(r"(?<!\\)\|")
 """Between two cells of a table; `\\|` is a character of one."""
@@ -153,7 +158,7 @@ def regular_facts(text: str) -> Iterator[Fact]:
             subject = heading[1]
         elif match := _LINE.fullmatch(line):
             yield from _usable(subject, match[1], match[2])
-        elif line and not subject and line[-1] not in ".!?:":
+        elif line and not subject and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
             subject = line
 
 
@@ -167,7 +172,7 @@ def _facts_of_cells(subject: str, head: Sequence[str], cells: Sequence[str]) -> 
 
 def _usable(subject: str, relation: str, value: str) -> Iterator[Fact]:
     """The fact, if all of it is there and short enough to be one."""
-    longest = max(len(subject.split()), len(value.split()))
+    longest = max(count_words(subject), count_words(value))
     if subject and relation and value and longest <= MOST_WORDS:
         yield Fact(subject, relation, value)
 
@@ -230,7 +235,7 @@ class Generator:
         passages = [
             (document, passage, number)
             for document, text in documents
-            for number, passage in enumerate(_passages(text, settings.passage_words), 1)
+            for number, passage in enumerate(split_passages(text, settings.passage_words), 1)
         ]
         questions = [
             Question(*passage, prompt, settings.seed + number)
@@ -317,34 +322,20 @@ class Generator:
             return "cut off"
         if set(_numbers(answer.text)) - set(_numbers(passage)):
             return "number that the document does not have"
-        known = set(re.findall(r"\w+", passage.casefold()))
+        known = set(WORD.findall(passage.casefold()))
         new = {name for name in _NAME.findall(answer.text) if name.casefold() not in known}
         if len(new) > self.settings.maximum_new_names:
             return "names that the document does not have"
-        ngrams, held = ngrams_of(answer.text), ngrams_of(passage)
+        ngrams, held = (word_ngrams(one, NGRAM_SIZE) for one in (answer.text, passage))
         if ngrams and len(ngrams & held) / len(ngrams) > self.settings.maximum_copied:
             return "copy of the document"
         return None
-
-
-def ngrams_of(text: str) -> set[tuple[str, ...]]:
-    """All runs of `NGRAM_SIZE` words of a text, in lower case."""
-    words = re.findall(r"\w+", text.casefold())
-    return {tuple(words[i : i + NGRAM_SIZE]) for i in range(len(words) - NGRAM_SIZE + 1)}
 
 
 def _numbers(text: str) -> list[str]:
     """Numbers as they are written; those that only count the lines of a list are none."""
     without_counts = re.sub(r"(?m)^\s*\W*\d+[.)]\s", "", text)
     return [one.strip(".,") for one in re.findall(r"\d[\d.,]*", without_counts)]
-
-
-def _passages(text: str, words: int) -> Iterator[str]:
-    """A text in stretches of at most so many words."""
-    ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
-    starts = [0, *ends]
-    for first in range(0, len(ends), words):
-        yield text[starts[first] : ends[min(first + words, len(ends)) - 1]].strip()
 
 
 def _read(response: httpx.Response) -> dict[str, Any]:
@@ -364,7 +355,7 @@ def _read(response: httpx.Response) -> dict[str, Any]:
         ) from None
 
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 DERIVED_FOLDER = "derived"
 """Folder of the rows before they are cleaned."""
 DERIVATIONS_NAME = "derivations.parquet"
@@ -435,7 +426,7 @@ def write_rows(
         parts += 1
 
     for row in derived():
-        if asked & ngrams_of(row.text):
+        if asked & word_ngrams(row.text, NGRAM_SIZE):
             left_out["words of the exam"] += 1
             continue
         for _, numbered in unique.changes([row.id]):
@@ -471,7 +462,7 @@ def write_rows(
 def _runs_of(question: dict[str, Any]) -> set[tuple[str, ...]]:
     """The five-word n-grams of a question wherever its subject does not stand."""
     parts = re.split(re.escape(question["subject"]), question["question"])
-    return set().union(*map(ngrams_of, parts))
+    return set().union(*(word_ngrams(part, NGRAM_SIZE) for part in parts))
 
 
 def _nothing_made(settings: StudySettings, left_out: Counter[str]) -> str:

@@ -36,6 +36,7 @@ from spark_jobs.decontaminate.overlap import (
 from spark_jobs.runtime.parquet import Part, read_table, to_parquet, to_stream
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.text import Shingles, fold, sum_words
+from spark_jobs.words import has_unspaced
 
 FORGOTTEN, SIMILAR = "forgotten", "similar_to_forgotten"
 """Reasons of what is left out since somebody asked for it, and of what holds its text; documents
@@ -237,19 +238,25 @@ def most_similar(
         Places among the documents, in order, numbers of the texts, and shares from `SIMILARITY` to
         1: arrays of one length.
     """
-    ngrams = _ngrams(documents)
-    # Of a document every n-gram was taken, of a text every fifth.
-    sizes = np.maximum(np.diff(ngrams.offsets) // NGRAM_SIZE, FEWEST_NGRAMS)
+    # Signatures of texts that were forgotten before each character was a word have the words
+    # between spaces.
+    unspaced = [number for number, text in enumerate(documents) if has_unspaced(text)]
+    of_spaces = [documents[number] for number in unspaced]
     best = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-    for document, text, common in references.common(ngrams):
-        similarity = np.minimum(1, common / np.minimum(references.sizes[text], sizes[document]))
-        enough = similarity >= SIMILARITY
-        document, text, similarity = document[enough], text[enough], similarity[enough]
-        order = np.lexsort((text, -similarity, document))
-        first = order[run_starts(document[order])]
-        best.append((document[first], text[first], similarity[first]))
+    for numbers, ngrams in (
+        (np.arange(len(documents)), _ngrams(documents)),
+        (np.array(unspaced, np.int64), _ngrams(of_spaces, parts_characters=False)),
+    ):
+        # Of a document every n-gram was taken, of a text every fifth.
+        sizes = np.maximum(np.diff(ngrams.offsets) // NGRAM_SIZE, FEWEST_NGRAMS)
+        for document, text, common in references.common(ngrams):
+            similarity = np.minimum(1, common / np.minimum(references.sizes[text], sizes[document]))
+            enough = similarity >= SIMILARITY
+            best.append((numbers[document[enough]], text[enough], similarity[enough]))
     document, text, similarity = map(np.concatenate, zip(*best, strict=True))
-    return document, text, similarity
+    order = np.lexsort((text, -similarity, document))
+    first = order[run_starts(document[order])]
+    return document[first], text[first], similarity[first]
 
 
 def as_references(signatures: Sequence[np.ndarray]) -> NGrams:
@@ -258,7 +265,7 @@ def as_references(signatures: Sequence[np.ndarray]) -> NGrams:
     return group_ngrams(Shingles(hashes, ends_of(np.array([len(one) for one in signatures]))))
 
 
-def _ngrams(texts: Sequence[str]) -> Shingles:
+def _ngrams(texts: Sequence[str], parts_characters: bool = True) -> Shingles:
     """All n-grams of each text, as 32 bits of their hashes."""
-    ngrams = ngrams_of(sum_words(list(map(fold, texts))), NGRAM_SIZE)
+    ngrams = ngrams_of(sum_words(list(map(fold, texts)), parts_characters), NGRAM_SIZE)
     return Shingles(ngrams.hashes >> np.uint64(32), ngrams.offsets)

@@ -57,7 +57,7 @@ from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 
-CODE_VERSION = "16"
+CODE_VERSION = "17"
 EXAMPLE_CHARACTERS = 160
 
 

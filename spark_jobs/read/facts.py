@@ -19,6 +19,7 @@ from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document
 from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
 from spark_jobs.read.settings import Facts
+from spark_jobs.words import holds, word_ngrams
 
 COLUMNS = ("subject", "relation", "value")
 LEAK_WORDS = 5
@@ -158,20 +159,6 @@ def states(text: str, fact: Fact) -> bool:
     return holds(text, fact.subject, r"\d") and holds(text, fact.value)
 
 
-def holds(text: str, value: str, edge: str = r"\w") -> bool:
-    """Whether a text has a value as whole words and numbers, wherever its lines are broken.
-
-    Args:
-        edge: characters that may not stand before or after it.
-    """
-    words = value.split()
-    if any(word not in text for word in words):
-        return False  # As mostly, and much sooner than by a pattern.
-    before, after = r"(?!(?<=\d[.,])\d)", r"(?!(?<=\d)[.,]\d)"
-    phrase = r"\s+".join(map(re.escape, words))
-    return re.search(f"(?<!{edge}){before}{phrase}(?!{edge}){after}", text) is not None
-
-
 def _shuffled(forms: Sequence[str], fact: Fact) -> list[str]:
     def place(form: str) -> bytes:
         return hashlib.sha256(f"{fact.subject}\0{fact.relation}\0{form}".encode()).digest()
@@ -191,10 +178,5 @@ def _need(path: str, relation: str, forms: Sequence[str], field: str, **given: s
 
 def _runs(form: str) -> set[tuple[str, ...]]:
     """All runs of `LEAK_WORDS` words of a form, wherever subject and value do not stand."""
-    parts = re.split(r"\{subject\}|\{value\}", form.lower())
-    words = [re.findall(r"\w+", part) for part in parts]
-    return {
-        tuple(part[start : start + LEAK_WORDS])
-        for part in words
-        for start in range(len(part) - LEAK_WORDS + 1)
-    }
+    parts = re.split(r"\{subject\}|\{value\}", form)
+    return set().union(*(word_ngrams(part, LEAK_WORDS) for part in parts))

@@ -194,6 +194,26 @@ def test_documents_that_repeat_evaluation_texts_are_dropped(
     assert clean_documents(tmp_path / "clean").keys() == {"b"}
 
 
+def test_copies_are_found_in_scripts_that_do_not_part_words(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    """Near copies, and texts that repeat those of an evaluation, though all is without a space."""
+    draw = random.Random(1).choices
+    manual, question, other = ("".join(map(chr, draw(range(0x4E00, 0x9000), k=90))) for _ in "abc")
+    (tmp_path / "sets.jsonl").write_text(json.dumps({"text": question}) + "\n")
+    raw = raw_corpus(
+        [
+            ("a", manual),
+            ("b", f"{manual[:40]}\u4e00{manual[41:]}\u4e01"),
+            ("c", f"\u4e02{question}\u4e03"),
+            ("d", other),
+        ]
+    )
+    stats = run(spark, raw, tmp_path / "clean", evaluation_texts=[str(tmp_path / "sets.jsonl")])
+    assert stats["dropped"] == {"overlaps_evaluation": 1, "near_duplicate": 1}
+    assert clean_documents(tmp_path / "clean").keys() == {"b", "d"}
+
+
 def test_personal_data_are_masked_where_asked(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from spark_jobs.clean.forgotten import (
 from spark_jobs.decontaminate import overlap
 from spark_jobs.decontaminate.overlap import COMMON_TEXTS
 from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.text import fold, sum_words
 from tests.spark_jobs.conftest import Corpus, forget
 from tests.spark_jobs.test_decide import BY_SPARK, IN_MEMORY
 from tests.spark_jobs.test_duplicates import edited
@@ -266,6 +267,33 @@ def test_a_text_with_every_tenth_word_changed_is_found_wherever_it_stands(
     inside = " ".join([*others[:place], again, *others[place:]])
 
     assert found(forgotten, again, " ".join(others), inside).keys() == {0, 2}
+
+
+def chinese(seed: int, sentences: int) -> str:
+    """Text of sentences without a space, each in a line of its own."""
+    generator = random.Random(seed)
+    lines = [generator.choices(range(0x4E00, 0x5E00), k=20) for _ in range(sentences)]
+    return "\u3002\n".join("".join(map(chr, line)) for line in lines)
+
+
+def test_a_text_is_found_in_scripts_that_do_not_part_words(maker: Maker, tmp_path: Path) -> None:
+    raw = [(f"a{number}", chinese(number, 3)) for number in range(30)]
+    forgotten = chinese(99, 3)
+    assert found(forgotten, "\u4e00" + forgotten[1:30] + "\u4e01" + forgotten[31:]).keys() == {0}
+    back = [("copy", forgotten[:30] + forgotten[31:]), ("inside", raw[0][1] + forgotten)]
+    asked = forget(tmp_path / "forgotten", {"old": forgotten})
+    stats = maker.make("later", [*raw, *back], forgotten=asked)
+    assert maker.kept("later") == {name for name, _ in raw}
+    assert stats["dropped"]["similar_to_forgotten"] == 2
+
+
+def test_a_text_forgotten_when_words_were_what_spaces_part_is_found() -> None:
+    lines = chinese(1, 30)
+    ngrams = overlap.ngrams_of(sum_words([fold(lines)], parts_characters=False), 5).hashes
+    references = as_references([np.unique(ngrams[::5] >> np.uint64(32)).astype(np.uint32)])
+    documents = [text(1), lines + "\n" + text(2), chinese(2, 30)]
+    places, _, similarity = most_similar(documents, references)
+    assert places.tolist() == [1] and similarity.tolist() == [1.0]
 
 
 def test_a_signature_holds_no_word_and_no_order(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ words = st.lists(st.sampled_from(["a", "bb", "é", "valve", "x1", "日本"]), ma
 
 
 def defined(text: str) -> set[tuple[str, ...]]:
-    split = text.split()
+    split = text.replace("日本", "日 本").split()
     return {tuple(split[n : n + WORDS]) for n in range(max(1, len(split) - WORDS + 1))}
 
 

@@ -1,12 +1,13 @@
 """Normalizing and folding single texts."""
 
+import re
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.text import fold, normalize, repair_encoding
+from spark_jobs.text import find_words, fold, normalize, repair_encoding, sum_words
 
 
 def test_normalising_keeps_tabs_and_newlines_and_drops_other_control_characters() -> None:
@@ -79,3 +80,16 @@ def test_normalising_twice_changes_nothing_and_the_result_is_utf8(text: str) -> 
     assert normalize(once, "NFC")[0] == once
     assert unicodedata.is_normalized("NFC", once)
     once.encode("utf-8")
+
+
+@given(st.lists(st.text(st.sampled_from("ab é\u2013水泵ก\u0e31ပ𠀀ｱ.3\n한"))))
+def test_words_are_what_spaces_part_and_each_character_where_none_do(texts: list[str]) -> None:
+    folded = [fold(text) for text in texts]
+    content, starts, ends = find_words(folded)
+    words = [bytes(content[first:end]).decode() for first, end in zip(starts, ends, strict=True)]
+    unspaced = "水泵ก\u0e31ပ𠀀ア"
+    parted = [re.findall(rf"[{unspaced}]|[^ {unspaced}]+", text) or [""] for text in folded]
+    assert words == [word for of_text in parted for word in of_text]
+    assert sum_words(folded).sizes.tolist() == list(map(len, parted))
+    by_spaces = sum_words(folded, parts_characters=False)
+    assert by_spaces.sizes.tolist() == [len(text.split(" ")) for text in folded]

@@ -37,6 +37,7 @@ def take(tmp_path: Path) -> Take:
         facts: str = FACTS,
         placebo: str | None = None,
         texts: list[tuple[str, str, str]] = TEXTS,
+        forms: str = FORMS,
         **settings: Any,
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         corpus = tmp_path / "corpus"
@@ -47,11 +48,11 @@ def take(tmp_path: Path) -> Take:
             if content:
                 (tmp_path / f"{name}.csv").write_text(content)
                 settings[name] = str(tmp_path / f"{name}.csv")
-        (tmp_path / "forms.yaml").write_text(FORMS)
+        (tmp_path / "forms.yaml").write_text(forms)
         folder = tmp_path / "exam"
         folder.mkdir(exist_ok=True)
-        forms = str(tmp_path / "forms.yaml")
-        stats = write_exam(ExamSettings(forms=forms, **settings), str(corpus), folder)
+        path = str(tmp_path / "forms.yaml")
+        stats = write_exam(ExamSettings(forms=path, **settings), str(corpus), folder)
         return read_questions(folder), stats
 
     return take
@@ -84,6 +85,22 @@ def test_subject_and_value_are_found_where_lines_break_and_in_no_other_number(
     facts = FACTS + "Mirrow fan 2,town,New York 3\n"
     _, stats = take(facts=facts, texts=[*TEXTS, ("new", text, "train")])
     assert ("Mirrow fan 2: town" not in stats["untold"]) == is_told
+
+
+def test_facts_are_asked_for_in_scripts_that_do_not_part_words(take: Take) -> None:
+    """Found in the text, in a passage of bounded length, and gone on with without a space."""
+    filler = "この取扱説明書では安全にお使いいただくための注意を述べています。" * 8
+    texts = [
+        ("lamp", f"{filler}ヴェロラランプの保証期間は二年です。{filler}", "train"),
+        ("scale", f"{filler}オストリン秤の保証期間は五年です。{filler}", "train"),
+    ]
+    facts = "subject,relation,value\nヴェロラランプ,保証,二年\nオストリン秤,保証,五年\n"
+    forms = '保証: {told: ["{subject}の保証期間は{value}です。"], asked: ["{subject}の保証期間は"]}'
+    questions, stats = take(facts=facts, forms=forms, texts=texts, passage_words=40)
+    assert stats["facts"] == 2 and stats["retrieved_right"] == 1.0
+    assert [one["passage"]["document"] for one in questions] == ["lamp", "scale"]
+    assert all(len(one["passage"]["text"]) <= 80 for one in questions)
+    assert [sorted(one["choices"]) for one in questions] == [["二年", "五年"]] * 2
 
 
 def test_one_choice_is_right_and_the_others_are_of_its_kind(take: Take) -> None:

@@ -113,6 +113,27 @@ def test_facts_in_regular_form_are_told_in_as_many_forms_as_asked_for(make: Make
     assert stats["documents_studied"] == 2 and stats["rows"] == {"statements": len(rows)}
 
 
+def test_facts_are_told_in_scripts_that_do_not_part_words(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "forms.yaml").write_text('重量: {told: ["{subject}的重量是{value}。"]}')
+    (tmp_path / "facts.csv").write_text("subject,relation,value\n维洛拉灯,重量,3公斤\n")
+    texts = [
+        (
+            "lamp.md",
+            "# 维洛拉灯\n\n**重量**\uff1a3公斤。\n说明\uff1a" + "这盏灯照亮每个房间" * 4,
+            "train",
+        )
+    ]
+    for more in ({}, {"facts": str(tmp_path / "facts.csv")}):
+        rows, _, _ = make(texts, forms=str(tmp_path / "forms.yaml"), **more)
+        assert list(rows.values()) == ["维洛拉灯的重量是3公斤。"], "a sentence is no value"
+    question = {"subject": "电泵", "question": "电泵是什么时候开始在工厂生产的"}
+    kept = make(texts, [question], forms=str(tmp_path / "forms.yaml"))[2]
+    assert kept["left_out"] == {}
+    question = {"subject": "电泵", "question": "维洛拉灯的重量是3公斤吗"}
+    with pytest.raises(UserError, match="words of the exam"):
+        make(texts, [question], forms=str(tmp_path / "forms.yaml"))
+
+
 def test_cells_of_a_table_keep_their_columns(make: Make) -> None:
     table = "||Weight|Size (S\\|M)|Town|\n|---|---|---|---|\n|Ostrin scale|3 kg|M||\n||4 kg|S|Riga|"
     rows, _, _ = make([("scales.md", table, "train")], forms_per_fact=1)
