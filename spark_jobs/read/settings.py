@@ -300,6 +300,10 @@ class Files(Settings):
     `parquet`, `archive` (zip and tar) and, if named here, `code`. Files in any other format are
     counted, and the first ones named. Text that is not UTF-8 is decoded if its encoding can be
     determined, and counted."""
+    encoding: str | None = None
+    """The encoding of text that is not UTF-8, for example `gb18030`, `shift_jis` or `cp1250`. If
+    unset, UTF-16 and Windows-1252 are recognized, and text in any other encoding counts as
+    unusable. Files that name their encoding, such as most web pages, do not need it."""
     on_bad_file: Literal["stop", "quarantine"] = "stop"
     """What happens if an entire file cannot be read, for example because it is damaged or
     encrypted, because it lacks the text column or because permission is denied: the run fails
@@ -321,6 +325,21 @@ class Files(Settings):
         if self.examples and self.text_template:
             raise ValueError(f"{self.name} has `examples` and `text_template`; give only one")
         return self
+
+    @field_validator("encoding")
+    @classmethod
+    def _extends_ascii(cls, given: str | None) -> str | None:
+        try:
+            # UTF-16 is recognized without, and a file is cut into lines before it is decoded.
+            is_usable = given is None or "{\n".encode(given) == b"{\n"
+        except LookupError:
+            is_usable = False
+        if not is_usable:
+            raise ValueError(
+                f"{given!r} is not the name of a text encoding that extends ASCII, such as "
+                "gb18030, shift_jis or cp1250"
+            )
+        return given
 
     @field_validator("text_template")
     @classmethod

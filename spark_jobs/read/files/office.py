@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from artifacts.errors import first_line
 from spark_jobs.read.document import Fault
-from spark_jobs.read.files.rows import Row, one_document
+from spark_jobs.read.files.rows import Row, decoded_document, one_document
 from spark_jobs.read.files.streams import (
     BadFile,
     Content,
@@ -92,14 +92,20 @@ def _mail_text(found: bytes) -> str:
     return f"{subject}\n\n{text.strip()}".strip()
 
 
-def subtitles_text(found: bytes) -> str:
-    """What is said, without numbers and times; a line that goes on is written once."""
+def read_subtitles(content: Content) -> Iterator[Row]:
+    """What is said, without numbers and times, as one document."""
+    return decoded_document(content, _subtitles_text)
+
+
+def _subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+    """What is said, and the encoding; a line that goes on is written once."""
+    text, encoding = decode(found, declared)
     said: list[str] = []
-    for line in decode(found)[0].splitlines():
+    for line in text.splitlines():
         line = _TAG.sub("", line).strip()
         if line and not _TIMING.fullmatch(line) and said[-1:] != [line]:
             said.append(line)
-    return "\n".join(said)
+    return "\n".join(said), encoding
 
 
 def read_xml(content: Content) -> Iterator[Row]:

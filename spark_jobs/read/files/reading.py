@@ -90,6 +90,7 @@ READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "html": rows.read_html,
     "pdf": rows.read_pdf,
     "mail": office.read_mail,
+    "subtitles": office.read_subtitles,
     "xml": office.read_xml,
     "json": rows.read_json,
     "csv": rows.read_csv,
@@ -98,7 +99,6 @@ READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
 TEXTS: dict[FormatName, Callable[[bytes], str]] = {
     "docx": rows.docx_text,
     "notebook": rows.notebook_text,
-    "subtitles": office.subtitles_text,
     "rtf": office.rtf_text,
     "odt": office.odt_text,
     "pptx": office.pptx_text,

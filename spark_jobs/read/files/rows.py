@@ -10,7 +10,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from string import Formatter
@@ -75,7 +75,7 @@ def _parse(
     line: bytes, content: streams.Content, where: str, number: int, encodings: set[str]
 ) -> Row:
     try:
-        record = _loads(line, encodings)
+        record = _loads(line, content, encodings)
     except UnicodeDecodeError as error:
         return streams.not_utf8(content, where, error)
     except (ValueError, RecursionError) as error:
@@ -83,12 +83,12 @@ def _parse(
     return pick(record, content, where, number)
 
 
-def _loads(found: bytes, encodings: set[str]) -> Any:
+def _loads(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
     """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings."""
     try:
         return json.loads(found)
     except UnicodeDecodeError:
-        text, encoding = streams.decode(found)
+        text, encoding = streams.decode(found, content.source.encoding)
         encodings.update([encoding] if encoding else [])
         return json.loads(text)
 
@@ -104,7 +104,7 @@ def _holds_lines(content: streams.Content) -> bool:
     if isinstance(first, streams.OverlongLine):
         return False
     try:
-        record = _loads(first, set())
+        record = _loads(first, content, set())
     except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and (second is not None or wrapped_rows(record) is None)
@@ -138,7 +138,7 @@ def _read_whole_json(content: streams.Content) -> Iterator[Row]:
     # JSON's own reader knows UTF-16, and tells nobody.
     encodings = {encoding for encoding in [streams.utf_16_of(found)] if encoding}
     try:
-        records = _loads(found, encodings)
+        records = _loads(found, content, encodings)
     except UnicodeDecodeError as error:
         raise streams.unknown_encoding(content, error) from error
     except (ValueError, RecursionError) as error:
@@ -213,7 +213,7 @@ def _other_encoding(content: streams.Content) -> str | None:
                 try:
                     # Where letters were UTF-8 before, a byte of this one is damaged.
                     if is_ascii:
-                        return streams.decode(error.object)[1]
+                        return content.source.encoding or streams.decode(error.object)[1]
                 except UnicodeDecodeError:
                     pass
                 raise streams.unknown_encoding(content, error) from error
@@ -398,21 +398,27 @@ ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
 
 def read_text(content: streams.Content) -> Iterator[Row]:
     """A text file as one document."""
-    return _decoded(content, streams.decode)
+    return decoded_document(content, streams.decode)
 
 
 def read_html(content: streams.Content) -> Iterator[Row]:
     """A page as one document."""
-    return _decoded(content, _page_text)
+    return decoded_document(content, _page_text)
 
 
-def _decoded(
-    content: streams.Content, decode: Callable[[bytes], tuple[str, str | None]]
+def decoded_document(
+    content: streams.Content, decode: Callable[[bytes, str | None], tuple[str, str | None]]
 ) -> Iterator[Row]:
+    """A file in any encoding as one document.
+
+    Args:
+        decode: gives the text and, where that is not UTF-8, the encoding that it was found in, from
+            the bytes and the encoding that the source declares; raises UnicodeDecodeError.
+    """
     encodings: list[str] = []
 
     def text_of(found: bytes) -> str:
-        text, encoding = decode(found)
+        text, encoding = decode(found, content.source.encoding)
         encodings.extend([encoding] if encoding else [])
         return text
 
@@ -475,16 +481,18 @@ def one_document(content: streams.Content, extract: Callable[[bytes], str]) -> I
 _DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
 
 
-def _page_text(found: bytes) -> tuple[str, str | None]:
+def _page_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
     """A page's text, and the encoding that it is in if it does not say so.
 
-    trafilatura guesses that; of the Western languages' it would often take another one.
+    trafilatura would guess that, and often take another one.
+
+    Raises:
+        UnicodeDecodeError: it does not say, and there is no telling.
     """
-    encoding, page = None, None
-    if not _DECLARED.search(found[:8192]):
-        with suppress(UnicodeDecodeError):
-            page, encoding = streams.decode(found)
-    return html_text(page if page and encoding else found), encoding
+    if _DECLARED.search(found[:8192]):
+        return html_text(found), None
+    page, encoding = streams.decode(found, declared)
+    return html_text(page if encoding else found), encoding
 
 
 def html_text(found: bytes | str) -> str:

@@ -296,7 +296,7 @@ WINDOWS_1252 = "windows-1252"
 MOST_ACCENTED = 0.3
 """Share of letters beyond ASCII from which on text is none of Western Europe's languages."""
 _MISPLACED = re.compile(
-    r"(?<=[A-Za-z])[^\W\d_]*[^\w\s\x00-\x7f\u00ad\u2013\u2014\u2019\u2026](?=[a-z])"
+    r"(?<=[A-Za-z])[^\W\d_]*(?:[^\w\s\x00-\x7f\u00ad\u2013\u2014\u2019\u2026]|[¼½¾])(?=[a-z])"
     r"|(?<=[a-z])[À-ÖØ-ÞŒŠŽŸ]"
 )
 """A symbol or a capital where other encodings have a small letter: `cafŽ` is `café` of an old
@@ -355,11 +355,12 @@ def need_drive(shown: str, error: BaseException) -> None:
         ) from error
 
 
-def decode(found: bytes) -> tuple[str, str | None]:
+def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
     """Text, and the encoding that it was found to be in; None where that is UTF-8.
 
-    UTF-16 is known by its mark or its zeros. Other bytes are taken for Windows-1252 only where they
-    read as Western European text; of the rest there is no telling, so that nothing wrong is learnt.
+    UTF-16 is known by its mark or its zeros. Other bytes are in the encoding that the source
+    declares. Where it declares none, they are taken for Windows-1252 if they read as Western
+    European text; of the rest there is no telling, so that nothing wrong is learnt.
 
     Raises:
         UnicodeDecodeError: it is in no encoding that can be told.
@@ -369,10 +370,19 @@ def decode(found: bytes) -> tuple[str, str | None]:
     try:
         return found.decode("utf-8-sig"), None
     except UnicodeDecodeError:
+        if declared and not _is_damaged_utf_8(found):
+            return found.decode(declared), declared
         text = found.decode(WINDOWS_1252, "replace")
-        if _is_western(text):
+        if not declared and _is_western(text):
             return text, WINDOWS_1252
         raise
+
+
+def _is_damaged_utf_8(found: bytes) -> bool:
+    """Whether most of what is not ASCII is UTF-8, so that no other encoding explains the rest."""
+    text = found.decode("utf-8", "replace")
+    lost = text.count("\ufffd")
+    return sum(not c.isascii() for c in text) > 2 * lost
 
 
 def utf_16_of(start: bytes) -> str | None:
@@ -414,15 +424,18 @@ def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
             f"{content.file.shown}: {where} is UTF-16 that is cut off or damaged ({error.reason}). "
             "Fetch the file again, or take it out of the source.",
         )
-    is_utf_16 = error.object.startswith(UTF_16)
-    guess = " It looks like UTF-16." if is_utf_16 else ""
+    declared = content.source.encoding
     # Any bytes at all are text in Latin-1, which would be learned.
-    such = "" if is_utf_16 else ", such as GB18030, SHIFT_JIS or WINDOWS-1251"
+    advice = (
+        "It looks like UTF-16. Convert it: iconv -f UTF-16 -t UTF-8"
+        if error.object.startswith(UTF_16)
+        else "Set `encoding` of the source to the one that such text is in, such as GB18030, "
+        "SHIFT_JIS or WINDOWS-1251, or convert it: iconv -f ENCODING -t UTF-8"
+    )
     return Fault(
         "not_utf8",
-        f"{content.file.shown}: {where} is not UTF-8 (byte 0x{error.object[error.start]:02x} at "
-        f"position {error.start}).{guess} Convert it from the encoding that it is in{such}: "
-        f"iconv -f {'UTF-16' if is_utf_16 else 'ENCODING'} -t UTF-8",
+        f"{content.file.shown}: {where} is not UTF-8{f', nor {declared}' if declared else ''} "
+        f"(byte 0x{error.object[error.start]:02x} at position {error.start}). {advice}",
     )
 
 

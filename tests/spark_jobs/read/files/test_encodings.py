@@ -40,6 +40,7 @@ def test_text_is_decoded_and_counted(
         ("水泵每周打开一次。", "gb18030"),
         ("El café y el té de después se enfrían.", "mac_roman"),
         ("Był tam mały zawór.", "cp1250"),
+        ("Otwiera później.", "iso8859_2"),
     ],
 )
 def test_an_encoding_that_cannot_be_told_is_named(tmp_path: Path, text: str, encoding: str) -> None:
@@ -47,6 +48,66 @@ def test_an_encoding_that_cannot_be_told_is_named(tmp_path: Path, text: str, enc
 
     with pytest.raises(UserError, match=r"a.txt: the file is not UTF-8.*iconv -f ENCODING"):
         snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("Największy zawór otwiera się później, głos żółty.", "cp1250"),
+        ("Клапан открывается каждую неделю.", "koi8_r"),
+        ("ポンプは毎週開きます。", "shift_jis"),
+        ("ポンプは毎週開きます。", "euc_jp"),
+        ("水泵每周打开一次。", "gb18030"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("a.txt", "{}"),
+        ("a.html", "<html><body><p>{}</p></body></html>"),
+        ("a.jsonl", '{{"text": "{}"}}\n'),
+        ("a.json", '[{{"text": "{}"}}]'),
+        ("a.csv", 'id,text\n1,"{}"\n'),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\n{}\n"),
+    ],
+)
+def test_text_is_in_the_encoding_that_the_source_declares(
+    tmp_path: Path, text: str, encoding: str, name: str, form: str
+) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / name).write_bytes(form.format(text).encode(encoding))
+    (folder / f"new{Path(name).suffix}").write_bytes(form.format(text * 2).encode())
+
+    found, stats = snapshot(files_source(folder, encoding=encoding), tmp_path / "raw")
+
+    assert {row["text"] for row in found} == {text, text * 2}
+    assert stats["decoded"] == {encoding: 1} and stats["dropped"] == {}
+
+
+def test_text_that_is_not_in_the_declared_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("ポンプは毎週開きます。".encode("shift_jis") + b"\xff")
+    with pytest.raises(UserError, match=r"is not UTF-8, nor shift_jis (?s:.*)Set `encoding`"):
+        snapshot(files_source(tmp_path / "a.txt", encoding="shift_jis"), tmp_path / "raw")
+
+
+def test_a_page_in_an_encoding_that_cannot_be_told_is_named(tmp_path: Path) -> None:
+    page = "<html><body><p>Największy zawór otwiera się później.</p></body></html>"
+    (tmp_path / "a.html").write_bytes(page.encode("iso8859_2"))
+    with pytest.raises(UserError, match=r"a.html: the file is not UTF-8.*Set `encoding`"):
+        snapshot(files_source(tmp_path / "a.html"), tmp_path / "raw")
+
+
+def test_damaged_utf_8_is_not_taken_for_the_declared_encoding(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Größe über alles, schön".encode() + b"\xf6")
+    with pytest.raises(UserError, match=r"a.txt: the file is not UTF-8, nor cp1250"):
+        snapshot(files_source(tmp_path / "a.txt", encoding="cp1250"), tmp_path / "raw")
+
+
+@pytest.mark.parametrize("name", ["utf-16", "hex", "klingon"])
+def test_an_encoding_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' is not the name of a text encoding"):
+        files_source(tmp_path, encoding=name)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl", "a.json"])
