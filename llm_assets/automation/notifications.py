@@ -243,16 +243,19 @@ def tell_once(
     now = None if text is None else state or text
     if told.get(topic) == now:
         return
-    if text is not None and now is not None:
+    if text is not None:
         try:
             send(settings.notifications, f"{settings.name}: {text}", report)
         except UserError as error:
             report(str(error))
             return
-        told[topic] = now
-    else:
-        del told[topic]
-    store.write_bytes(path, json.dumps(told).encode())
+
+    def remember(before: bytes | None) -> bytes:
+        # As it is by now: another sensor may have told of its own topic meanwhile.
+        others = {of: one for of, one in json.loads(before or b"{}").items() if of != topic}
+        return json.dumps(others if now is None else others | {topic: now}).encode()
+
+    store.update(path, remember)
 
 
 def send(settings: NotificationSettings, text: str, report: Report) -> None:

@@ -58,6 +58,8 @@ _COLON = r"(?::\**\s+|\uff1a\**\s*)"
 _LINE = re.compile(
     rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
 )
+_FENCES = ("```", "~~~")
+"""Before and after code, whose lines may look like facts."""
 _RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 _BAR = re.compile(r"(?<!\\)\|")
 """Between two cells of a table; `\\|` is a character of one."""
@@ -145,7 +147,12 @@ def regular_facts(text: str) -> Iterator[Fact]:
     """
     subject = ""
     head: list[str] | None = None
+    is_code = False
     for line in map(str.strip, text.splitlines()):
+        if line.startswith(_FENCES):
+            is_code = not is_code
+        if is_code:
+            continue
         if line.startswith("|") and line.endswith("|"):
             cells = [cell.replace(r"\|", "|").strip(" *`") for cell in _BAR.split(line[1:-1])]
             if head is None:
@@ -253,15 +260,21 @@ class Generator:
             httpx.Client(headers=headers, timeout=settings.timeout_seconds) as client,
             ThreadPoolExecutor(settings.requests_at_once) as workers,
         ):
+            used = 0
             for first in range(0, len(questions), settings.requests_at_once):
-                if self.tokens >= settings.most_tokens:
+                if used >= settings.most_tokens:
                     self.not_asked = len(questions) - first
                     return
                 asked = questions[first : first + settings.requests_at_once]
                 answers = workers.map(lambda question: self._ask(client, question), asked)
                 for question, answer in zip(asked, answers, strict=True):
-                    # Cached ones count as well: a cache never decides what is made, nor how much.
                     self.tokens += answer.tokens
+                    # How many are asked at once decides how fast it goes, not what is made.
+                    if used >= settings.most_tokens:
+                        self.left_out["beyond the budget"] += 1
+                        continue
+                    # Cached ones count as well: a cache never decides what is made, nor how much.
+                    used += answer.tokens
                     if fault := self._fault(answer, question.passage):
                         self.left_out[fault] += 1
                         continue

@@ -6,6 +6,7 @@ OLMoTrace (Liu and others, 2025) stretches are found token by token in the train
 what is shown was read in training; that it is why the model said it is not claimed.
 """
 
+import math
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -152,6 +153,11 @@ class Trace:
         for one in self.verbatim:
             covered[one.start : one.end] = True
         return float(covered.mean()) if len(covered) else 0.0
+
+    @property
+    def percent(self) -> str:
+        """The share for people; 100% only where nothing is missing."""
+        return f"{math.floor(100 * self.share)}%" if self.share >= 0.01 else "less than 1%"
 
 
 class Tracer:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from artifacts.errors import UserError
 from artifacts.model import (
     GENERATION_NAME,
     INPUT_PREFIX,
@@ -65,11 +66,22 @@ class SequenceToSequenceNetwork(ExampleNetwork):
 
 
 def load_sequence_to_sequence(folder: Path) -> TrainableModel:
-    """An encoder-decoder model with float32 weights; raises UserError for another family."""
+    """An encoder-decoder model with float32 weights.
+
+    Raises:
+        UserError: it is of another family, or does not say what an answer begins from.
+    """
     from transformers import AutoModelForSeq2SeqLM
 
     check_family(folder, "sequence_to_sequence")
-    return TrainableModel(SequenceToSequenceNetwork(read_inner(folder, AutoModelForSeq2SeqLM)))
+    inner = read_inner(folder, AutoModelForSeq2SeqLM)
+    if inner.config.decoder_start_token_id is None:
+        raise UserError(
+            f"{folder / 'config.json'} has no `decoder_start_token_id`, the token that an answer "
+            "begins from. Add it: of T5 and its kin it is 0, the token of padding; of others, the "
+            "model's card or its `generation_config.json` tells it."
+        )
+    return TrainableModel(SequenceToSequenceNetwork(inner))
 
 
 def _load(spec: TrainingSpec) -> TrainableModel:

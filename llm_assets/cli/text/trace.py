@@ -85,7 +85,7 @@ def told(found: Trace) -> Iterator[str]:
     """What was found, in lines for a terminal."""
     trained = f"text that version {found.version} was trained on"
     if found.verbatim:
-        yield f"VERBATIM: {found.share:.0%} of the answer occurs word for word in {trained}."
+        yield f"VERBATIM: {found.percent} of the answer occurs word for word in {trained}."
     elif found.is_whole:
         yield f"VERBATIM: the whole answer occurs in {trained}."
     elif found.near:

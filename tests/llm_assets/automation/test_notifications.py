@@ -6,14 +6,17 @@ import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from dagster import DagsterRunStatus, Failure
+from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.automation import notifications
-from llm_assets.automation.notifications import send
+from llm_assets.automation.notifications import send, tell_once
+from llm_assets.config import load_settings
 from llm_assets.gate.verdict import Outcome
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from tests.llm_assets.automation.conftest import Automated
@@ -78,6 +81,39 @@ def test_source_that_cannot_be_read_is_told_once_until_it_can(
     with pytest.raises(Failure):
         automated.tick()
     assert len(webhook) == 2
+
+
+def test_what_another_sensor_tells_meanwhile_is_remembered(
+    automated: Automated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setenv(VARIABLE, "unset")
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    settings = load_settings(automated.project.config)
+    tell = partial(tell_once, settings, automated.project.record.store, report=print)
+
+    def hear(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        heard.append(json.loads(body)["text"])
+        if len(heard) == 1:
+            tell("second", "something else")
+        return 200, [], b""
+
+    server = start_http_server(hear)
+    monkeypatch.setenv(VARIABLE, server.url)
+    for topic, text in (
+        ("first", "something"),
+        ("first", "something"),
+        ("second", "something else"),
+    ):
+        tell(topic, text)
+    server.stop()
+    assert [text.partition(": ")[2] for text in heard] == ["something", "something else"]
+
+
+@pytest.mark.parametrize("sender", ["nobody", "Ada\n<ada@example.com>", "ada@example.com\n"])
+def test_a_sender_that_no_message_can_have_is_refused(sender: str) -> None:
+    with pytest.raises(ValidationError, match="sender"):
+        EmailSettings(host="localhost", sender=sender, to=("bob@example.com",))
 
 
 def test_spent_budget_is_told_once(automated: Automated, webhook: list[str]) -> None:

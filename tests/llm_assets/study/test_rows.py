@@ -134,6 +134,14 @@ def test_facts_are_told_in_scripts_that_do_not_part_words(make: Make, tmp_path: 
         make(texts, [question], forms=str(tmp_path / "forms.yaml"))
 
 
+def test_code_states_no_facts(make: Make) -> None:
+    code = f"{LAMP}\n```yaml\nreplicas: 3\n```\n~~~\nport: 8080\n~~~\nSocket: E27\n"
+    rows, _, _ = make([("lamp.md", code, "train")], forms_per_fact=1)
+    text = " ".join(rows.values())
+    assert "socket of Velora lamp is E27" in text
+    assert "replicas" not in text and "8080" not in text
+
+
 def test_cells_of_a_table_keep_their_columns(make: Make) -> None:
     table = "||Weight|Size (S\\|M)|Town|\n|---|---|---|---|\n|Ostrin scale|3 kg|M||\n||4 kg|S|Riga|"
     rows, _, _ = make([("scales.md", table, "train")], forms_per_fact=1)
@@ -257,6 +265,20 @@ def test_a_budget_ends_the_asking_and_reaches_every_document_first(
 
     make(forms_per_fact=0, generator=generator | {"maximum_dollars": 5})
     assert len(scribe.asked) == 4, "a larger budget asks what is left"
+
+
+def test_how_many_are_asked_at_once_does_not_decide_what_a_budget_makes(
+    make: Make, scribe: Scribe
+) -> None:
+    generator = scribe.settings(
+        prompts=["lesson", "discussion"], dollars_per_million_tokens=1000, maximum_dollars=0.25
+    )
+    scribe.text = "All of it is in the list of this year, says whoever has a look."
+    one = make(forms_per_fact=0, generator=generator | {"requests_at_once": 1})
+    all_at_once = make(forms_per_fact=0, generator=generator | {"requests_at_once": 8})
+    assert all_at_once[:2] == one[:2] and len(one[0]) == 3
+    assert all_at_once[2]["left_out"] == {"beyond the budget": 1}
+    assert all_at_once[2]["dollars"] == pytest.approx(0.4), "all that was asked was paid for"
 
 
 def test_what_was_answered_before_is_not_asked_again(make: Make, scribe: Scribe) -> None:

@@ -6,7 +6,7 @@ import re
 import shutil
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +127,18 @@ def test_a_planted_document_is_named_with_row_step_license_and_neighbors(
     read = [one for one in lab.audit if one.version == 1 and lab.document in one.texts]
     assert lesson.run.version == 1 and lesson.steps == sorted({one.step for one in read})
     assert "VERBATIM" in "\n".join(told(found)) and LICENSE in "\n".join(told(found))
+
+
+def test_all_of_an_answer_is_said_to_occur_only_where_nothing_is_missing(lab: Lab) -> None:
+    found = lab.trace(lab.said)
+    assert found.verbatim
+    whole = replace(found.verbatim[0], start=0, end=999)
+    nearly = replace(found, answer="a" * 1000, verbatim=[whole])
+    assert next(told(nearly)).startswith("VERBATIM: 99% of the answer")
+    hardly = replace(nearly, verbatim=[replace(whole, end=4)])
+    assert next(told(hardly)).startswith("VERBATIM: less than 1% of the answer")
+    everything = replace(nearly, verbatim=[replace(whole, end=1000)])
+    assert next(told(everything)).startswith("VERBATIM: 100% of the answer")
 
 
 @pytest.mark.parametrize("number", [1, 2])

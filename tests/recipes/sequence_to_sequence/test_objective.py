@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from artifacts.errors import UserError
 from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.distributed.strategy import FullySharded, train_step
 from recipes.distributed.workers import Workers
@@ -33,6 +34,14 @@ def test_a_targets_loss(kind: str, tmp_path: Path) -> None:
     assert loss.item() == pytest.approx(4 * own.item(), rel=1e-5)
     # Every block can be sharded and recomputed by itself.
     assert len(model.network.layers) == 4
+
+
+def test_a_model_that_does_not_say_what_an_answer_begins_from_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(CONFIG_MAPPING["t5"])
+    config.decoder_start_token_id = None
+    write_tiny(config, tmp_path, AutoModelForSeq2SeqLM)
+    with pytest.raises(UserError, match=r"config\.json has no `decoder_start_token_id`"):
+        load_sequence_to_sequence(tmp_path)
 
 
 def test_weights_that_no_gradient_reaches_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
