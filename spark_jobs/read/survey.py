@@ -15,6 +15,7 @@ from spark_jobs.read.language import guess_language
 from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
 
+ASCII = bytes(range(128))
 ROWS = ("json", "csv", "parquet", "archive", "mail", "xml")
 """Formats whose files hold many documents, so that a look may end in the middle of one."""
 
@@ -25,8 +26,10 @@ class TextSurvey:
 
     documents: float = 0.0
     """That cleaning can keep: long enough, and the same text once."""
-    characters: float = 0.0
-    """Of these."""
+    bytes: float = 0.0
+    """Of these, in UTF-8."""
+    beyond_ascii: float = 0.0
+    """Of these bytes, those of characters beyond ASCII."""
     copies: float = 0.0
     """Documents whose very text another one has."""
     short: float = 0.0
@@ -148,7 +151,9 @@ class _Look:
             kind.counts["documents"] += 1
             if language := guess_language(text):
                 self._found.languages[language] += 1
-            kind.counts["characters"] += len(document.text)
+            content = document.text.encode()
+            kind.counts["bytes"] += len(content)
+            kind.counts["beyond_ascii"] += len(content.translate(None, ASCII))
 
     def _set_aside(self, fault: Fault) -> None:
         found = self._found

@@ -392,8 +392,7 @@ def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
     most = TRAINING_SECONDS * preflight.tokens_per_second(preflight.PARAMETERS) / TOKENS_PER_STEP
     wanted = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
     steps = max(LEAST_STEPS, round(min(most, wanted)))
-    of_document = text.characters / documents / preflight.CHARACTERS_PER_TOKEN
-    length = 512 if of_document >= LONG_DOCUMENT_TOKENS else 256
+    length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
     split = {"validation": 0.05, "held_out": share or 0.05}
     return {
@@ -424,7 +423,7 @@ def _costs(settings: PipelineSettings, text: preflight.TextEstimate) -> list[str
     steps = settings.checkpoint.budget.steps or 0
     seconds = steps * TOKENS_PER_STEP / preflight.tokens_per_second(preflight.PARAMETERS)
     base = preflight.Base(preflight.PARAMETERS * 4, preflight.PARAMETERS)
-    gigabytes = preflight.bytes_written(settings, base, text.characters, steps) / 1e9
+    gigabytes = preflight.bytes_written(settings, base, text.bytes, steps) / 1e9
     whole = seconds + preflight.OTHER_SECONDS
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "

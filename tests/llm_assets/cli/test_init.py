@@ -82,14 +82,14 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
     assert seconds == pytest.approx(TRAINING_SECONDS, rel=0.02)
 
 
-def test_too_few_held_out_documents_are_told_before_any_work(manuals: Path) -> None:
-    settings = settings_for(manuals)
+def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path) -> None:
+    settings = settings_for(write_files(tmp_path / "manuals", pages(tiny_texts(260))))
     split = settings.clean_corpus.split.model_copy(update={"held_out": 0.05})
     few = settings.model_copy(
         update={"clean_corpus": settings.clean_corpus.model_copy(update={"split": split})}
     )
 
-    with pytest.raises(UserError, match=r"About 14 of 288 documents(?s:.*)held_out: 0.21`"):
+    with pytest.raises(UserError, match=r"About 12 of 248 documents(?s:.*)held_out: 0.25`"):
         preflight(few)
     (told,) = [one for one in preflight(few, is_judged=False).notes if "steps read about" in one]
     # `init` chose steps for one pass, of whose rows some replay other text.
@@ -176,6 +176,19 @@ def test_text_that_is_not_english_is_told_of_the_english_base_model(
         assert note.startswith(f"100% of the documents seem to be in {language}; the default base")
 
 
+@pytest.mark.parametrize(
+    ("text", "characters_per_token"), [("The valve opens {n}. ", 4), (GERMAN, 4), (JAPANESE, 0.67)]
+)
+def test_tokens_are_estimated_by_the_script(
+    tmp_path: Path, text: str, characters_per_token: float
+) -> None:
+    texts = [(text.format(n=number) + "\n") * 8 for number in range(80)]
+    started = start(write_files(tmp_path / "manuals", pages(texts)))
+    (told,) = [note for note in started.notes if "documents, about" in note]
+    tokens = int(re.search(r"about ([\d,]+) tokens", told)[1].replace(",", ""))  # type: ignore[index]
+    assert tokens == pytest.approx(sum(map(len, texts)) / characters_per_token, rel=0.1)
+
+
 def test_a_second_project_gets_another_port_while_the_first_one_serves(manuals: Path) -> None:
     with ExitStack() as stack:
         with suppress(OSError):  # An endpoint of this machine's user may have it already.
@@ -246,7 +259,9 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
     settings = settings_for(manuals)
     for number in range(5):
         (manuals / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
-    assert "set aside: 5 not utf8" in preflight(settings).text.lines(None)
+    told = preflight(settings).text.lines(None)
+    assert "set aside: 5 not utf8" in told
+    assert "to read text that is not UTF-8: set `encoding` of its source" in told
     (source,) = own_text(settings).sources
     stop = source.model_copy(update={"on_bad_file": "stop"})
     raw = settings.raw_corpus.model_copy(update={"sources": [stop]})
