@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from artifacts.numbers import ends_of, sorted_unique
-from spark_jobs.words import UNSPACED
+from artifacts.words import UNSPACED
 
 # Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
 # no UTF-8 can hold.
@@ -137,7 +137,7 @@ def sum_words(folded: list[str], parts_characters: bool = True) -> WordSums:
     Args:
         folded: texts as `fold` leaves them: words parted by single spaces.
         parts_characters: whether each character is a word where a script does not part words
-            (`spark_jobs.words`).
+            (`artifacts.words`).
     """
     content, starts, ends = find_words(folded, parts_characters)
     sums = _prefix_sums(content)

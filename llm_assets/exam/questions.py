@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
+from artifacts.words import SEARCH_TERMS, continue_with, holds, split_passages
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import CLOSED_BOOK, EXAM_TASKS, METRIC, QUESTIONS_NAME, read_questions
 from recipes.evaluation.settings import TASK_SCORES_NAME
 from spark_jobs.read.facts import Fact, Forms, read_facts, read_forms, states
 from spark_jobs.runtime.parquet import find_parts
-from spark_jobs.words import SEARCH_TERMS, continue_with, holds, split_passages
 
 CODE_VERSION = "3"
 LIBRARIES = frozenset({"bm25s"})

@@ -21,6 +21,7 @@ from artifacts.cache import cached
 from artifacts.errors import UserError, shown_in_line
 from artifacts.progress import Report
 from artifacts.store.identity import hash_json
+from artifacts.words import WORD, count_words, split_passages, word_ngrams
 from llm_assets.study.settings import (
     PROMPTS,
     SOURCE,
@@ -32,7 +33,6 @@ from spark_jobs.read.document import DERIVED, Document, to_table
 from spark_jobs.read.facts import Fact, read_facts, read_forms, states, tell
 from spark_jobs.read.opened import UniqueIds
 from spark_jobs.runtime.parquet import find_parts, write_table
-from spark_jobs.words import WORD, count_words, split_passages, word_ngrams
 
 # The facts that documents hold, told in many forms; no model is needed.
 GENERAL_FORMS = (

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from artifacts.model import (
     read_tokenizer,
 )
 from artifacts.shards.format import ShardStats
+from artifacts.words import WORD
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
 from recipes.evaluation.bits import as_served, generate
@@ -119,21 +121,39 @@ class TargetScorer(Scorer):
     def score(
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
     ) -> ExampleScores:
-        from rouge_score.rouge_scorer import RougeScorer
-
         tokenizer = read_tokenizer(folder)
         model = load_sequence_to_sequence(folder).network.inner.eval().to(local_device())
         given = [example.input_tokens for example in examples]
         options = _generation(self.settings, stats) | {"max_length": None}
         written = generate(as_served(model), tokenizer, given, **options)
         wanted = [tokenizer.decode(e.target_tokens, skip_special_tokens=True) for e in examples]
-        scorer = RougeScorer(list(ROUGE), use_stemmer=True)
-        scores = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
-        values = {name: np.array([one[name].fmeasure for one in scores]) for name in ROUGE}
+        values = rouge(wanted, written)
         matches = [w.strip() == g.strip() for w, g in zip(wanted, written, strict=True)]
         values["exact_match"] = np.array(matches, float)
         shown = samples(tokenizer, examples, given[:SHOWN], written)
         return ExampleScores(values, samples=shown)
+
+
+def rouge(wanted: Sequence[str], written: Sequence[str]) -> dict[str, np.ndarray]:
+    """Name of each of `ROUGE` to the F-measures of texts, shape (texts,); of empty ones 0.
+
+    Of English text they are rouge-score's own. Its words have no other letters than a to z, so
+    that text in other scripts would have none.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    english = DefaultTokenizer(use_stemmer=True)
+
+    class Words:
+        def tokenize(self, text: str) -> list[str]:
+            words = WORD.findall(text.lower())
+            stems = (english.tokenize(word) if word.isascii() else [word] for word in words)
+            return list(chain.from_iterable(stems))
+
+    scorer = RougeScorer(list(ROUGE), tokenizer=Words())
+    scores = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
+    return {name: np.array([one[name].fmeasure for one in scores]) for name in ROUGE}
 
 
 def targets(settings: SequenceToSequenceSettings) -> Objective:

@@ -25,6 +25,7 @@ from artifacts.errors import DamagedArtifact, UserError
 from artifacts.numbers import ends_of, run_starts
 from artifacts.progress import Report
 from artifacts.storage import files
+from artifacts.words import has_unspaced
 from spark_jobs.clean.prepare import PreparedPart
 from spark_jobs.decontaminate.overlap import (
     NGrams,
@@ -36,7 +37,6 @@ from spark_jobs.decontaminate.overlap import (
 from spark_jobs.runtime.parquet import Part, read_table, to_parquet, to_stream
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.text import Shingles, fold, sum_words
-from spark_jobs.words import has_unspaced
 
 FORGOTTEN, SIMILAR = "forgotten", "similar_to_forgotten"
 """Reasons of what is left out since somebody asked for it, and of what holds its text; documents

@@ -16,10 +16,10 @@ from pydantic import Field, ValidationError
 from artifacts.errors import UserError
 from artifacts.settings import Settings, read_yaml
 from artifacts.store.identity import hash_json
+from artifacts.words import holds, word_ngrams
 from spark_jobs.read.document import Document
 from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
 from spark_jobs.read.settings import Facts
-from spark_jobs.words import holds, word_ngrams
 
 COLUMNS = ("subject", "relation", "value")
 LEAK_WORDS = 5

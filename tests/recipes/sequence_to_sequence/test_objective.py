@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rouge_score.rouge_scorer import RougeScorer
 from transformers import AutoModelForSeq2SeqLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -12,7 +13,7 @@ from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.distributed.strategy import FullySharded, train_step
 from recipes.distributed.workers import Workers
 from recipes.optimization import build_optimizers
-from recipes.sequence_to_sequence.objective import load_sequence_to_sequence
+from recipes.sequence_to_sequence.objective import ROUGE, load_sequence_to_sequence, rouge
 from recipes.settings import OptimizerSettings
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny_models import encoder_decoder
@@ -42,6 +43,27 @@ def test_a_model_that_does_not_say_what_an_answer_begins_from_is_refused(tmp_pat
     write_tiny(config, tmp_path, AutoModelForSeq2SeqLM)
     with pytest.raises(UserError, match=r"config\.json has no `decoder_start_token_id`"):
         load_sequence_to_sequence(tmp_path)
+
+
+def test_rouge_of_english_is_that_of_rouge_score() -> None:
+    wanted = ["The pumps are running; check 3 valves_now.", "It's closed", "", "Opening the valve"]
+    written = ["A pump runs, checks the 3 valves now", "it is closing", "x", "opened valves"]
+    scorer = RougeScorer(list(ROUGE), use_stemmer=True)
+    scores = [scorer.score(w, g) for w, g in zip(wanted, written, strict=True)]
+    for name, values in rouge(wanted, written).items():
+        assert values.tolist() == [one[name].fmeasure for one in scores]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "written", "share"),
+    [
+        ("水泵每周打开一次", "水泵每月打开一次", 7 / 8),
+        ("Größe und Gewicht der Düse", "Größe der Düse", 2 * 3 / (5 + 3)),
+        ("Клапан открыт", "Клапан закрыт", 1 / 2),
+    ],
+)
+def test_rouge_counts_words_of_every_script(wanted: str, written: str, share: float) -> None:
+    assert rouge([wanted], [written])["rouge1"].tolist() == [pytest.approx(share)]
 
 
 def test_weights_that_no_gradient_reaches_do_not_keep_a_run_from_going_on(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.words import (
+from artifacts.words import (
     SEARCH_TERMS,
     UNSPACED,
     continue_with,
