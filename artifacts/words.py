@@ -96,4 +96,6 @@ def continue_with(text: str, value: str) -> str:
 
 def _quarters(word: str) -> int:
     """How much a word, or a character of one, counts, in quarters of a word."""
+    if len(word) > 1 or word.isascii():
+        return 4
     return next((share for of, share in _WORD_SHARES if of.match(word)), 4)
