@@ -43,7 +43,8 @@ _TASKS: dict[PromptName, str] = {
 }
 _RULES = (
     "Use only what the text says, with its names and numbers exactly as they are. Name the subject "
-    "in every sentence, since nobody will have the text at hand. Give only what was asked for."
+    "in every sentence, since nobody will have the text at hand. Write in the language of the "
+    "text. Give only what was asked for."
 )
 PROMPTS: dict[PromptName, str] = {name: f"{task} {_RULES}" for name, task in _TASKS.items()}
 """Name to instruction, which is followed by the passage."""
