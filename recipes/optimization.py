@@ -86,12 +86,12 @@ def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Opti
     Matrices decay; norms and biases do not. Muon (Jordan et al., 2024) takes AdamW's learning rate,
     its updates being scaled to the same size (Liu et al., 2025).
     """
-    in_layers = {id(p) for p in model.network.layers.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    muon = [p for p in trained if p.ndim == 2 and id(p) in in_layers]
     if settings.name == "adamw":
-        return [adamw(trained, settings)]
-    by_muon = {id(p) for p in muon}
+        return [adamw(model, settings)]
+    in_layers = {id(p) for p in model.network.layers.parameters()}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    of_layers = [(name, p) for name, p in trained if p.ndim == 2 and id(p) in in_layers]
+    muon = [p for name, p in of_layers if _is_matrix(name, p)]
     return [
         # Of matrices that are split over workers, DTensor gathers what its products need.
         torch.optim.Muon(
@@ -100,7 +100,7 @@ def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Opti
             weight_decay=settings.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         ),
-        adamw([p for p in trained if id(p) not in by_muon], settings),
+        adamw(model, settings, without=muon),
     ]
 
 
@@ -108,21 +108,38 @@ AdamW = TypeVar("AdamW", bound=torch.optim.AdamW)
 
 
 def adamw(
-    parameters: list[nn.Parameter],
+    model: nn.Module,
     settings: OptimizerSettings,
     kind: type[AdamW] = torch.optim.AdamW,
+    without: Sequence[nn.Parameter] = (),
 ) -> AdamW:
-    """AdamW, or a kind of it, under which matrices decay and norms and biases do not."""
+    """AdamW, or a kind of it, under which matrices decay and norms and biases do not.
+
+    Args:
+        without: parameters that another optimizer trains.
+    """
+    others = set(map(id, without))
+    trained = [
+        (name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in others
+    ]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [p for name, p in trained if _is_matrix(name, p) == decays],
+            "weight_decay": settings.weight_decay if decays else 0.0,
+        }
+        for decays in (True, False)
     ]
     return kind(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
         betas=settings.betas,
-        **device_of(parameters[0].device).adamw,
+        **device_of(trained[0][1].device).adamw,
     )
+
+
+def _is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    # The biases of a mixture's experts have two dimensions, too, of which one counts the experts.
+    return parameter.ndim >= 2 and not name.endswith("bias")
 
 
 def set_learning_rate(optimizers: Optimizers, learning_rate: float) -> None:

@@ -105,8 +105,7 @@ class Zero(Strategy):
         # It would compile an operator for inference at its first start, for minutes.
         deepspeed.ops.__compatible_ops__ = {}
         self.model, self._workers, self._scratch = model, workers, scratch
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimizer = adamw(trained, optimizer, GuardedAdamW)
+        self._optimizer = adamw(model, optimizer, GuardedAdamW)
         self._engine, *_ = deepspeed.initialize(
             model=model, optimizer=self._optimizer, config=configuration
         )

@@ -57,9 +57,8 @@ class Xla(FullySharded):
         _move(model, workers.device)
         for parameter in model.parameters():
             self._lay_out(parameter)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         super().__init__(
-            model, [adamw(trained, settings)], settings.gradient_clip, precision, workers.device
+            model, [adamw(model, settings)], settings.gradient_clip, precision, workers.device
         )
         self._begin_optimizers()
         self._lay_out_moments()
