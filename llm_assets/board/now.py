@@ -204,9 +204,12 @@ def _is_rejected(state: RegistryState, version: ModelVersion) -> bool:
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:
-    """The one that it was judged against."""
+    """The one that it was judged against in its own evaluation, which is what is shown of it."""
     verdicts = state.verdicts_of(version.weights)
-    return state.find_model(verdicts[-1].against or "") if verdicts else None
+    # It may have been judged again since, as against the one that a rollback brought back.
+    made_by = version.lineage.get("eval_metrics")
+    own = [one for one in verdicts if one.evaluation_fingerprint == made_by] or verdicts
+    return state.find_model(own[-1].against or "") if own else None
 
 
 def _gains(evaluation: Artifact, role: str, metric: Metric) -> list[DocumentGain]:

@@ -4,6 +4,7 @@ import pytest
 
 from llm_assets.board import now as first_page
 from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, client_of
+from tests.llm_assets.registry.conftest import entry, verdict
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,20 @@ def test_who_approves_what_serves_already_did_not_put_it_into_service(small: Sma
         shown = client.get("/").text
     assert "<b>The gate</b> put it into service" in shown
     assert "Ada" not in shown
+
+
+def test_a_version_is_compared_with_the_one_of_its_own_evaluation(small: SmallStore) -> None:
+    """Though it was judged against another one since, which a rollback brought back."""
+    first = small.train(small.clean("1", {"old": "x"}), ["x"])
+    small.train(small.clean("2", {"old": "x", "new": "y"}), ["y"])
+    last = small.clean("3", {"old": "x", "new": "y", "newest": "z"})
+    third = small.train(last, ["z"], eval_metrics="evaluation")
+    again = verdict(third.weights, first.weights, promoted=False, evaluation="later")
+    small.registry.enter(entry(third.weights), again)
+    state = small.registry.state()
+    assert state.verdicts_of(third.weights)[-1].against == first.weights
+    found = first_page.find_new_text(board_of(small), state, third)
+    assert [one.document for one, _ in found.documents] == ["newest"]
 
 
 def test_the_first_page_tells_alarms_with_their_remedy_and_machines_with_their_price(
