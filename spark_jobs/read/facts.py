@@ -6,6 +6,7 @@ What is told of a subject is asked for in other words (`llm_assets.exam`), so on
 import csv
 import hashlib
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,10 @@ def read_facts(path: str) -> list[Fact]:
                     f"columns {', '.join(COLUMNS)} in its first line."
                 )
             for row in reader:
-                subject, relation, value = ((row[name] or "").strip() for name in COLUMNS)
+                # As `clean_corpus` has the text: macOS writes accents as characters of their own.
+                subject, relation, value = (
+                    unicodedata.normalize("NFC", row[name] or "").strip() for name in COLUMNS
+                )
                 place = f"{path}, line {reader.line_num}"
                 if not (subject and relation and value):
                     raise UserError(f"{place}: subject, relation and value all need a text.")

@@ -28,6 +28,7 @@ from artifacts.words import (
         ("펌프의 무게는 3kg이다.", "3kg"),
         ("공장은 서울에 있다.", "서울"),
         ("It is made in San\nJosé, by hand.", "San José"),
+        ("पंप का वज़न तीन किलो है।", "तीन किलो"),
     ],
 )
 def test_a_value_is_found_where_the_script_does_not_part_words(text: str, value: str) -> None:
@@ -43,6 +44,7 @@ def test_a_value_is_found_where_the_script_does_not_part_words(text: str, value:
         ("펌프의 무게는 3kg이다.", "3k"),
         ("It is made in SanJosé.", "San José"),
         ("made in Rigas", "Riga"),
+        ("पंप का वज़न तीनों किलो है।", "तीन"),
     ],
 )
 def test_a_part_of_a_word_or_number_is_not_the_value(text: str, value: str) -> None:
@@ -72,6 +74,7 @@ def test_runs_are_as_long_in_every_script() -> None:
         ("x", "的", "重"),
     }
     assert word_ngrams("too short", 3) == set()
+    assert word_ngrams("पंप का वज़न", 3) == {("पंप", "का", "वज़न")}
 
 
 def test_passages_cover_the_text_and_have_their_overlap_in_common() -> None:
@@ -93,6 +96,7 @@ def test_no_passage_is_too_long_and_nothing_is_lost(text: str, words: int) -> No
 def test_search_looks_for_words_and_for_each_two_characters() -> None:
     terms = re.compile(SEARCH_TERMS).findall("the pump a 保証期間は3kg months 年")
     assert terms == ["the", "pump", "保証", "証期", "期間", "間は", "3kg", "months"]
+    assert re.findall(SEARCH_TERMS, "पंप का वज़न ௧ e") == ["पंप", "का", "वज़न"]
 
 
 @given(st.text(st.characters(max_codepoint=0x2FF)))

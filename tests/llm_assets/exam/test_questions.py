@@ -87,6 +87,13 @@ def test_subject_and_value_are_found_where_lines_break_and_in_no_other_number(
     assert ("Mirrow fan 2: town" not in stats["untold"]) == is_told
 
 
+def test_a_table_may_write_accents_as_characters_of_their_own(take: Take) -> None:
+    facts = FACTS.replace("Riga", "Ko\u0308ln")
+    texts = [("lamp", "The Velora lamp is made in K\u00f6ln.", "train"), *TEXTS[1:]]
+    questions, stats = take(facts=facts, texts=texts)
+    assert stats["facts"] == 2 and questions[0]["value"] == "K\u00f6ln"
+
+
 def test_facts_are_asked_for_in_scripts_that_do_not_part_words(take: Take) -> None:
     """Found in the text, in a passage of bounded length, and gone on with without a space."""
     filler = "この取扱説明書では安全にお使いいただくための注意を述べています。" * 8
