@@ -158,8 +158,8 @@ class AutomationSettings(Settings):
         return min(limits, default=None)
 
 
-Address = Annotated[str, Field(pattern=r"^[^\r\n]+@[^\r\n]+$")]
-"""Of e-mail, in one line, as a message's head has it."""
+EmailAddress = Annotated[str, Field(pattern=r"^[^\r\n]+@[^\r\n]+$")]
+"""In one line, as a message's head has it."""
 
 
 class EmailSettings(Settings):
@@ -170,9 +170,9 @@ class EmailSettings(Settings):
     valid; for an authority of your own, set `SSL_CERT_FILE`."""
     port: int = Field(default=587, ge=1, le=65_535)
     """Port 465 is encrypted from the start and 587 with STARTTLS; any other is not encrypted."""
-    sender: Address
+    sender: EmailAddress
     """The sender's address; also the user name if there is a password."""
-    to: tuple[Address, ...] = Field(min_length=1)
+    to: tuple[EmailAddress, ...] = Field(min_length=1)
     """The recipients' addresses."""
     password_variable: str | None = None
     """Environment variable that holds the password; if unset, there is no login."""

@@ -89,9 +89,11 @@ def build_optimizers(model: TrainableModel, settings: OptimizerSettings) -> Opti
     if settings.name == "adamw":
         return [adamw(model, settings)]
     in_layers = {id(p) for p in model.network.layers.parameters()}
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    of_layers = [(name, p) for name, p in trained if p.ndim == 2 and id(p) in in_layers]
-    muon = [p for name, p in of_layers if _is_matrix(name, p)]
+    muon = [
+        p
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.ndim == 2 and id(p) in in_layers and _is_matrix(name, p)
+    ]
     return [
         # Of matrices that are split over workers, DTensor gathers what its products need.
         torch.optim.Muon(

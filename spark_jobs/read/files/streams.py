@@ -370,11 +370,12 @@ def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
     try:
         return found.decode("utf-8-sig"), None
     except UnicodeDecodeError:
-        if declared and not _is_damaged_utf_8(found):
+        if declared is None:
+            text = found.decode(WINDOWS_1252, "replace")
+            if _is_western(text):
+                return text, WINDOWS_1252
+        elif not _is_damaged_utf_8(found):
             return found.decode(declared), declared
-        text = found.decode(WINDOWS_1252, "replace")
-        if not declared and _is_western(text):
-            return text, WINDOWS_1252
         raise
 
 
