@@ -150,7 +150,8 @@ def regular_facts(text: str) -> Iterator[Fact]:
     is_code = False
     for line in map(str.strip, text.splitlines()):
         if line.startswith(_FENCES):
-            is_code = not is_code
+            is_code, head = not is_code, None
+            continue
         if is_code:
             continue
         if line.startswith("|") and line.endswith("|"):

@@ -140,6 +140,9 @@ def test_code_states_no_facts(make: Make) -> None:
     text = " ".join(rows.values())
     assert "socket of Velora lamp is E27" in text
     assert "replicas" not in text and "8080" not in text
+    begins = "```yaml\nreplicas: 3\n```\nSocket: E27\n"
+    rows, _, _ = make([("a.md", begins, "train"), ("lamp.md", LAMP, "train")], forms_per_fact=1)
+    assert {name.partition("#")[0] for name in rows} == {"lamp.md"}, "the end of code is no subject"
 
 
 def test_cells_of_a_table_keep_their_columns(make: Make) -> None:
