@@ -384,7 +384,10 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
     except FileNotFoundError as error:
         hint = f"Name another one with {variable}; `llm-assets setup` writes one."
         if variable == CONFIG_VARIABLE:
-            here = ", ".join(map(str, _pipeline_files())) or "none; `llm-assets init` writes one"
+            here = (
+                ", ".join(map(str, _pipeline_files()))
+                or "none; `llm-assets init FOLDER_OF_TEXT` writes one"
+            )
             hint = f"Name another one with --config or {variable}. Here: {here}"
         raise UserError(f"There is no settings file {path}. {hint}") from error
     except (IsADirectoryError, PermissionError) as error:

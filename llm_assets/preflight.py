@@ -294,8 +294,8 @@ def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
         )
     version = "1" if documents else "VERSION"
     return (
-        f"{told} To train anyway and decide yourself: llm-assets run --unjudged, then "
-        f'llm-assets approve {version} --reason "..."'
+        f"{told} To train anyway and decide yourself: `llm-assets run --unjudged`, then "
+        f"`llm-assets approve {version} --reason REASON`"
     )
 
 

@@ -76,7 +76,7 @@ class CheckpointConfig(Config):
     without_forgotten: int | None = Field(
         default=None,
         description="A version whose runs are repeated without what was forgotten since. "
-        "`llm-assets forget` sets it; all other settings are those of its runs.",
+        "Forgetting sets it; all other settings are those of its runs.",
     )
 
 

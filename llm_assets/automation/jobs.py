@@ -139,8 +139,9 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
     @job(
         name=settings.dagster_name("rollback"),
         config={"ops": {step: {"config": {"name": "", "reason": ""}}}},
-        description="Returns to the version before the one that serves, as `llm-assets rollback` "
-        "does: it gets all traffic as soon as it answers. Say below who decides, and why.",
+        description="Returns to the version before the one that serves, as `llm-assets rollback "
+        "--reason REASON` does: it gets all traffic as soon as it answers. Say below who decides, "
+        "and why.",
     )
     def rollback() -> None:
         roll_back_version()

@@ -101,7 +101,7 @@ def routes(board: Board) -> list[Route]:
         if content is None:
             raise HTTPException(
                 404,
-                "There is no page of this version: a base model has none, and `llm-assets forget` "
+                "There is no page of this version: a base model has none, and forgetting text "
                 "removes those of other versions",
             )
         return HTMLResponse(content, headers={"Content-Security-Policy": PAGE_POLICY})

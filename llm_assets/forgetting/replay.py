@@ -50,7 +50,7 @@ def train_once_more(
     if not first_step(runs, texts):
         raise UserError(
             f"Version {version} was not trained on anything that was forgotten, so it need not be "
-            "trained again. To forget a document: llm-assets forget ID --reason WHY --yes"
+            "trained again. To forget a document: llm-assets forget ID --reason REASON --yes"
         )
     made = replay(record.store, runs, texts, train, report)
     record.advance(made)

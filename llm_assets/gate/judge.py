@@ -150,7 +150,8 @@ def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
         if exam_decides
         else f"Only {clusters} independent held-out documents were measured; {needed}. Add "
         "documents: some of the new ones are held out, too. If more are held out than were "
-        "measured, raise `eval_metrics.held_out_tokens`. Or decide yourself: `llm-assets approve`."
+        "measured, raise `eval_metrics.held_out_tokens`. Or decide yourself: "
+        "`llm-assets approve VERSION --reason REASON`."
     )
     return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
 

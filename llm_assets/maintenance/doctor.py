@@ -379,7 +379,7 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
             yield StoreFault(place, fault, f"rebuild it, if it is current: {make_command(kind)}")
         elif fingerprint not in current and not _is_known(store, kind, fingerprint):
             fault = f"{name}, behind version(s) {numbers}, is gone, and so is its manifest"
-            remedy = "`llm-assets explain` describes them without it"
+            remedy = "`llm-assets explain VERSION` describes them without it"
             yield StoreFault(place, fault, remedy, is_fault=False)
 
 
@@ -435,7 +435,9 @@ def check_retired(store: Store) -> Iterator[StoreFault]:
                 find_manifest(store, kind, fingerprint)
             except DamagedArtifact:
                 place = layout.retired(kind, fingerprint)
-                then = "`llm-assets explain` then says less about the versions built from it"
+                then = (
+                    "`llm-assets explain VERSION` then says less about the versions built from it"
+                )
                 yield _aside(store, place, "cannot be read", then)
 
 

@@ -70,7 +70,7 @@ def weights_fingerprint(artifact: Artifact, folder: str = "") -> str:
 
 CARD_NAME = "card.md"
 FIGURES = "## Figures"
-PAGE_LINE = "- Page: [page.html](page.html), as of its verdict; `llm-assets forget` may remove it"
+PAGE_LINE = "- Page: [page.html](page.html), as of its verdict; forgetting text may remove it"
 
 
 def page_path(pipeline: str, version: int) -> str:

@@ -318,7 +318,7 @@ class RegistryState(BaseModel):
         if target is None:
             raise UserError(
                 "There is no earlier version to roll back to. `llm-assets versions` lists all "
-                "versions, and `llm-assets approve` serves one of them."
+                "versions, and `llm-assets approve VERSION --reason REASON` serves one of them."
             )
         if self.succession[-1] != target:
             self.succession = self.succession[: self.succession.index(target) + 1]

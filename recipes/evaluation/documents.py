@@ -248,7 +248,8 @@ def check_tokenizer(folder: Path, stats: ShardStats) -> None:
     if path.exists() and sha256_of(str(path)) != stats.tokenizer_sha256:
         raise UserError(
             f"{folder} has another tokenizer than the one that the held-out text was tokenized "
-            "with, so nothing can be compared. `llm-assets approve` decides without a comparison."
+            "with, so nothing can be compared. `llm-assets approve VERSION --reason REASON` "
+            "decides without a comparison."
         )
 
 

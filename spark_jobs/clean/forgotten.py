@@ -195,7 +195,7 @@ def refuse_widespread(similar: pa.Table, texts: Sequence[ForgottenText]) -> None
                 f"({tell_similar(similar.filter(pc.equal(similar['forgotten'], forgotten)))}"
                 f"). That is more than {MOST_SIMILAR}: it may be a license or boilerplate, so "
                 "nothing is made until somebody decides. To have all of them left out: llm-assets "
-                f"forget {forgotten!r} --similar drop --reason WHY --yes. To have exact copies "
+                f"forget {forgotten!r} --similar drop --reason REASON --yes. To have exact copies "
                 "alone left out: the same with --similar keep"
             )
 

@@ -205,7 +205,7 @@ def test_a_text_in_very_many_documents_waits_for_a_person(maker: Maker, tmp_path
 
     said = str(refusal.value)
     assert f"{MOST_SIMILAR + 1} documents hold text of 'LICENSE'" in said and "a0 100%" in said
-    assert "llm-assets forget 'LICENSE' --similar drop --reason WHY --yes" in said
+    assert "llm-assets forget 'LICENSE' --similar drop --reason REASON --yes" in said
     assert "--similar keep" in said and not (tmp_path / "refused" / "clean").exists()
 
     confirmed = forget(tmp_path / "forgotten", {"LICENSE": license}, confirmed=True)

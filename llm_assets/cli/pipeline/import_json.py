@@ -299,7 +299,7 @@ def _notes(settings: ImportedSettings, rows: int) -> list[str]:
         "override_deploy: "
         + (
             "the gate is never skipped; promote a version that it rejected with: "
-            "llm-assets approve VERSION --reason ..."
+            "llm-assets approve VERSION --reason REASON"
             if settings.override_deploy
             else "not set: the gate decides, as always"
         ),

@@ -367,7 +367,7 @@ def _already_there(path: Path) -> UserError:
     )
 
 
-_HEADER = """# Written by `llm-assets init`. All keys: llm-assets docs settings
+_HEADER = """# Written by llm-assets init. All keys: llm-assets docs settings
 # Run the pipeline with: {command} run
 """
 

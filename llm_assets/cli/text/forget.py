@@ -222,12 +222,13 @@ def undo(
     )
     raw = record.find_current("raw_corpus")
     if raw and REWRITTEN in raw.manifest.provenance:
-        retire(record.store, raw.manifest, "`llm-assets forget --undo`")
+        retire(record.store, raw.manifest, "`forget --undo`")
         record.store.set_aside(f"raw_corpus/{raw.fingerprint}")
         report(f"raw_corpus {raw.fingerprint}, which lost text, will be rebuilt by the next run.")
     report(
         "They come back with the next corpus if a source still contains them. Withdrawn versions "
-        "stay withdrawn, and certificates stay as signed; `llm-assets verify` says what was undone."
+        "stay withdrawn, and certificates stay as signed; `llm-assets verify CERTIFICATE` says "
+        "what was undone."
     )
 
 

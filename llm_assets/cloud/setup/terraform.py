@@ -1,15 +1,16 @@
 """Writes `config/google_cloud.yaml` from what Terraform made."""
 
+import io
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.settings import read_yaml
+from artifacts.storage import files
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.config import check_settings
 
@@ -54,7 +55,7 @@ def read_outputs(path: Path | None) -> Outputs:
 
 
 def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
-    """Bring a cloud project's file to what was made; every other key stays as it is.
+    """Bring a cloud project's file to what was made; comments and all other keys stay as they are.
 
     Raises:
         UserError: the file is no YAML mapping, or the result would not be valid.
@@ -73,9 +74,33 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     content = before | outputs.settings | {"images": images, "secrets": secrets}
     source = f"{path} was not changed: Terraform's outputs, together with what the file says,"
     settings = check_settings(content, GoogleCloudSettings, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(HEADER + yaml.safe_dump(content, sort_keys=False, width=100))
+    files.write(path, _edited(path.read_text() if path.exists() else HEADER, content).encode())
     return settings
+
+
+def _edited(text: str, content: dict[str, Any]) -> str:
+    """YAML with other values; comments stay beside their keys."""
+    from ruamel.yaml import YAML
+
+    writer = YAML()
+    writer.preserve_quotes = True
+    # Else a long value would be broken into lines.
+    writer.width = 10_000
+    document, edited = writer.load(text), io.StringIO()
+    if document is None:
+        document = {}
+        edited.write(text)
+    _set_values(document, content)
+    writer.dump(document, edited)
+    return edited.getvalue()
+
+
+def _set_values(mapping: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(mapping.get(key), dict):
+            _set_values(mapping[key], value)
+        elif key not in mapping or mapping[key] != value:
+            mapping[key] = value
 
 
 def _ask_terraform() -> str:

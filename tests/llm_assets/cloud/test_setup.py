@@ -48,6 +48,38 @@ def test_file_is_brought_to_what_was_made_and_keeps_the_rest(tmp_path: Path) -> 
     assert settings.tensorboard == "projects/1/locations/europe-west4/tensorboards/2"
 
 
+def test_comments_and_the_form_of_the_other_values_stay(tmp_path: Path) -> None:
+    path = tmp_path / "google_cloud.yaml"
+    text = """\
+# Ours since spring; ask Ada before you change it.
+project: text-team-0  # the old one
+region: europe-west4
+bucket: text-team-1-llm-assets
+service_account: llm-assets@text-team-1.iam.gserviceaccount.com
+
+images:
+  # Spark's is pinned: the cluster lags behind.
+  spark: example.com/old/spark:1.2
+  cuda: example.com/old/cuda:latest
+  serve: example.com/old/serve:latest
+
+cost: {run_limit: 100, monthly_limit: 500}  # dollars
+web_access: yes
+"""
+    path.write_text(text)
+    write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
+    written = path.read_text()
+    changed = text.replace("text-team-0", "text-team-1")
+    changed = changed.replace("example.com/old", MADE["repository"])
+    lines = changed.removesuffix("web_access: yes\n").splitlines()
+    assert written.splitlines()[: len(lines)] == lines
+    assert load_cloud_settings(path).web_access
+    assert load_cloud_settings(path).images.spark == f"{MADE['repository']}/spark:1.2"
+
+    write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
+    assert path.read_text() == written
+
+
 def test_command_writes_a_file_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +88,7 @@ def test_command_writes_a_file_where_there_is_none(
     arguments = ["setup", "--outputs", str(write_outputs(tmp_path, MADE))]
     done = CliRunner().invoke(commands, arguments, catch_exceptions=False)
     assert done.exit_code == 0 and "text-team-1" in done.output
+    assert path.read_text().startswith("# The cloud project")
     assert yaml.safe_load(path.read_text())["secrets"] == {}
     assert load_cloud_settings(path).images.spark.endswith("/spark:latest")
 

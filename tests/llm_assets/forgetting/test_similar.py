@@ -138,7 +138,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     assert {one["forgotten"] for one in stats["similar_to_forgotten"]} == {"lever.txt"}
     said = pipeline.say("document", "clock.txt", code=1)
     assert "it holds text of 'lever.txt' (100%), which was forgotten" in said
-    assert "llm-assets forget 'lever.txt' --similar keep --reason WHY --yes" in said
+    assert "llm-assets forget 'lever.txt' --similar keep --reason REASON --yes" in said
     page = " ".join(pipeline.board_page("/text").split())
     assert "clock.txt</a> contains 100% of lever.txt" in page and "lever7" not in page
     said = pipeline.say("verify", pipeline.certificate)
