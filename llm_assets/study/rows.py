@@ -52,7 +52,7 @@ GENERAL_FORMS = (
 """How a fact is told whose relation has no forms of its own."""
 MOST_WORDS = 12
 """Of a value or a subject in regular form; a longer one is a sentence."""
-_HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*")
+_HEADING = re.compile(r"(#{1,6})\s+(.+?)\s*#*")
 _COLON = r"(?::\**\s+|\uff1a\**\s*)"
 """Between relation and value; the wide one, of Chinese and Japanese, has its space in itself."""
 _LINE = re.compile(
@@ -93,25 +93,24 @@ class KnownFacts:
         self._settings = settings
         self._table = read_facts(settings.facts) if settings.facts else []
         self._forms = read_forms(settings.forms) if settings.forms else {}
-        self._by_document: dict[str, list[Fact]] = defaultdict(list)
-        self._values: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self._documents: list[str] = []
+        """Of each of the facts."""
+        self._facts: list[PlacedFact] = []
 
     def add(self, document: str, text: str) -> None:
         """Enter the facts that a document holds: of the table, or else those in regular form."""
-        told = (
-            (fact for fact in self._table if states(text, fact))
+        found = (
+            (
+                PlacedFact((one.subject,), one.relation, one.value)
+                for one in self._table
+                if states(text, one)
+            )
             if self._settings.facts
             else regular_facts(text)
         )
-        for fact in told:
-            values = self._values_of(fact)
-            if fact.value not in values:
-                values.add(fact.value)
-                self._by_document[document].append(fact)
-
-    def _values_of(self, fact: Fact) -> set[str]:
-        """What documents say of the same, in whatever capitals they name it."""
-        return self._values[fact.subject.casefold(), fact.relation.casefold()]
+        for fact in found:
+            self._documents.append(document)
+            self._facts.append(fact)
 
     def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
         """The facts in their forms; those that documents contradict each other about are counted.
@@ -119,13 +118,24 @@ class KnownFacts:
         Raises:
             UserError: a table of facts is given, and no document holds any of them.
         """
-        if self._settings.facts and not self._by_document:
+        if self._settings.facts and not self._facts:
             raise UserError(
                 f"{self._settings.facts}: no training document states any of its "
                 f"{len(self._table)} facts: none contains a subject and its value."
             )
-        for document, facts in sorted(self._by_document.items()):
-            sure = [fact for fact in facts if len(self._values_of(fact)) == 1]
+        by_document: dict[str, list[Fact]] = defaultdict(list)
+        values: dict[tuple[str, str], set[str]] = defaultdict(set)
+
+        def values_of(fact: Fact) -> set[str]:
+            """What documents say of the same, in whatever capitals they name it."""
+            return values[fact.subject.casefold(), fact.relation.casefold()]
+
+        for document, fact in zip(self._documents, name_subjects(self._facts), strict=True):
+            if count_words(fact.subject) <= MOST_WORDS and fact.value not in values_of(fact):
+                values_of(fact).add(fact.value)
+                by_document[document].append(fact)
+        for document, facts in sorted(by_document.items()):
+            sure = [fact for fact in facts if len(values_of(fact)) == 1]
             left_out["contradiction"] += len(facts) - len(sure)
             told = {fact.relation: self._forms_of(fact.relation) for fact in sure}
             for name, text in tell(sure, told, self._settings.facts_per_document):
@@ -138,14 +148,25 @@ class KnownFacts:
         return forms[: self._settings.forms_per_fact]
 
 
-def regular_facts(text: str) -> Iterator[Fact]:
+@dataclass(frozen=True)
+class PlacedFact:
+    """A fact, and the headings that it stands below."""
+
+    headings: tuple[str, ...]
+    """The outermost first; the last one names the subject, or a part of what is said of it."""
+    relation: str
+    value: str
+
+
+def regular_facts(text: str) -> Iterator[PlacedFact]:
     """The facts that a text has in regular form.
 
-    These are lines such as `Weight: 3 kg` below a heading, which is their subject, and the cells
-    of Markdown tables: of two columns, the first is the relation; of more, the first is the subject
-    and the column's head the relation.
+    These are lines such as `Weight: 3 kg` below a heading, and the cells of Markdown tables: of two
+    columns, the first is the relation; of more, the first is the subject and the column's head the
+    relation.
     """
-    subject = ""
+    # By their levels; 0 is that of a title without a mark.
+    headings: dict[int, str] = {}
     head: list[str] | None = None
     is_code = False
     for line in map(str.strip, text.splitlines()):
@@ -159,30 +180,69 @@ def regular_facts(text: str) -> Iterator[Fact]:
             if head is None:
                 head = cells
             elif not _RULE.fullmatch(line):
-                yield from _facts_of_cells(subject, head, cells)
+                yield from _facts_of_cells(tuple(headings.values()), head, cells)
             continue
         head = None
         if heading := _HEADING.fullmatch(line):
-            subject = heading[1]
+            level = len(heading[1])
+            headings = {n: name for n, name in headings.items() if n < level} | {level: heading[2]}
         elif match := _LINE.fullmatch(line):
-            yield from _usable(subject, match[1], match[2])
-        elif line and not subject and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
-            subject = line
+            yield from _usable(tuple(headings.values()), match[1], match[2])
+        elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
+            headings = {0: line}
 
 
-def _facts_of_cells(subject: str, head: Sequence[str], cells: Sequence[str]) -> Iterator[Fact]:
+def _facts_of_cells(
+    headings: tuple[str, ...], head: Sequence[str], cells: Sequence[str]
+) -> Iterator[PlacedFact]:
     if len(cells) == 2:
-        yield from _usable(subject, *cells)
-    else:
+        yield from _usable(headings, *cells)
+    elif cells[0]:
         for relation, value in zip(head[1:], cells[1:], strict=False):
-            yield from _usable(cells[0], relation, value)
+            yield from _usable(cells[:1], relation, value)
 
 
-def _usable(subject: str, relation: str, value: str) -> Iterator[Fact]:
+def _usable(headings: Sequence[str], relation: str, value: str) -> Iterator[PlacedFact]:
     """The fact, if all of it is there and short enough to be one."""
-    longest = max(count_words(subject), count_words(value))
-    if subject and relation and value and longest <= MOST_WORDS:
-        yield Fact(subject, relation, value)
+    if headings and relation and value and count_words(value) <= MOST_WORDS:
+        yield PlacedFact(tuple(headings), relation, value)
+
+
+def name_subjects(facts: Sequence[PlacedFact]) -> list[Fact]:
+    """The facts with what they are about, in their order.
+
+    That is the nearest heading, unless it names a part that many descriptions have, as "Technical
+    data" does: below different headings, other values are then given of at least half of what is
+    said more than once. Then it is the heading above, of which the same is asked.
+    """
+    depths = [len(fact.headings) for fact in facts]
+    while True:
+        said: dict[str, dict[str, dict[tuple[str, ...], set[str]]]] = {}
+        for fact, depth in zip(facts, depths, strict=True):
+            *above, subject = (name.casefold() for name in fact.headings[:depth])
+            places = said.setdefault(subject, {}).setdefault(fact.relation.casefold(), {})
+            places.setdefault(tuple(above), set()).add(fact.value)
+        parts = {subject for subject, relations in said.items() if _is_part(relations.values())}
+        climbing = [
+            number
+            for number, (fact, depth) in enumerate(zip(facts, depths, strict=True))
+            if depth > 1 and fact.headings[depth - 1].casefold() in parts
+        ]
+        if not climbing:
+            break
+        for number in climbing:
+            depths[number] -= 1
+    return [
+        Fact(fact.headings[depth - 1], fact.relation, fact.value)
+        for fact, depth in zip(facts, depths, strict=True)
+    ]
+
+
+def _is_part(relations: Iterable[dict[tuple[str, ...], set[str]]]) -> bool:
+    """Whether a heading names a part, by the values of each relation below it, place by place."""
+    repeated = [list(places.values()) for places in relations if len(places) > 1]
+    differing = [values for values in repeated if any(one != values[0] for one in values)]
+    return bool(repeated) and 2 * len(differing) >= len(repeated)
 
 
 # A generator is asked about passages, within a budget, and what is true to them is kept.
@@ -369,7 +429,7 @@ def _read(response: httpx.Response) -> dict[str, Any]:
         ) from None
 
 
-CODE_VERSION = "2"
+CODE_VERSION = "3"
 DERIVED_FOLDER = "derived"
 """Folder of the rows before they are cleaned."""
 DERIVATIONS_NAME = "derivations.parquet"

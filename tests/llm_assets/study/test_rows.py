@@ -134,6 +134,41 @@ def test_facts_are_told_in_scripts_that_do_not_part_words(make: Make, tmp_path: 
         make(texts, [question], forms=str(tmp_path / "forms.yaml"))
 
 
+def test_a_heading_that_many_descriptions_have_is_no_subject(make: Make) -> None:
+    def manual(name: str, weight: int, fuse: int) -> tuple[str, str, str]:
+        text = (
+            f"# {name}\n\nLength: {weight} m\n\n## Technical data\n\nWeight: {weight} kg\n"
+            f"Voltage: 230 V\n\n### Electrical\n\n| Part | Size |\n|---|---|\n| Fuse | {fuse} A |\n"
+        )
+        return f"{name}.md", text, "train"
+
+    rows, _, stats = make(
+        [manual("Velora lamp", 3, 16), manual("Ostrin scale", 5, 10)], forms_per_fact=1
+    )
+    text = " ".join(rows.values())
+    for subject, weight, fuse in (("Velora lamp", 3, 16), ("Ostrin scale", 5, 10)):
+        for said in (f"length of {subject} is {weight} m", f"weight of {subject} is {weight} kg"):
+            assert said in text
+        assert f"voltage of {subject} is 230 V" in text
+        assert f"fuse of {subject} is {fuse} A" in text
+    assert "of Technical data" not in text and "of Electrical" not in text
+    assert "town of Delivery is Riga" in text, "nothing tells it from a subject"
+    assert stats["left_out"] == {}
+
+
+def test_a_subject_of_two_documents_stays_one_where_they_differ_in_little(make: Make) -> None:
+    def catalogue(year: int, price: int) -> tuple[str, str, str]:
+        lamp = f"## Velora lamp\n\nWeight: 3 kg\nCase: brass\nPrice: {price} EUR\n"
+        scale = "## Ostrin scale\n\nWeight: 5 kg\nCase: steel\nPrice: 7 EUR\n"
+        return f"{year}.md", f"# Catalogue {year}\n\n{lamp}\n{scale}", "train"
+
+    rows, _, stats = make([catalogue(2024, 20), catalogue(2025, 22)], forms_per_fact=1)
+    text = " ".join(rows.values())
+    assert "weight of Velora lamp is 3 kg" in text and "price of Ostrin scale is 7 EUR" in text
+    assert "Catalogue" not in text and "price of Velora" not in text
+    assert stats["left_out"] == {"contradiction": 2}
+
+
 def test_code_states_no_facts(make: Make) -> None:
     code = f"{LAMP}\n```yaml\nreplicas: 3\n```\n~~~\nport: 8080\n~~~\nSocket: E27\n"
     rows, _, _ = make([("lamp.md", code, "train")], forms_per_fact=1)
