@@ -1,4 +1,4 @@
-"""Pictures for the Dagster metadata, drawn without a display.
+"""Pictures for the Dagster metadata, drawn without a display, each once.
 
 Dagster shows Markdown of less than 1,000 characters at once and hides the rest behind a click, so
 what should be seen at a glance is text.
@@ -7,10 +7,14 @@ what should be seen at a glance is text.
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ParamSpec
 
 from dagster import MarkdownMetadataValue, MetadataValue
+
+from artifacts.cache import cache_key, cached
 
 SPARKS = "▁▂▃▄▅▆▇█"
 INK = "#1f4fd8"
@@ -51,9 +55,43 @@ def loss_line(records: Sequence[Mapping[str, Any]]) -> str:
     return told if length == 1 else f"{told}, averaged over {length} steps"
 
 
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn once somebody is shown it."""
+
+    draw: "partial[Any]"
+    """Gives matplotlib's figure; its first argument is the title."""
+
+    def markdown(self, cache: str | None = None) -> MarkdownMetadataValue:
+        """The picture, from the cache if it was drawn before: a run without changes shows all of
+        them again, and matplotlib takes a second to import and draw."""
+        drawn = [self.draw.func.__name__, repr(self.draw.args)]
+        key = cache_key("picture", __name__, ["matplotlib"], drawn=drawn)
+        encoded = base64.b64encode(cached(cache, key, self._as_png)).decode()
+        return MetadataValue.md(f"![{self.draw.args[0]}](data:image/png;base64,{encoded})")
+
+    def _as_png(self) -> bytes:
+        buffer = io.BytesIO()
+        self.draw().savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
+Given = ParamSpec("Given")
+
+
+def picture(draw: Callable[Given, Any]) -> Callable[Given, Picture]:
+    """Put off drawing."""
+
+    def describe(*given: Given.args, **named: Given.kwargs) -> Picture:
+        return Picture(partial(draw, *given, **named))
+
+    return describe
+
+
+@picture
 def curve(
     title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[tuple[float, float]]]
-) -> MarkdownMetadataValue:
+) -> Any:
     """Lines over a shared axis; the first series is drawn strongest."""
     figure, axes = _axes(title, x_label, y_label)
     for number, (name, points) in enumerate(series.items()):
@@ -68,12 +106,11 @@ def curve(
         )
     if len(series) > 1:
         axes.legend(frameon=False)
-    return _picture(figure, title)
+    return figure
 
 
-def bars(
-    title: str, x_label: str, y_label: str, counts: Mapping[int, int]
-) -> MarkdownMetadataValue:
+@picture
+def bars(title: str, x_label: str, y_label: str, counts: Mapping[int, int]) -> Any:
     """How often which whole number occurs, counts on a logarithmic scale."""
     figure, axes = _axes(title, x_label, y_label)
     ordered = sorted(counts)
@@ -83,12 +120,11 @@ def bars(
     # More labels overlap, and take longer to lay out than all else of a run without changes.
     step = math.ceil(len(ordered) / MOST_LABELS) or 1
     axes.set_xticks(places[::step], [str(number) for number in ordered[::step]])
-    return _picture(figure, title)
+    return figure
 
 
-def intervals(
-    title: str, x_label: str, rows: Mapping[str, tuple[float, float, float]]
-) -> MarkdownMetadataValue:
+@picture
+def intervals(title: str, x_label: str, rows: Mapping[str, tuple[float, float, float]]) -> Any:
     """One line a row: a value between the low and the high end of its interval."""
     figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(rows), 2))
     for position, (low, value, high) in enumerate(reversed(list(rows.values()))):
@@ -96,12 +132,13 @@ def intervals(
         axes.plot([value], [position], marker="o", color=INK)
     axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    return _picture(figure, title)
+    return figure
 
 
+@picture
 def matrix(
     title: str, x_label: str, y_label: str, names: Sequence[str], counts: Sequence[Sequence[int]]
-) -> MarkdownMetadataValue:
+) -> Any:
     """A square table of counts, darker where there are more; a row each for `y_label`."""
     figure, axes = _axes(title, x_label, y_label, height=1.6 + 0.35 * len(names))
     axes.grid(False)
@@ -113,7 +150,7 @@ def matrix(
         for x, count in enumerate(row):
             color = "white" if count > most / 2 else "black"
             axes.text(x, y, f"{count:,}", ha="center", va="center", color=color)
-    return _picture(figure, title)
+    return figure
 
 
 def _axes(title: str, x_label: str, y_label: str, height: float = 3.0) -> tuple[Any, Any]:
@@ -128,10 +165,3 @@ def _axes(title: str, x_label: str, y_label: str, height: float = 3.0) -> tuple[
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     return figure, axes
-
-
-def _picture(figure: Any, title: str) -> MarkdownMetadataValue:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    encoded = base64.b64encode(buffer.getvalue()).decode()
-    return MetadataValue.md(f"![{title}](data:image/png;base64,{encoded})")

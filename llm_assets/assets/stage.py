@@ -38,6 +38,7 @@ from artifacts.program.lifetime import use_own_temporary_folder
 from artifacts.settings import Settings, value_at
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
+from llm_assets.assets.figures import Picture
 from llm_assets.config import PipelineSettings
 from llm_assets.launchpad import config_fields, overrides
 from llm_assets.pipeline import Compare, PipelineResource
@@ -376,6 +377,11 @@ def materialization(
     artifact: Artifact, metadata: Mapping[str, Any], tags: Mapping[str, str] | None = None
 ) -> MaterializeResult:
     """The result of a stage: its fingerprint is the data version."""
+    cache = artifact.store.cache
+    shown = {
+        name: value.markdown(cache) if isinstance(value, Picture) else value
+        for name, value in metadata.items()
+    }
     told: dict[str, Any] = {
         "fingerprint": artifact.fingerprint,
         "folder": folder_link(artifact.url),
@@ -384,7 +390,7 @@ def materialization(
     # In this order the UI shows them: what was made before where it lies.
     return MaterializeResult(
         data_version=DataVersion(artifact.fingerprint),
-        metadata=readable(metadata) | told,
+        metadata=readable(shown) | told,
         tags=tags,
     )
 

@@ -59,7 +59,7 @@ def test_a_classifiers_confusions_are_a_picture() -> None:
     metric = Metric(name="accuracy", unit="accuracy", higher_is_better=True)
     metrics = {"held_out_accuracy": {"base": figure, "candidate": figure}}
     details = {"candidate": {"labels": ["plumber", "none"], "confusion": [[9, 1], [0, 10]]}}
-    picture = shown(metrics, metric, details=details)["confusion_matrix"].value
+    picture = shown(metrics, metric, details=details)["confusion_matrix"].markdown().value
     assert picture.startswith("![") and "data:image/png;base64," in picture
 
 

@@ -137,4 +137,5 @@ def test_a_folder_ends_in_a_promoted_model_or_in_a_no_before_training(
     print(row)
     assert row["outcome"] == "promoted" or "at least 78 different documents" in str(row["outcome"])
     assert (row["outcome"] == "promoted") == (name != "five_files")
-    assert float(str(row["minutes"])) <= 12
+    # Twelve minutes of two cores, whoever else is at work on them.
+    assert float(str(row["processor_minutes"])) <= 24
