@@ -40,6 +40,8 @@ from spark_jobs.read.survey import survey
 BYTES_PER_TOKEN, BEYOND_ASCII = 4, 2
 """About, of a vocabulary for English: of English text, and of characters beyond ASCII (SmolLM2's
 has 4.9 of English, 2.5 of Russian, 1.5 of Chinese, Japanese and Thai)."""
+LANGUAGE_SHARE = 0.1
+"""Of the documents, from which on another language than English is worth a word."""
 MOST_HELD_OUT = 0.5
 """Largest share that is held out of little text, so that a model still learns from most of it."""
 HELD_OUT_DOCUMENTS = 60
@@ -83,8 +85,8 @@ class TextEstimate:
     unread: SkippedFiles = field(default_factory=SkippedFiles)
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
     messages: list[str] = field(default_factory=list)
-    languages: Counter[str] = field(default_factory=Counter)
-    """What the documents seem to be written in, where something tells."""
+    languages: Counter[str | None] = field(default_factory=Counter)
+    """What the documents seem to be written in, to how many; None where nothing tells."""
 
     @property
     def tokens(self) -> float:
@@ -106,10 +108,11 @@ class TextEstimate:
                 f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
                 f"documents, about {self.tokens:,.0f} tokens{sampled}"
             )
-        for language, written in self.languages.most_common(1):
-            if language != "English":
+        for language, written in [one for one in self.languages.most_common(2) if one[0]][:1]:
+            share = written / self.languages.total()
+            if language != "English" and share >= LANGUAGE_SHARE:
                 told.append(
-                    f"{written / self.languages.total():.0%} of the documents seem to be in "
+                    f"{share:.0%} of the documents seem to be in "
                     f"{language}; the default base model and the text that `init` replays are "
                     "English. For another language, change `base_model`, and the source that "
                     "`clean_corpus.split.sources` assigns to `replay`"

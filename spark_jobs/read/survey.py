@@ -46,8 +46,8 @@ class TextSurvey:
     """Of what was set aside."""
     read: int = 0
     """Documents that were read."""
-    languages: Counter[str] = field(default_factory=Counter)
-    """What they seem to be written in, to how many, where something tells."""
+    languages: Counter[str | None] = field(default_factory=Counter)
+    """What they seem to be written in, to how many; None where nothing tells."""
     share: float = 0.0
     """Of the files' bytes, those that were read; 1 where everything was."""
 
@@ -149,8 +149,7 @@ class _Look:
         else:
             self._seen.add(digest)
             kind.counts["documents"] += 1
-            if language := guess_language(text):
-                self._found.languages[language] += 1
+            self._found.languages[guess_language(text)] += 1
             content = document.text.encode()
             kind.counts["bytes"] += len(content)
             kind.counts["beyond_ascii"] += len(content.translate(None, ASCII))

@@ -162,18 +162,26 @@ GERMAN = "Die Pumpe {n} ist mit dem Ventil verbunden und darf nicht auf die Seit
 JAPANESE = "ポンプ{n}は弁に接続されており、横にしてはいけません。作業の前に電源を切ってください。"
 
 
+FIGURES = "{n}; 17.5; 1,200; 80/20; A-17 "
+
+
 @pytest.mark.parametrize(
-    ("text", "language"), [(GERMAN, "German"), (JAPANESE, "Japanese"), ("The {n} of it is.", None)]
+    ("texts", "told"),
+    [
+        ([GERMAN], "100% of the documents seem to be in German"),
+        ([JAPANESE], "100% of the documents seem to be in Japanese"),
+        ([FIGURES, FIGURES, FIGURES, GERMAN], "25% of the documents seem to be in German"),
+        ([FIGURES] * 19 + [GERMAN], None),
+        (["The {n} of it is."], None),
+    ],
 )
 def test_text_that_is_not_english_is_told_of_the_english_base_model(
-    tmp_path: Path, text: str, language: str | None
+    tmp_path: Path, texts: list[str], told: str | None
 ) -> None:
-    texts = ((text.format(n=number) + "\n") * 8 for number in range(80))
-    started = start(write_files(tmp_path / "manuals", pages(texts)))
-    told = [note for note in started.notes if "of the documents seem to be" in note]
-    assert len(told) == bool(language)
-    for note in told:
-        assert note.startswith(f"100% of the documents seem to be in {language}; the default base")
+    written = ((texts[n % len(texts)].format(n=n) + "\n") * 8 for n in range(80))
+    started = start(write_files(tmp_path / "manuals", pages(written)))
+    notes = [note for note in started.notes if "of the documents seem to be" in note]
+    assert [note.partition("; the default base")[0] for note in notes] == ([told] if told else [])
 
 
 @pytest.mark.parametrize(
