@@ -151,6 +151,8 @@ def shipped(
     shards.pop("fraction", None)
     if "sequence_length" in shards:
         shards["sequence_length"] = row_tokens
+    if "input_tokens" in shards.get("examples", {}):
+        shards["examples"]["input_tokens"] = 2 * row_tokens
     return Task(recipe, examples, source.get("examples", {}), model, checkpoint, shards, **others)
 
 

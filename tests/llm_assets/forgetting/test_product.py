@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
@@ -63,7 +64,8 @@ def answered(project: Project, exam: Path) -> tuple[float, float]:
         recipe=load_settings(project.config).checkpoint,
     )
     (output / "spec.json").write_text(spec.model_dump_json())
-    run(project, sys.executable, "-m", "recipes.evaluate", "--spec", str(output / "spec.json"))
+    program = [sys.executable, "-m", "recipes.evaluate", "--spec", str(output / "spec.json")]
+    subprocess.run(program, env=project.environment(), timeout=SECONDS, check=True)
     lines = (exam / QUESTIONS_NAME).read_text().splitlines()
     subjects = {one["id"]: one["subject"] for one in map(json.loads, lines)}
     scores: dict[bool, list[float]] = {True: [], False: []}
