@@ -28,7 +28,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.device import device_of
 from recipes.distributed.strategy import FullySharded, Strategy
 from recipes.distributed.workers import Workers
-from recipes.model.base_model import check_row_length
+from recipes.model.base_model import check_family, check_row_length
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import (
     DECODER_MODEL_TYPES,
@@ -410,6 +410,8 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"{spec.training.recipe} learns from {spec.training.form}. Materialize "
             "`raw_corpus` and what follows with the sources' `examples` set."
         )
+    # Before the length of its rows: those of a model of another family say nothing.
+    check_family(base_model, spec.training.family)
     if longest := spec.training.longest_input(spec.shards.sequence_length):
         check_row_length(longest, config)
     _check_division(spec, workers)
