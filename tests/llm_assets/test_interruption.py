@@ -44,6 +44,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
+    # Set by a Spark of this process, if there was one.
+    for name in ("SPARK_LOCAL_DIRS", "SPARK_SUBMIT_OPTS"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
