@@ -60,6 +60,7 @@ _DISTRIBUTIONS = {
     "psycopg2": "dagster-postgres",
     "py4j": "pyspark",
     "pynvml": "nvidia-ml-py",
+    "ruamel": "ruamel-yaml",
 }
 """Of a top-level module the distribution that brings it, where their names differ."""
 

@@ -24,6 +24,8 @@ OPTIONAL = {
         # Stages of Spark and programs of training run in images of their own.
         *("datatrove", "deepspeed", "fasttext", "lm_eval", "torch_xla", "torchao", "torchtune"),
         "wandb",
+        # What Terraform made is written into the settings of the checkout.
+        "ruamel",
         # The endpoint that the control machine follows is Vertex AI's.
         *("nncf", "openvino", "openvino_genai"),
     },
