@@ -19,7 +19,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import page_link, render_page
-from llm_assets.assets.stage import BuildPlan, number, one_line, readable, stage, table
+from llm_assets.assets.stage import BuildPlan, drawn, number, one_line, readable, stage, table
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
@@ -458,7 +458,8 @@ def version_page(
     title, now = f"Version {version.version}", datetime.now(UTC)
     as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are not shown on this page"
     card = render_card(state, version).replace(PAGE_LINE, as_of)
-    return render_page(title, card, sections, explain(store, state, version))
+    shown = {heading: drawn(of, store.cache) for heading, of in sections.items()}
+    return render_page(title, card, shown, explain(store, state, version))
 
 
 def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:

@@ -65,7 +65,7 @@ class Picture:
     def markdown(self, cache: str | None = None) -> MarkdownMetadataValue:
         """The picture, from the cache if it was drawn before: a run without changes shows all of
         them again, and matplotlib takes a second to import and draw."""
-        drawn = [self.draw.func.__name__, repr(self.draw.args)]
+        drawn = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
         key = cache_key("picture", __name__, ["matplotlib"], drawn=drawn)
         encoded = base64.b64encode(cached(cache, key, self._as_png)).decode()
         return MetadataValue.md(f"![{self.draw.args[0]}](data:image/png;base64,{encoded})")

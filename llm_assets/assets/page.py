@@ -11,7 +11,6 @@ from typing import Any
 from dagster import MarkdownMetadataValue, MetadataValue
 from markdown_it import MarkdownIt
 
-from llm_assets.assets.figures import Picture
 from llm_assets.assets.stage import escape_markdown, from_here, number
 from llm_assets.registry.card import FIGURES
 
@@ -74,8 +73,6 @@ def _section(heading: str, shown: Mapping[str, Any]) -> str:
     lines, blocks = [], []
     for name, value in shown.items():
         label = name.replace("_", " ")
-        if isinstance(value, Picture):
-            value = value.markdown()
         if isinstance(value, MarkdownMetadataValue):
             blocks.append(f"### {label}\n\n{value.md_str}")
         else:

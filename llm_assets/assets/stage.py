@@ -377,11 +377,6 @@ def materialization(
     artifact: Artifact, metadata: Mapping[str, Any], tags: Mapping[str, str] | None = None
 ) -> MaterializeResult:
     """The result of a stage: its fingerprint is the data version."""
-    cache = artifact.store.cache
-    shown = {
-        name: value.markdown(cache) if isinstance(value, Picture) else value
-        for name, value in metadata.items()
-    }
     told: dict[str, Any] = {
         "fingerprint": artifact.fingerprint,
         "folder": folder_link(artifact.url),
@@ -390,9 +385,17 @@ def materialization(
     # In this order the UI shows them: what was made before where it lies.
     return MaterializeResult(
         data_version=DataVersion(artifact.fingerprint),
-        metadata=readable(shown) | told,
+        metadata=readable(drawn(metadata, artifact.store.cache)) | told,
         tags=tags,
     )
+
+
+def drawn(metadata: Mapping[str, Any], cache: str) -> dict[str, Any]:
+    """Metadata with its pictures drawn, or from the cache."""
+    return {
+        name: value.markdown(cache) if isinstance(value, Picture) else value
+        for name, value in metadata.items()
+    }
 
 
 def number(value: float | None) -> str:
