@@ -17,7 +17,6 @@ from recipes.evaluation.bits import as_served, generate, load_causal, text_bits
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
-from recipes.model.base_model import check_family
 from recipes.model.causal_model import (
     FLEX,
     TrainableModel,
@@ -97,7 +96,6 @@ def final_answer(text: str, after: str | None) -> str:
 def load(spec: TrainingSpec) -> TrainableModel:
     """The model that a spec describes, to be trained on packed rows."""
     folder = Path(spec.base_model_folder)
-    check_family(folder, "causal")
     if spec.training.starts_from == "random":
         model = create_model(folder, spec.training.seed)
     else:

@@ -25,7 +25,6 @@ from recipes.data.batch import IGNORED, Batch
 from recipes.data.reader import StepInput
 from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy
 from recipes.distributed.workers import Workers, form_group_of_one
-from recipes.model.base_model import check_family
 from recipes.model.causal_model import TrainableModel, summed_loss
 from recipes.model.lora import DOWN
 from recipes.torchtune.objective import PreferenceBatch
@@ -402,7 +401,6 @@ class TuneTrainer(Trainer):
     def _build(self) -> Strategy:
         settings, base_model = self._training, Path(self._spec.base_model_folder)
         assert isinstance(settings, TorchtuneSettings)
-        check_family(base_model, "causal")
         config = runnable(
             settings.config,
             base_model,
