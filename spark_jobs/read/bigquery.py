@@ -25,6 +25,9 @@ from spark_jobs.read.settings import BigQuery, Files
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
 EXPORTED_NAME = "exported.json"
+CUT_LIST = 50
+"""Of so many tables, BigQuery's list of those that a query reads may not be complete
+(`JobStatistics2.referencedTables`); one that is longer was not cut."""
 ROWS_ELSEWHERE = {"VIEW": "a view", "EXTERNAL": "an external table"}
 """Types of tables that BigQuery knows as modified only when their definition was."""
 
@@ -63,6 +66,7 @@ def _tables(source: BigQuery) -> dict[str, Any]:
         if source.query:
             plan = client.query(source.query, job_config=QueryJobConfig(dry_run=True))
             names = list(plan.referenced_tables)
+            _refuse_unlisted(source, len(names))
         tables = [client.get_table(name) for name in names]
     except GoogleAPICallError as error:
         raise UserError(_explain(source, error)) from error
@@ -81,6 +85,18 @@ def _tables(source: BigQuery) -> dict[str, Any]:
         }
         for table in tables
     }
+
+
+def _refuse_unlisted(source: BigQuery, tables: int) -> None:
+    """Raise UserError where a query reads rows that none of so many listed tables tells of."""
+    if tables not in (0, CUT_LIST):
+        return
+    why = f"{tables}, and there may be more" if tables else "none, as of `EXTERNAL_QUERY`"
+    raise UserError(
+        f"Of the tables that the query of source `{source.name}` reads, BigQuery lists {why}: new "
+        "rows would go unnoticed. Name a column of the query that grows with them in "
+        "`watermark_column`, such as `ingested_at`."
+    )
 
 
 def export_folder(source: BigQuery, fingerprint: str) -> str:

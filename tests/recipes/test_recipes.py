@@ -39,6 +39,9 @@ from tests.tiny import change_weights
 from tests.tiny_tasks import LONG, TASKS
 
 ONE_OF_EACH_FAMILY = ("fine_tuning", "sequence_to_sequence", "classification")
+ANSWERS_NOTHING = ("llama_gsm8k",)
+"""Judged by exact answers, which an adapter of attention does not learn beside the frozen matrices
+of a random model: 0 before and after, whatever the loss."""
 
 
 class Prepared:
@@ -205,7 +208,8 @@ def test_the_gate_promotes_what_was_learnt_by_the_recipes_own_metric(
     name = f"held_out_{result['metric']['name']}"
     base, candidate = (result["metrics"][name][role]["value"] for role in ("base", "candidate"))
     higher = result["metric"]["higher_is_better"]
-    assert (candidate > base) if higher else (candidate < base)
+    is_better = (candidate > base) if higher else (candidate < base)
+    assert is_better == (prepared.name not in ANSWERS_NOTHING)
     verdict = judge(
         table,
         result,

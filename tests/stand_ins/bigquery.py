@@ -34,6 +34,8 @@ OF_TESTS = {"bigquery.datasets.get", "bigquery.datasets.insert"}
 """By these, tests make a data set; the product calls neither."""
 HOST_VARIABLE = "BIGQUERY_EMULATOR_HOST"
 """By this Google's own client finds the emulator."""
+MOST_LISTED = 50
+"""Tables of a query, as long as Google's reference of `referencedTables` told of that bound."""
 START_SECONDS = 120.0
 STARTS = 3
 CHANGES_ROWS = re.compile(rb"\b(INSERT|UPDATE|DELETE|MERGE|CREATE)\b")
@@ -79,6 +81,8 @@ def running_bigquery(
         mount.push()
         if slowness:
             given = slowness.answer(method, path, given)
+        if method == "POST" and b'"dryRun": true' in body:
+            return _with_changes(given, lambda job: _listing_tables(job, body))
         if "/tables/" in path:
             return _with_changes(given, lambda table: _last_changed(table, changes))
         return given
@@ -122,6 +126,17 @@ def _start(
 def _last_changed(content: dict[str, Any], changes: int) -> dict[str, Any]:
     """A table's description with another etag after each change, as Google gives it."""
     return content | {"etag": f"change-{changes}"} if "tableReference" in content else content
+
+
+def _listing_tables(job: dict[str, Any], asked: bytes) -> dict[str, Any]:
+    """A dry run with the tables that its query reads (`JobStatistics2`), as Google lists them."""
+    query = json.loads(asked)["configuration"]["query"]["query"]
+    fields = ("projectId", "datasetId", "tableId")
+    found = sorted(set(re.findall(r"`([^`.]+)\.([^`.]+)\.([^`.]+)`", query)))
+    listed = [dict(zip(fields, names, strict=True)) for names in found[:MOST_LISTED]]
+    statistics = job["statistics"]
+    query_statistics = statistics["query"] | {"referencedTables": listed}
+    return job | {"statistics": statistics | {"query": query_statistics}}
 
 
 def _still_running(content: dict[str, Any]) -> dict[str, Any]:

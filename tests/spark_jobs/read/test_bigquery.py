@@ -170,8 +170,37 @@ def test_a_row_edited_in_place_is_noticed_without_a_watermark(client: "Client") 
     client.query(f"UPDATE `{TABLE}` SET text = 'edited' WHERE id = 'a'").result()
 
     assert fingerprint_bigquery(settings()) != before
+
+
+def test_new_rows_of_a_query_are_noticed_without_a_watermark(client: "Client") -> None:
+    fill_table(client, TABLE, {"a": "first"})
     query = settings(table=None, query=f"SELECT id, text FROM `{TABLE}`")
-    assert fingerprint_bigquery(query) == fingerprint_bigquery(query)
+    before = fingerprint_bigquery(query)
+    assert fingerprint_bigquery(query) == before
+
+    add_rows(client, TABLE, {"b": "second"}, ingested_at=2)
+
+    assert fingerprint_bigquery(query) != before
+
+
+@pytest.mark.parametrize(
+    ("tables", "listed"),
+    [(0, "lists none, as of `EXTERNAL_QUERY`"), (60, "lists 50, and there may be more")],
+)
+def test_a_query_whose_tables_are_not_all_listed_needs_a_watermark(
+    client: "Client", tables: int, listed: str
+) -> None:
+    names = [f"{PROJECT}.corpus.texts_{number}" for number in range(tables)]
+    for name in names:
+        client.query(f"CREATE OR REPLACE TABLE `{name}` AS SELECT 'x' AS id, 'y' AS text").result()
+    one = "SELECT 'a' AS id, 'b' AS text"
+    query = " UNION ALL ".join([one, *(f"SELECT id, text FROM `{name}`" for name in names)])
+
+    with pytest.raises(UserError, match=f"`bigquery` reads, BigQuery {listed}.*watermark_column"):
+        fingerprint_bigquery(settings(table=None, query=query))
+
+    counted = f"SELECT *, 1 AS ingested_at FROM ({query})"
+    fingerprint_bigquery(settings(table=None, query=counted, watermark_column="ingested_at"))
 
 
 def test_a_view_is_refused_without_a_watermark_and_its_rows_noticed_with_one(
