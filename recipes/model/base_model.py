@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from pydantic import model_validator
 
 from artifacts.errors import HUB_ADVICE, UserError, first_line
@@ -249,9 +250,18 @@ def _reading_once() -> Iterator[None]:
     """
     import gguf
 
-    names = ("GGUFReader", "get_tensor_name_map")
-    kept = {name: getattr(gguf, name) for name in names}
-    for name, made in kept.items():
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: object) -> None:
+            # It cuts the file into some hundred thousand pieces, and a piece of a `memmap` takes
+            # six times as long as one of an array.
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "GGUFReader": Reader,
+        "get_tensor_name_map": gguf.get_tensor_name_map,
+    }
+    kept = {name: getattr(gguf, name) for name in replaced}
+    for name, made in replaced.items():
         setattr(gguf, name, cache(made))
     try:
         yield
