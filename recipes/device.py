@@ -40,7 +40,8 @@ class Device:
     compiles: ClassVar[bool] = False
     """Whether `placement.compile: auto` compiles, which pays where it takes effect at once."""
     saves_every_steps: ClassVar[int | None] = 8
-    """What `checkpointing.every_steps` is where it is absent; None saves by time alone."""
+    """After how many steps at least it is saved where `checkpointing.every_steps` is absent; None
+    saves by time alone."""
     logs_every_steps: ClassVar[int] = 1
     """What `logging.every_steps` is where it is absent."""
     saves_in_background: ClassVar[bool] = False

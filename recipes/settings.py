@@ -361,8 +361,10 @@ class CheckpointingSettings(ExecutionSettings):
     """When the training state is saved, and which checkpoints are kept."""
 
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints; a failure costs the steps since the newest one. If unset, 8; on a
-    GPU, where steps are short, only `every_minutes` applies. The last step is always saved."""
+    """Steps between checkpoints; a failure costs the steps since the newest one. If unset, 8, or as
+    many more as keep saving below a twentieth of the time; on a GPU, where steps are short, only
+    `every_minutes` applies. The last step is always saved, and so is the step at which training is
+    asked to stop."""
     every_minutes: float | None = Field(default=15.0, gt=0)
     """Maximum minutes between checkpoints, checked after each step; `null` means no limit."""
     permanent_every_steps: int | None = Field(default=None, ge=1)

@@ -392,6 +392,10 @@ def _is_full_disk(error: BaseException | None) -> bool:
     return False
 
 
+SAVING_SHARE = 0.05
+"""Of the time: the most that saving takes where nobody says after how many steps to save."""
+
+
 class SavingPlan:
     """Every N steps and every M minutes, whichever comes first."""
 
@@ -402,22 +406,29 @@ class SavingPlan:
         self._every_steps = settings.every_steps or device.saves_every_steps
         self._clock = clock
         self._saved_at = clock()
+        self._least_seconds = 0.0
+        """Between two savings by a number of steps that nobody has asked for."""
 
     def is_due(self, step: int) -> bool:
         """Whether the state after this step should be saved."""
-        minutes = self._settings.every_minutes
-        late = minutes is not None and self._clock() - self._saved_at >= minutes * 60
+        minutes, passed = self._settings.every_minutes, self._clock() - self._saved_at
+        late = minutes is not None and passed >= minutes * 60
         counted = self._every_steps is not None and step % self._every_steps == 0
-        return late or counted or self.is_permanent(step)
+        return late or (counted and passed >= self._least_seconds) or self.is_permanent(step)
 
     def is_permanent(self, step: int) -> bool:
         """Whether this step's checkpoint stays when others rotate."""
         every = self._settings.permanent_every_steps
         return every is not None and step % every == 0
 
-    def saved(self) -> None:
-        """Count the minutes again."""
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Save within this block, and count the minutes again."""
+        began = self._clock()
+        yield
         self._saved_at = self._clock()
+        if self._settings.every_steps is None:
+            self._least_seconds = (self._saved_at - began) * (1 / SAVING_SHARE - 1)
 
 
 CONFIG_NAME = "config.json"

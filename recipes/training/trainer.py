@@ -557,12 +557,12 @@ class Trainer:
     def _save(self) -> None:
         if self._telemetry:
             self._telemetry.publish()
-        self._checkpointer.save(
-            self._step,
-            self._state.model_dump(mode="json"),
-            self._saving.is_permanent(self._step),
-        )
-        self._saving.saved()
+        with self._saving.saving():
+            self._checkpointer.save(
+                self._step,
+                self._state.model_dump(mode="json"),
+                self._saving.is_permanent(self._step),
+            )
         self._bests.saved(self._state.best_step)
 
     def _complete(self) -> TrainingResult:

@@ -144,8 +144,23 @@ def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
     assert not plan.is_due(11)
     now = 300.0
     assert plan.is_due(11)
-    plan.saved()
-    assert not plan.is_due(12)
+    with plan.saving():
+        now = 400.0
+    assert not plan.is_due(12) and plan.is_due(20), "as often as it is asked for"
+
+
+def test_where_nobody_says_how_often_saving_takes_a_twentieth_of_the_time() -> None:
+    now = 0.0
+    plan = SavingPlan(CheckpointingSettings(), Device(torch.device("cpu")), lambda: now)
+    saved = []
+    for step in range(1, 121):
+        now += 3.0
+        if plan.is_due(step):
+            with plan.saving():
+                now += 7.0
+            saved.append(step)
+    # Each takes as long as two steps, so there are 133 seconds or 45 steps between two.
+    assert saved == [8, 56, 104]
 
 
 def test_where_nobody_says_after_how_many_steps_a_gpu_saves_by_time_alone() -> None:
