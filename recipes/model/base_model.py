@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 from pydantic import model_validator
 
 from artifacts.errors import HUB_ADVICE, UserError, first_line
@@ -249,6 +248,7 @@ def _reading_once() -> Iterator[None]:
     made for each module of a model: together a third of what `make run` takes for its base model.
     """
     import gguf
+    import numpy as np
 
     class Reader(gguf.GGUFReader):
         def __setattr__(self, name: str, value: object) -> None:
