@@ -12,6 +12,7 @@ from dagster import AssetKey, DagsterEventType, DagsterInstance
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
+from llm_assets.assets.stage import failure_reason
 from recipes.spec import MODEL_FOLDER
 from tests.conftest import ROOT, Project, make_project
 from tests.forked import run_command
@@ -83,9 +84,7 @@ def reason_of_failure(own: Project) -> str:
         (run,) = instance.get_run_records(limit=1)
         failed = DagsterEventType.STEP_FAILURE
         (entry,) = instance.all_logs(run.dagster_run.run_id, of_type=failed)
-    error = entry.get_dagster_event().step_failure_data.error
-    assert error is not None
-    return error.to_string()
+    return failure_reason(entry.get_dagster_event().step_failure_data)
 
 
 def test_what_cannot_be_loaded_says_why(own: Project, monkeypatch: pytest.MonkeyPatch) -> None:
