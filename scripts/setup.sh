@@ -75,11 +75,19 @@ packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pu
 # uv comes again in seconds; only a developer's environment keeps it.
 [[ $part == all ]] || "$venv/bin/python" -m pip --quiet uninstall --yes uv 2>/dev/null
 
-# Spark starts in half the time from classes that were parsed once.
-[[ $venv/share/llm-assets/spark.jsa -nt requirements.lock &&
-    $venv/share/llm-assets/spark.jsa -nt $packages/pyspark/jars ]] ||
-    "$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
-    echo "Spark's Java classes could not be kept in a file; Spark will start slower." >&2
+# Spark starts in half the time from classes that were parsed once. Nothing waits for them but Spark's
+# start, so what `make run` needs first goes on meanwhile; interrupted, they are made by `make setup`.
+keep_classes() {
+    [[ $venv/share/llm-assets/spark.jsa -nt requirements.lock &&
+        $venv/share/llm-assets/spark.jsa -nt $packages/pyspark/jars ]] ||
+        "$venv/bin/python" -m spark_jobs.runtime.class_archive >/dev/null 2>&1 ||
+        echo "Spark's Java classes could not be kept in a file; Spark will start slower." >&2
+}
+if [[ $part == all ]]; then
+    keep_classes
+else
+    keep_classes >/dev/null 2>&1 &
+fi
 
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"
