@@ -43,9 +43,13 @@ def config_fields(section: BaseModel, path: str) -> dict[str, Field]:
 
 def _field(value: Any, written: Any, field: FieldInfo, path: str) -> Field:
     shown: dict[str, Any] = {"is_required": False, "description": field.description}
-    if isinstance(value, BaseModel):
-        return Field(Shape(config_fields(value, path)), **shown)
-    return Field(_config_type(field.annotation, path), default_value=written, **shown)
+    if not isinstance(value, BaseModel):
+        return Field(_config_type(field.annotation, path), default_value=written, **shown)
+    section = Shape(config_fields(value, path))
+    if types.NoneType not in get_args(field.annotation):
+        return Field(section, **shown)
+    # Without a default, Dagster takes a section that is not given for one that is null.
+    return Field(Noneable(section), default_value=written, **shown)
 
 
 def _config_type(annotation: Any, path: str) -> Any:

@@ -112,6 +112,25 @@ def test_only_what_differs_from_the_file_counts(project: Project) -> None:
     assert overrides(section, given, "clean_corpus") == {"clean_corpus.split.held_out": 0.3}
 
 
+def test_a_section_of_the_file_may_be_left_out_of_one_run(project: Project) -> None:
+    text = project.config.read_text()
+    project.config.write_text(text.replace("checkpoint:\n", "checkpoint:\n  lora: {rank: 8}\n"))
+    settings = load_settings(project.config)
+    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
+
+    def config_of(given: dict[str, Any]) -> dict[str, Any]:
+        run_config = {"ops": {"checkpoint": {"config": given}}}
+        config: dict[str, Any] = validate_run_config(job, run_config)["ops"]["checkpoint"]["config"]
+        return config
+
+    def changed(given: dict[str, Any]) -> dict[str, Any]:
+        return overrides(settings.checkpoint, config_of(given), "checkpoint")
+
+    assert changed({"lora": None}) == {"checkpoint.lora": None}
+    assert changed({"lora": {"rank": 4}}) == {"checkpoint.lora.rank": 4}
+    assert changed({"seed": settings.checkpoint.seed}) == {}
+
+
 def materialize(project: Project, asset: str, **config: object) -> CompletedProcess[str]:
     run_config = json.dumps({"ops": {asset: {"config": config}}})
     command = ("dagster", "asset", "materialize", "--select", asset, "--config-json")
