@@ -145,7 +145,7 @@ def _refuse_nothing(stats: dict[str, Any]) -> None:
     )
 
 
-CODE_VERSION = "14"
+CODE_VERSION = "15"
 LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
 """All that may decide what is read."""
 

@@ -289,9 +289,12 @@ def _plan(
     """
     active = read_list(session.record.store, session.settings.name).active
     known = {one.id: one.survivor or one.id for one in active}
-    owners = {known[one] for one in identifiers if one in known}
+    named = {one.id for one in active if one.similarity is None}
+    held = [one for one in identifiers if one in known and one not in named]
+    back = _back_in_a_corpus(session, held)
+    new = [one for one in identifiers if one not in known or one in back]
+    owners = {known[one] for one in identifiers if one not in new}
     plan = ForgetPlan([one for one in active if one.belongs_to(owners)])
-    new = [one for one in identifiers if one not in known]
     if not new:
         return plan
     clean = session.record.current("clean_corpus")
@@ -346,6 +349,17 @@ def _plan(
             longest = FEWEST_NGRAMS if texts[0]["split"] == DROPPED else longest
             plan.undecided += _why_undecided(identifier, longest, len(holders[identifier]))
     return plan
+
+
+def _back_in_a_corpus(session: Session, identifiers: Sequence[str]) -> set[str]:
+    """Which of these, forgotten for a text that they held, a corpus has again, with another."""
+    clean = session.record.find_current("clean_corpus")
+    if clean is None or not identifiers:
+        return set()
+    raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
+    folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
+    chosen = pc.field("id").isin(list(identifiers))
+    return set(open_parts(folders, ["id"]).to_table(filter=chosen)["id"].to_pylist())
 
 
 def _sign(rows: Sequence[dict[str, Any]], fewest: int) -> Signatures:

@@ -6,7 +6,7 @@ import posixpath
 import re
 import zipfile
 from collections.abc import Callable, Iterator
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from email.policy import default
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +19,7 @@ from spark_jobs.read.files.streams import (
     Content,
     OverlongLine,
     decode,
+    decoded,
     lines_of,
     too_large,
 )
@@ -31,7 +32,25 @@ _SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
 _SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
 """Elements that stand for a space between words, by their local names."""
 _PARAGRAPHS = ("p", "h")
-_HTML_BLOCKS = ("h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "blockquote")
+_PASSED_OVER = ("tracked-changes", "annotation")
+"""What an OpenDocument text holds that is not its text: what was deleted, and comments."""
+_HTML_BLOCKS = [
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "p",
+    "li",
+    "pre",
+    "td",
+    "th",
+    "blockquote",
+    "br",
+]
+_HTML_BLOCKS += ["div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article", "header"]
+_HTML_BLOCKS += ["footer", "figure", "figcaption"]
 
 
 def read_mail(content: Content) -> Iterator[Row]:
@@ -40,21 +59,25 @@ def read_mail(content: Content) -> Iterator[Row]:
     Addresses and attachments are left out: of the headers a model learns the subject alone.
     """
     if content.file.format.ending != ".mbox":
-        yield from one_document(content, _mail_text)
+        yield from decoded_document(content, _mail_text)
         return
     shown = content.file.shown
+    encodings: set[str] = set()
     for number, message in enumerate(_messages(content), start=1):
         where = f"message {number}"
         if isinstance(message, OverlongLine):
             yield too_large(content, where, message.length)
             continue
         try:
-            text = _mail_text(message)
+            text, encoding = _mail_text(message, content.source.encoding)
         except Exception as error:
             # As the extractors of whole files, the parser raises whatever it stumbles over.
             reason = f"cannot be read as mail ({first_line(error)})"
             yield Fault("bad_message", f"{shown}: {where} {reason}.")
         else:
+            if encoding and encoding not in encodings:
+                encodings.add(encoding)
+                yield decoded(content, encoding)
             yield f"{content.file.name}:{number}", text, f"{shown}, {where}"
 
 
@@ -81,15 +104,35 @@ def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
             yield b"".join(message) if size <= content.maximum_bytes else OverlongLine(size)
 
 
-def _mail_text(found: bytes) -> str:
+def _mail_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+    """A message's subject and text, and the encoding of text that names none."""
     message = email.message_from_bytes(found, policy=default)
     assert isinstance(message, EmailMessage)
     body = message.get_body(("plain", "html"))
-    text = str(body.get_content()) if body else ""
-    if body and body.get_content_subtype() == "html":
-        text = _html_text(text)
+    parts: list[MIMEPart] = [body] if body else []
+    if message.get_content_type() == "multipart/mixed":
+        # After a picture within it, a text goes on in a part of its own; a file has a name.
+        parts += [part for part in list(message.iter_parts())[1:] if _is_text(part)]
+    read = [_part_text(part, declared) for part in parts]
     subject = str(message["subject"] or "").strip()
-    return f"{subject}\n\n{text.strip()}".strip()
+    text = "\n\n".join(filter(None, [subject, *(text.strip() for text, _ in read)]))
+    return text, next((encoding for _, encoding in read if encoding), None)
+
+
+def _is_text(part: MIMEPart) -> bool:
+    kind = part.get_content_type()
+    return kind in ("text/plain", "text/html") and not (part.is_attachment() or part.get_filename())
+
+
+def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
+    encoding = None
+    if part.get_content_charset() in (None, "us-ascii"):
+        # Old programs send other text, too, without a word about its encoding.
+        payload = part.get_payload(decode=True)
+        text, encoding = decode(payload if isinstance(payload, bytes) else b"", declared)
+    else:
+        text = str(part.get_content())
+    return _html_text(text) if part.get_content_subtype() == "html" else text, encoding
 
 
 def read_subtitles(content: Content) -> Iterator[Row]:
@@ -200,6 +243,8 @@ def xlsx_text(found: bytes) -> str:
     workbook = openpyxl.load_workbook(io.BytesIO(found), read_only=True, data_only=True)
     sheets = []
     for sheet in workbook.worksheets:
+        # Programs that write row by row state a size before they know it.
+        sheet.reset_dimensions()
         rows = (
             " | ".join(str(cell) for cell in row if cell is not None)
             for row in sheet.iter_rows(values_only=True)
@@ -214,7 +259,10 @@ def _paragraphs(found: bytes, names: Callable[[zipfile.ZipFile], list[str]]) -> 
     texts = []
     with zipfile.ZipFile(io.BytesIO(found)) as archive:
         for name in names(archive):
-            for element in _parse(archive.read(name)).iter(*(f"{{*}}{p}" for p in _PARAGRAPHS)):
+            document = _parse(archive.read(name))
+            for element in list(document.iter(*(f"{{*}}{one}" for one in _PASSED_OVER))):
+                element.clear(keep_tail=True)
+            for element in document.iter(*(f"{{*}}{one}" for one in _PARAGRAPHS)):
                 texts.append("".join(_pieces(element)).strip())
     return "\n\n".join(filter(None, texts))
 
@@ -242,7 +290,8 @@ def _html_text(found: str) -> str:
         return ""
     for aside in page.xpath("//script | //style"):
         aside.drop_tree()
-    for block in page.iter(*_HTML_BLOCKS, "br", "div", "tr"):
+    for block in page.iter(*_HTML_BLOCKS):
+        block.text = "\n" + (block.text or "")
         block.tail = "\n" + (block.tail or "")
     lines = (" ".join(line.split()) for line in page.text_content().splitlines())
     return "\n".join(filter(None, lines))

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 import zipfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -158,9 +159,17 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
     with content.open() as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         try:
-            rows = table_rows(text)
-            _need_columns(content, list(rows.fieldnames or []))
+            plain = _has_plain_quotes(content, encoding)
+            ended: list[bool] = []
+            rows = table_rows(_until_the_end(text, ended), plain)
+            names = list(rows.fieldnames or [])
+            if names and ended:
+                raise _open_quote(content, "the line of column names")
+            _need_columns(content, names)
             for number, record in enumerate(rows, start=1):
+                # A row ends with its line, and no other is asked for.
+                if ended:
+                    raise _open_quote(content, f"row {number}")
                 # Where a text's own separator is not quoted, its rest lies beyond the last column.
                 is_cut = any(record.get(None) or ())
                 where = f"row {number}"
@@ -182,17 +191,58 @@ def _too_many(content: streams.Content, where: str) -> Fault:
     )
 
 
-def table_rows(text: TextIO) -> "csv.DictReader[str]":
-    """The rows of a table, by what its columns' names are separated with; fields beyond them are
-    under None.
+def _until_the_end(text: TextIO, ended: list[bool]) -> Iterator[str]:
+    yield from text
+    ended.append(True)
+
+
+def _open_quote(content: streams.Content, where: str) -> streams.BadFile:
+    return streams.BadFile(
+        f"{content.file.shown}, {where}: a field begins with a double quote that nothing closes, "
+        "so that all lines after it would be its text. Close the quote, or, where it is part of "
+        "the text, write it twice and put the field in quotes."
+    )
+
+
+def _has_plain_quotes(content: streams.Content, encoding: str | None) -> bool:
+    """Whether a double quote is a character like any other, which in tables separated by tabs it
+    often is: there, none lies as it would if fields were quoted."""
+    with content.open() as stream:
+        text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
+        head = next(text, "")
+        if _separator(head) != "\t":
+            return False
+        try:
+            deque(csv.reader(chain([head], text), delimiter="\t", strict=True), maxlen=0)
+        except csv.Error as error:
+            # A field that is too long is an error in any case, and named as such.
+            return "field larger" not in str(error)
+    return False
+
+
+def _separator(head: str) -> str:
+    """What separates the columns' names in a table's first line.
 
     Spreadsheets write semicolons where the comma is the decimal point. A single column is separated
     from none, so its text may hold each of these.
     """
-    head = text.readline()
     unquoted = re.sub(r'"[^"]*"?', "", head)
-    separator = max("\x1f\t,;", key=unquoted.count)
-    return csv.DictReader(chain([head], text), delimiter=separator)
+    return max("\x1f\t,;", key=unquoted.count)
+
+
+def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictReader[str]":
+    """The rows of a table, by what its columns' names are separated with; fields beyond them are
+    under None.
+
+    Args:
+        text: its lines.
+        plain_quotes: whether quotes are characters like others.
+    """
+    lines = iter(text)
+    head = next(lines, "")
+    rest = chain([head], lines) if head else lines
+    quoting = csv.QUOTE_NONE if plain_quotes else csv.QUOTE_MINIMAL
+    return csv.DictReader(rest, delimiter=_separator(head), quoting=quoting)
 
 
 def _other_encoding(content: streams.Content) -> str | None:
@@ -531,26 +581,52 @@ def _check_unpacked(found: bytes, maximum_unpacked: int) -> None:
 
 _FILLED = ".//w:sdt[not(w:sdtPr/w:showingPlcHdr)]"
 _DOCX_WRAPPERS = f".//w:ins | .//w:moveTo | .//w:smartTag | {_FILLED} | {_FILLED}/w:sdtContent"
+_DOCX_WRAPPERS += " | .//w:fldSimple | .//w:bdo | .//w:dir | .//w:customXml"
 """What python-docx passes over with all text in it: text that was inserted or moved while changes
-were tracked, smart tags, and content controls, of which an empty one shows a prompt."""
+were tracked, smart tags, content controls, of which an empty one shows a prompt, and fields, such
+as the number of a table."""
+_NOTES = "./*[not(@w:type)]//w:p"
+"""Paragraphs of notes; what has a type is the line between text and notes."""
+_TEXT_BOXES = ".//w:txbxContent[not(ancestor::*[local-name()='Fallback'])]//w:p"
+"""Paragraphs in text boxes, which are written a second time for old programs."""
 
 
 def docx_text(found: bytes) -> str:
     """A Word file's paragraphs and tables, in their order, tracked changes taken as accepted."""
     import docx
+    from docx.oxml import parse_xml
 
     document = docx.Document(io.BytesIO(found))
-    for wrapper in document.element.body.xpath(_DOCX_WRAPPERS):
-        for part in list(wrapper):
-            wrapper.addprevious(part)
-        wrapper.getparent().remove(wrapper)
+    _unwrap(document.element.body)
     blocks = []
     for block in document.iter_inner_content():
         if isinstance(block, docx.table.Table):
             blocks.append(_table_text(block._tbl))
         else:
             blocks.append(_paragraph(block))
+        blocks += [paragraph.text for paragraph in _find(block._element, _TEXT_BOXES)]
+    for related in document.part.rels.values():
+        if related.reltype.endswith(("/footnotes", "/endnotes")):
+            notes = parse_xml(related.target_part.blob)
+            _unwrap(notes)
+            blocks += [paragraph.text for paragraph in _find(notes, _NOTES)]
     return "\n\n".join(block for block in blocks if block.strip())
+
+
+def _unwrap(element: Any) -> None:
+    """Put what lies in wrappers in their place."""
+    for wrapper in _find(element, _DOCX_WRAPPERS):
+        for part in list(wrapper):
+            wrapper.addprevious(part)
+        wrapper.getparent().remove(wrapper)
+
+
+def _find(element: Any, path: str) -> list[Any]:
+    from docx.oxml.ns import nsmap
+    from lxml import etree
+
+    # Of elements that python-docx has a class for, and of others.
+    return list(etree.XPath(path, namespaces=nsmap)(element))
 
 
 def _table_text(table: Any) -> str:

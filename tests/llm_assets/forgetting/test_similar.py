@@ -150,6 +150,26 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     assert "PROBLEM" not in said and "UNKNOWN" not in said
 
 
+def test_a_document_that_came_back_with_other_text_is_forgotten_when_it_is_named(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.forget("lever.txt", "--yes")
+    assert [one.id for one in pipeline.listed.active] == ["lever.txt", "harbor.txt"]
+    again = {name: text for name, text in TEXTS.items() if name != "lever.txt"}
+    pipeline.write(again | {"harbor.txt": story("harbor", 200)})
+    pipeline.clean()
+    assert "harbor.txt" in pipeline.documents()
+
+    pipeline.forget("harbor.txt", "--yes")
+
+    pipeline.clean()
+    assert pipeline.documents() == again.keys() - {"harbor.txt"}
+    entries = [(one.id, one.survivor) for one in pipeline.listed.active]
+    assert entries == [("lever.txt", None), ("harbor.txt", "lever.txt"), ("harbor.txt", None)]
+    assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
+    assert "Nothing was done" in pipeline.forget("harbor.txt"), "it is known now"
+
+
 def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
     pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite."})
     pipeline.clean()

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import docx
 import pytest
+from docx.opc.constants import RELATIONSHIP_TYPE
+from docx.opc.packuri import PackURI
+from docx.opc.part import Part
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 
@@ -106,6 +109,33 @@ def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
     document.save(str(folder / "a.docx"))
 
     assert texts_of(folder) == {"a.docx": "Checked by Ann.\n\nIt opens weekly"}
+
+
+def test_a_word_file_gives_fields_text_boxes_and_notes_once(folder: Path) -> None:
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
+    field = f'<w:fldSimple w:instr="SEQ">{run.format("7")}</w:fldSimple>'
+    turned = f'<w:bdo w:val="rtl">{run.format(" pumps")}</w:bdo>'
+    box = f"<w:txbxContent><w:p>{run.format('In a box.')}</w:p></w:txbxContent>"
+    markup = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    twice = (
+        f"<w:r><mc:AlternateContent {markup}><mc:Choice>{box}</mc:Choice>"
+        f"<mc:Fallback>{box}</mc:Fallback></mc:AlternateContent></w:r>"
+    )
+    document = docx.Document()
+    paragraph = f"<w:p {nsdecls('w')}>{run.format('Table ')}{field}{turned}{twice}</w:p>"
+    document.element.body.insert(0, parse_xml(paragraph))
+    note = '<w:footnote w:type="separator"><w:p/></w:footnote><w:footnote w:id="1"><w:p>{}</w:p>'
+    notes = f"<w:footnotes {nsdecls('w')}>{note.format(run.format('Of the roof.'))}</w:footnote>"
+    part = Part(
+        PackURI("/word/footnotes.xml"),
+        "application/vnd.openxmlformats-officedocument.wordprocessingml.footnotes+xml",
+        f"{notes}</w:footnotes>".encode(),
+        document.part.package,
+    )
+    document.part.relate_to(part, RELATIONSHIP_TYPE.FOOTNOTES)
+    document.save(str(folder / "a.docx"))
+
+    assert texts_of(folder) == {"a.docx": "Table 7 pumps\n\nIn a box.\n\nOf the roof."}
 
 
 def test_a_pdf_without_text_is_set_aside_and_one_with_a_password_named(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import bz2
 import mailbox
+import zipfile
 from email.message import EmailMessage
 from pathlib import Path
 
@@ -190,3 +191,77 @@ def test_files_without_an_ending_that_people_write_are_read(folder: Path) -> Non
 
     assert [row["id"] for row in rows] == ["LICENSE", "README", "run.log"]
     assert stats["unread"] == {"no ending": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ('<div dir="ltr">Hello Ann,<div>the pump leaks.</div>Bob</div>', 3),
+        ("<ul><li>Valves<ul><li>ball</li><li>gate</li></ul></li></ul>", 3),
+        ("<dl><dt>Warranty</dt><dd>seven years</dd><dt>Origin</dt><dd>Riga</dd></dl>", 4),
+        ("<table><tr><th>Part</th><th>Price</th></tr></table>", 2),
+        ("<section>One.</section><section>Two.</section>", 2),
+    ],
+)
+def test_each_block_of_a_page_is_a_line(folder: Path, body: str, lines: int) -> None:
+    (folder / "a.eml").write_bytes(bytes(message("Web", "", body)))
+
+    subject, *found = filter(None, texts_of(folder)["a.eml"].splitlines())
+
+    assert subject == "Web" and len(found) == lines
+
+
+def test_mail_that_names_no_encoding_is_decoded_as_text_files_are(
+    folder: Path, tmp_path: Path
+) -> None:
+    head, text = b"Subject: Pumpe\n\n", "Das Gerät läuft fünf Jahre, sagt der Händler in Köln.\n"
+    (folder / "a.eml").write_bytes(head + text.encode())
+    (folder / "b.eml").write_bytes(head + text.encode("cp1252"))
+    named = b"Subject: Pumpe\nContent-Type: text/plain; charset=iso-8859-2\n\nZa\xbf\xf3\xb3\xe6\n"
+    (folder / "c.eml").write_bytes(named)
+
+    rows, stats = snapshot(files_source(folder), tmp_path / "raw")
+
+    assert [row["text"].split("\n\n")[1] for row in rows] == [text.strip()] * 2 + ["Zażółć"]
+    assert stats["decoded"] == {"windows-1252": 1}
+
+
+def test_mail_goes_on_after_a_picture(folder: Path) -> None:
+    mail = message("Pump", "First part.")
+    mail.add_attachment(b"\x89PNG", maintype="image", subtype="png", disposition="inline")
+    mail.add_attachment("Second part.", disposition="inline")
+    mail.add_attachment("A file.", filename="log.txt", disposition="inline")
+    (folder / "a.eml").write_bytes(bytes(mail))
+
+    assert texts_of(folder) == {"a.eml": "Pump\n\nFirst part.\n\nSecond part."}
+
+
+def test_a_workbook_that_states_a_wrong_size_is_read_whole(folder: Path) -> None:
+    workbook = openpyxl.Workbook()
+    for number in range(50):
+        workbook.active.append([f"part {number}", number])
+    workbook.save(folder / "whole.xlsx")
+    with zipfile.ZipFile(folder / "whole.xlsx") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    sheet = "xl/worksheets/sheet1.xml"
+    assert b'ref="A1:B50"' in members[sheet]
+    members[sheet] = members[sheet].replace(b'ref="A1:B50"', b'ref="A1"')
+    with zipfile.ZipFile(folder / "stated.xlsx", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+    found = texts_of(folder)
+
+    assert found["stated.xlsx"] == found["whole.xlsx"]
+    assert found["stated.xlsx"].endswith("part 49 | 49")
+
+
+def test_an_open_document_gives_neither_what_was_deleted_nor_comments(folder: Path) -> None:
+    content = (
+        '<d xmlns:text="urn:t" xmlns:office="urn:o"><text:tracked-changes><text:deletion><text:p>'
+        "The warranty is two years.</text:p></text:deletion></text:tracked-changes><text:p>Price"
+        "<office:annotation><text:p>Ask legal!</text:p></office:annotation> 5 EUR.</text:p></d>"
+    )
+    write_zip(folder / "a.odt", {"content.xml": content})
+
+    assert texts_of(folder) == {"a.odt": "Price 5 EUR."}

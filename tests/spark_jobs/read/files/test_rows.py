@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import UserError
+from tests.spark_jobs.read.files.test_formats import texts_of
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 
@@ -151,6 +152,30 @@ def test_a_row_with_more_fields_than_columns_is_set_aside_and_not_cut(
     assert [row["text"] for row in rows] == ["Three, four.", "Five."]
     assert stats["dropped"] == {"too_many_fields": 1}
     assert "a.csv, row 1: more fields than the table has columns" in stats["faults"][0]
+
+
+def test_quotes_in_a_table_separated_by_tabs_may_be_part_of_the_text(folder: Path) -> None:
+    plain = 'text\n"Open" the valve.\n"Stop, he said.\nFour.\n"Six."\n'
+    (folder / "plain.tsv").write_text("".join(f"x\t{line}\n" for line in plain.splitlines()))
+    (folder / "quoted.tsv").write_text('x\ttext\nx\t"One ""two""\nthree."\nx\tFour.\n')
+
+    assert list(texts_of(folder).values()) == [
+        '"Open" the valve.',
+        '"Stop, he said.',
+        "Four.",
+        '"Six."',
+        'One "two"\nthree.',
+        "Four.",
+    ]
+
+
+@pytest.mark.parametrize("last", ["Six.\n", "Six.", "\n\n"])
+def test_a_quote_that_nothing_closes_is_named_and_swallows_no_rows(folder: Path, last: str) -> None:
+    (folder / "a.csv").write_text(f'text,note\n"One,\ntwo.",x\nThree.,"Stop\nFive.,y\n{last}')
+
+    message = "a.csv, row 2: a field begins with a double quote that nothing closes"
+    with pytest.raises(UserError, match=message):
+        texts_of(folder)
 
 
 def test_of_several_templates_each_row_takes_the_one_that_it_has(
