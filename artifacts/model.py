@@ -275,6 +275,30 @@ def read_tokenizer(folder: Path) -> Any:
         raise UserError(f"The tokenizer in {folder} cannot be read: {first_line(error)}") from error
 
 
+def end_of_turn(tokenizer: Any, chat_template: str | None) -> list[int]:
+    """The token that a chat template ends an answer with; none where it has none.
+
+    Args:
+        tokenizer: of transformers.
+        chat_template: in place of the tokenizer's own.
+    """
+    if not (chat_template or tokenizer.chat_template):
+        return []
+    answer = "answer"
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+    from jinja2 import TemplateError
+
+    try:
+        shown = tokenizer.apply_chat_template(
+            messages, chat_template=chat_template, tokenize=False, add_generation_prompt=False
+        )
+    except TemplateError:
+        # It refuses these roles, and whatever was written by it has others.
+        return []
+    after = tokenizer(shown.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
+    return [token for token in after if token in tokenizer.all_special_ids][:1]
+
+
 def read_model(folder: Path, model_class: Any, **options: Any) -> Any:
     """A model for inference.
 

@@ -22,7 +22,7 @@ from recipes.settings import Precision, RecipeSettings, TrainingSettings
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
-CHECKPOINT_CODE_VERSION = "6"
+CHECKPOINT_CODE_VERSION = "7"
 SPEC_NAME = "spec.json"
 MODEL_FOLDER = "model"
 """Where a checkpoint artifact keeps the exported Hugging Face model."""

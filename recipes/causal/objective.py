@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from artifacts.errors import UserError
-from artifacts.model import read_tokenizer
+from artifacts.model import end_of_turn, read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
 from recipes.device import device_of
@@ -59,6 +59,7 @@ class AnswerScorer(Scorer):
         ]
         ends = model.generation_config.eos_token_id
         ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+        ends |= {*end_of_turn(tokenizer, stats.chat_template)}
         written = generate(
             as_served(model),
             tokenizer,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from artifacts.errors import UserError
-from artifacts.model import read_tokenizer
+from artifacts.model import read_config, read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
@@ -78,6 +78,8 @@ def load_classifier(
         "architectures": [type(inner).__name__],
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": config.label2id,
+        # Where a config has it, transformers goes by it.
+        **({"num_labels": len(labels)} if "num_labels" in read_config(folder) else {}),
         **({"problem_type": config.problem_type} if config.problem_type else {}),
     }
     return model

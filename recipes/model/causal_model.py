@@ -18,10 +18,12 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from artifacts.errors import UserError
 from artifacts.model import (
     GENERATION_NAME,
+    end_of_turn,
     end_tokens_of,
     read_config,
     read_generation_config,
     read_model,
+    read_tokenizer,
 )
 from artifacts.shards.format import ShardStats
 from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch
@@ -254,14 +256,18 @@ class TrainableModel(nn.Module):
         """Export how rows were written: their chat template, and the token that ends a document.
 
         A chat model's own EOS ends a turn. Continued on documents, it ends those with their
-        separator, and whoever serves it has to stop there, too.
+        separator, and whoever serves it has to stop there, too. A base model's own EOS ends a
+        document, and the chat template may end a turn with another token.
         """
         if shards.chat_template:
             self.exported_files["chat_template.jinja"] = shards.chat_template
         ends = end_tokens_of(read_config(base_model))
-        if shards.end_token_id not in ends:
+        written = [shards.end_token_id]
+        if shards.form in ("conversations", "preferences"):
+            written += end_of_turn(read_tokenizer(base_model), shards.chat_template)
+        if new := [end for end in written if end not in ends]:
             generation = read_generation_config(base_model)
-            generation["eos_token_id"] = [*ends, shards.end_token_id]
+            generation["eos_token_id"] = list(dict.fromkeys([*ends, *new]))
             self.exported_files[GENERATION_NAME] = json.dumps(generation, indent=2)
 
     @property
@@ -418,7 +424,12 @@ def _is_decoder(config: Any) -> bool:
 def _check_weights(decoder: Decoder, folder: Path) -> None:
     """Compare names and shapes of the weights in a folder with what its config.json says."""
     stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    shapes = {name: torch.empty(weight.size, device="meta") for name, weight in stored.items()}
+    shapes = {
+        name: torch.empty(weight.size, device="meta")
+        for name, weight in stored.items()
+        # Computed from the config; what was written by old programs, as Llama 2 was, has it, too.
+        if not name.endswith(".rotary_emb.inv_freq")
+    }
     if decoder.shape.tied_embeddings and shapes.pop("lm_head.weight", None) is not None:
         _check_tied(folder)
     expected = decoder.state_dict()

@@ -127,8 +127,9 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
     try:
         config = _load(given)
         for key, value in overrides.items():
-            # As a line of YAML, in which 2e-5 is a number.
-            OmegaConf.update(config, key, OmegaConf.create(f"value: {value}").value)
+            # As a line of YAML, in which 2e-5 is a number, and null is none.
+            line = f"value: {value}" if isinstance(value, str) else yaml.safe_dump({"value": value})
+            OmegaConf.update(config, key, OmegaConf.create(line).value)
         text = OmegaConf.to_yaml(config)
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:

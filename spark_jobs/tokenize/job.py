@@ -53,7 +53,7 @@ from spark_jobs.tokenize.tokenizer import (
     measure_bytes_per_token,
 )
 
-CODE_VERSION = "9"
+CODE_VERSION = "10"
 CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {

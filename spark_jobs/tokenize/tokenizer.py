@@ -39,6 +39,8 @@ Engine = Literal["gigatoken", "hugging_face"]
 
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 DOCUMENT_STARTS = ("<|begin_of_text|>", "<s>", "<bos>")
+BERT_ENDS = ("[CLS]", "[SEP]")
+"""Around each text in BERT and its like, whose tokenizers name no token of a text's end."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,16 @@ class TokenizerFiles:
         Raises:
             UserError: a token named by hand is unknown, or the family has no end token.
         """
-        separator = next((token for token in SEPARATORS if token in self.specials), self.eos_token)
+        usual = self.eos_token or (BERT_ENDS[1] if BERT_ENDS[1] in self.specials else None)
+        separator = next((token for token in SEPARATORS if token in self.specials), usual)
         if end is None and separator is None:
             raise UserError(
                 "The base model's tokenizer has no end-of-document token. Name one in "
                 "`tokenized_shards.end_token`."
             )
         end = end or separator
+        if start is None and end == BERT_ENDS[1] and BERT_ENDS[0] in self.specials:
+            start = BERT_ENDS[0]
         start = start or (self.bos_token if self.bos_token in DOCUMENT_STARTS else separator)
         return self._id(start or end, "start_token"), self._id(end, "end_token")
 

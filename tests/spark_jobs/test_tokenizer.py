@@ -89,11 +89,13 @@ def test_a_chat_models_turn_tokens_are_not_document_tokens(model_folder: Path) -
         (("<s>", "</s>", "<unk>"), 0, 1, (0, 1)),
         (("<|endoftext|>", "<|im_start|>", "<|im_end|>"), None, 2, (0, 0)),
         (("<bos>", "<eos>", "<end_of_turn>"), 0, 2, (0, 1)),
+        (("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), None, None, (2, 3)),
+        (("[CLS]", "[SEP]", "<pad>", "[MASK]"), 0, 1, (0, 1)),
     ],
-    ids=["llama3-instruct", "mistral", "qwen2-instruct", "gemma-it"],
+    ids=["llama3-instruct", "mistral", "qwen2-instruct", "gemma-it", "bert", "albert"],
 )
 def test_documents_begin_and_end_as_their_family_expects(
-    specials: tuple[str, ...], bos: int | None, eos: int, expected: tuple[int, int]
+    specials: tuple[str, ...], bos: int | None, eos: int | None, expected: tuple[int, int]
 ) -> None:
     files = TokenizerFiles(
         definition="{}",
@@ -102,7 +104,7 @@ def test_documents_begin_and_end_as_their_family_expects(
         chat_template=None,
         specials={token: number for number, token in enumerate(specials)},
         bos_token=None if bos is None else specials[bos],
-        eos_token=specials[eos],
+        eos_token=None if eos is None else specials[eos],
         vocab_size=10,
         absent_letters=(),
         first_absent_id=10,

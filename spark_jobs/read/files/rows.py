@@ -241,8 +241,10 @@ def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictRead
     lines = iter(text)
     head = next(lines, "")
     rest = chain([head], lines) if head else lines
-    quoting = csv.QUOTE_NONE if plain_quotes else csv.QUOTE_MINIMAL
-    return csv.DictReader(rest, delimiter=_separator(head), quoting=quoting)
+    separator = _separator(head)
+    if plain_quotes:
+        return csv.DictReader(rest, delimiter=separator, quoting=csv.QUOTE_NONE)
+    return csv.DictReader(rest, delimiter=separator)
 
 
 def _other_encoding(content: streams.Content) -> str | None:

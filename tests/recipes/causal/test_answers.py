@@ -1,18 +1,23 @@
 """Answers that a model writes: what it is given, and what of them is compared."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, LlamaForCausalLM
 
-from artifacts.model import read_tokenizer
+from artifacts.model import GENERATION_NAME, read_tokenizer
 from recipes.causal.objective import AnswerScorer, answer_start, final_answer
 from recipes.causal.settings import ExactMatchSettings
 from recipes.evaluation.bits import as_served, complete, load_causal
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.settings import EvaluationSettings, GenerationSettings
+from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
 from tests.example_shards import example_shards
+from tests.tiny import save_random_model, tiny_base_model
 from tests.tiny_models import gpt2
 from tests.tiny_tasks import TASKS
 
@@ -94,3 +99,49 @@ def test_the_settings_say_whether_answers_are_judged_in_bits(exact_match: dict |
     settings = training_settings({"recipe": "fine_tuning", "exact_match": exact_match})
     scorer = settings.objective().scorer
     assert settings.is_judged_in_bits == (scorer is None or scorer.metric.is_bits)
+
+
+def test_an_answer_ends_with_its_turn(tmp_path: Path) -> None:
+    """Of a base model, whose own end is that of a document, with a template that has another."""
+    turn_end = "<|im_end|>"
+    template = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant:\n{% endif %}"
+
+    def base(folder: Path) -> None:
+        tiny_base_model(folder)
+        tokenizer = read_tokenizer(folder)
+        tokenizer.add_special_tokens({"additional_special_tokens": [turn_end]})
+        tokenizer.save_pretrained(folder)
+        (folder / "chat_template.jinja").write_text(template)
+        ends = dict.fromkeys(
+            ("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id
+        )
+        config = AutoConfig.from_pretrained(folder, vocab_size=len(tokenizer))
+        config.tie_word_embeddings = False
+        save_random_model(folder, LlamaForCausalLM, config, ends)
+
+    folder = tmp_path / "base"
+    base(folder)
+    tokenizer = read_tokenizer(folder)
+    stats = example_shards(tmp_path / "shards", folder, replace(TASK, model=base))
+    settings = EvaluationSettings(held_out_tokens=None)
+    documents = held_out_documents(tmp_path / "shards", stats, tokenizer, settings)[:1]
+    end, word = tokenizer.convert_tokens_to_ids(turn_end), tokenizer("pump")["input_ids"][0]
+    writes_on = load_causal(folder)
+    with torch.no_grad():
+        for name, weight in writes_on.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
+                weight.zero_()
+        # It ends the turn after any token, and after its end it writes a word.
+        given, written = writes_on.model.embed_tokens.weight, writes_on.lm_head.weight.zero_()
+        given[:, 0] = written[end, 0] = 1
+        given[end, 0], given[end, 1], written[word, 1] = 0, 1, 1
+    writes_on.save_pretrained(folder)
+
+    scorer = AnswerScorer(ExactMatchSettings(new_tokens=6))
+
+    assert scorer.score(folder, documents, stats).samples[0]["completion"] == ""
+    exported = load_model(folder)
+    exported.export_form_of(stats, folder)
+    generation = json.loads(exported.exported_files[GENERATION_NAME])
+    assert generation["eos_token_id"] == [tokenizer.eos_token_id, end]

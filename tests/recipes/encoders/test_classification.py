@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, pipeline
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, pipeline
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
@@ -72,3 +72,17 @@ def test_a_text_may_be_as_long_as_the_model_has_positions_for(
     assert network.classify(longest, longest > 0).isfinite().all()
     with pytest.raises((IndexError, RuntimeError)):
         network.classify(longer, longer > 0)
+
+
+def test_a_count_of_classes_in_the_base_models_config_is_the_trained_ones(tmp_path: Path) -> None:
+    encoder(tmp_path / "base")
+    base = change_config(tmp_path / "base", tmp_path / "counted", num_labels=3)
+    model = load_classifier(base, ["a", "b", "c", "d"], 0, None)
+    strategy = FullySharded(model, [], 1.0, "float32", CPU)
+
+    export_model(strategy, base, tmp_path / "out", torch.float32, Workers(0, 1, CPU))
+
+    read = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert read.config.num_labels == 4
+    trained = model.network.inner.classifier.out_proj.weight
+    assert torch.equal(read.classifier.out_proj.weight, trained)

@@ -22,6 +22,7 @@ from recipes.model.base_model import (
     libraries_of,
     prepare,
 )
+from recipes.model.causal_model import load_model
 from recipes.settings import ModelFamily
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.old_tokenizers import write_old_tokenizer
@@ -168,6 +169,24 @@ def test_an_output_matrix_beside_embeddings_that_should_be_it_is_refused(
         if not change:
             prepare(BaseModelSettings(folder=str(folder)), tmp_path / "out")
     refuse(folder, "are both stored, and differ. Set `tie_word_embeddings` to false")
+
+
+def test_what_old_programs_stored_of_rotary_positions_is_passed_over(
+    source: Path, tmp_path: Path
+) -> None:
+    """As Llama 2 was published; transformers passes over it, too."""
+    name = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+    old = change_weights(
+        source,
+        tmp_path / "old",
+        lambda weights: weights.update({name.format(layer): torch.ones(4) for layer in (0, 1)}),
+    )
+
+    prepare(BaseModelSettings(folder=str(old)), tmp_path / "out")
+
+    weights, found = (dict(load_model(one).state_dict()) for one in (source, tmp_path / "out"))
+    assert weights.keys() == found.keys()
+    assert all(torch.equal(weights[one], found[one]) for one in weights)
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,13 @@ def test_a_configuration_is_taken_as_it_is() -> None:
     assert again == found and again.content() == found.content()
 
 
+def test_null_switches_off_what_a_configuration_has() -> None:
+    changed = {"clip_grad_norm": None, "max_steps_per_epoch": None, "optimizer.fused": None}
+    config = settings(overrides=changed).config
+    assert config["clip_grad_norm"] is config["max_steps_per_epoch"] is None
+    assert config["optimizer"]["fused"] is None
+
+
 def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
     one = settings(overrides={"batch_size": 8, "gradient_accumulation_steps": 1})
     other = settings(overrides={"enable_activation_checkpointing": True, "output_dir": "/other"})
