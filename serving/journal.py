@@ -138,6 +138,9 @@ def _read_key(folder: Path) -> bytes:
     """The key of the hashes, made on first use: without it short texts could be guessed."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / _KEY_NAME
+    if path.exists() and not path.stat().st_size:
+        # Its maker was killed, or the disk was full.
+        path.unlink()
     with suppress(FileExistsError), open(path, "xb", opener=_open_private) as file:
         file.write(secrets.token_bytes(32))
     return path.read_bytes()

@@ -41,8 +41,9 @@ class OfVersion(BaseModel):
         return {"X-Model-Version": self.version, "X-Model-Fingerprint": self.fingerprint}
 
     def model(self, asked: str | None) -> str:
-        """The model as it was asked for; the version where no name was given."""
-        return asked if asked not in (None, "default") else self.version
+        """The model as it was asked for; this version where no name was given or a version's, of
+        which during a rollout another may answer."""
+        return self.version if asked in (None, "default") or asked.isdecimal() else asked
 
     def is_of(self, other: "OfVersion") -> bool:
         """Whether another is about the same version."""

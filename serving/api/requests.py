@@ -159,12 +159,16 @@ class OpenAIRequest(Sampling):
     async def events(self, name: str, stream: Stream) -> AsyncIterator[str]:
         """One answer as a stream of events, a piece each."""
         options, envelope = self.stream_options or StreamOptions(), self._envelope(name, stream.by)
-        last = Chunk()
+        last, any_before = Chunk(), False
         while chunk := await stream.read():
             if chunk.error is not None:
                 yield _event(ServingError(503, chunk.error, "unavailable").body)
                 return
-            last, piece = chunk, envelope | {"choices": [self.choice(chunk)]}
+            choice = self.choice(chunk)
+            if any_before:
+                # Clients join what comes in pieces, and the role comes once.
+                choice.get("delta", {}).pop("role", None)
+            last, piece, any_before = chunk, envelope | {"choices": [choice]}, True
             if options.continuous_usage_stats:
                 piece["usage"] = _usage([chunk])
             yield _event(piece)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ class OpenAIModel(served_model.PromptEncoder):
             if not body["stream"]:
                 yield json.loads(await answer.aread())
                 return
-            async for line in answer.aiter_lines():
+            async for line in _lines(answer):
                 said = line.removeprefix("data:").strip()
                 if said == line or said == "[DONE]":
                     continue
@@ -329,3 +329,13 @@ def _likelihoods(choice: dict[str, Any], top: int) -> Iterator[Likelihood]:
             for name, value in likeliest
         ]
         yield token, logprob, likely
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream of events. httpx ends one also at characters that JSON may hold."""
+    rest = ""
+    async for text in answer.aiter_text():
+        *whole, rest = (rest + text).split("\n")
+        for line in whole:
+            yield line.removesuffix("\r")
+    yield rest

@@ -293,7 +293,8 @@ class ServedTokenizer:
         if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
             return bytes.fromhex(byte[1])
         # Tokenizers of words mark the beginning of one, or what is none.
-        return name.replace("\u2581", " ").removeprefix("##").encode()
+        name = name.removeprefix("##") if self._is_word_piece else name.replace("\u2581", " ")
+        return name.encode()
 
     @cached_property
     def _added(self) -> Container[int]:
@@ -301,7 +302,15 @@ class ServedTokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str())["decoder"])
+        return '"ByteLevel"' in self._decoder
+
+    @cached_property
+    def _is_word_piece(self) -> bool:
+        return '"WordPiece"' in self._decoder
+
+    @cached_property
+    def _decoder(self) -> str:
+        return json.dumps(json.loads(self.backend.to_str())["decoder"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""

@@ -6,6 +6,7 @@ torch sees any, which divide a large model.
 """
 
 import queue
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -103,14 +104,29 @@ class TransformersModel(served_model.ServedModel):
             held = held or [self._waiting.get()]
             while not self._waiting.empty():
                 held.append(self._waiting.get())
-            alike = self._alike(held[0])
-            batch = [job for job in held if self._alike(job) == alike][:BATCH_REQUESTS]
+            batch = self._batch(held)
             held = [job for job in held if job not in batch]
             try:
                 self._write(batch)
             except Exception as error:
                 for job in batch:
                     job.put(f"{type(error).__name__}: {error}")
+
+    def _batch(self, held: list[_Generation]) -> list[_Generation]:
+        """The first request, and those that can be answered with it."""
+        batch: list[_Generation] = []
+        longest = most = 0
+        for job in held:
+            if len(batch) == BATCH_REQUESTS or self._alike(job) != self._alike(held[0]):
+                continue
+            beginning = max(longest, len(job.prompt) + len(job.written))
+            tokens = max(most, job.request.max_tokens)
+            # Every row goes on until the last answer ends, and has to have places until then.
+            fits = self.is_encoder_decoder or beginning + tokens <= self.context_tokens
+            if fits or not batch:
+                batch.append(job)
+                longest, most = beginning, tokens
+        return batch
 
     def _alike(self, job: _Generation) -> tuple[object, ...]:
         """What the requests of one batch have in common.
@@ -150,8 +166,8 @@ class TransformersModel(served_model.ServedModel):
         config.num_beams = 1
         if asked.temperature:
             config.update(temperature=asked.temperature, top_p=asked.top_p, top_k=0)
-        if asked.seed is not None:
-            torch.manual_seed(asked.seed)
+            # Without a seed of its own, too, or what it draws would follow from another's.
+            torch.manual_seed(secrets.randbits(63) if asked.seed is None else asked.seed)
         self._model.generate(
             **self._inputs(jobs),
             generation_config=config,

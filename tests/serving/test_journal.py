@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.journal import Journal, find_entries
+from serving.journal import FOLDER, Journal, find_entries
 from serving.settings import JournalSettings
 from serving.state import OfVersion
 from tests.serving.conftest import generate_request
@@ -58,3 +58,13 @@ def test_an_answer_is_found_by_the_id_that_openais_clients_show(
             (found,) = find_entries(tmp_path, asked, days=1)
             assert found.request == name
     assert not find_entries(tmp_path, f"{prefix}0123456789ab", days=1)
+
+
+def test_a_key_that_a_full_disk_left_empty_is_made_again(tmp_path: Path) -> None:
+    """Without one, short texts could be guessed."""
+    path = tmp_path / FOLDER / "key"
+    path.parent.mkdir()
+    path.touch()
+    journal = Journal(tmp_path, lambda: JournalSettings(keep="hashes"))
+    journal.write("one", VERSION, [generate_request(prompt="yes")], ["no"])
+    assert len(path.read_bytes()) == 32

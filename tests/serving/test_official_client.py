@@ -45,6 +45,18 @@ def test_chat_takes_parts_roles_and_the_newer_limit(official: OpenAI) -> None:
     assert answer.usage and answer.usage.completion_tokens == 4
 
 
+def test_a_streamed_message_has_one_role_and_can_be_sent_again(official: OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "The valve"}]
+    for _ in range(2):
+        with official.chat.completions.stream(
+            model="default", messages=asked, max_tokens=6
+        ) as stream:
+            events = sum(1 for _ in stream)
+            message = stream.current_completion_snapshot.choices[0].message
+        assert events > 2 and message.role == "assistant" and message.content
+        asked += [{"role": message.role, "content": message.content}, asked[0]]
+
+
 def test_chat_stream_ends_with_its_usage(official: OpenAI) -> None:
     pieces = list(
         official.chat.completions.create(

@@ -1,5 +1,7 @@
 """Another server with OpenAI's routes as the engine: here, a second endpoint of this project."""
 
+import asyncio
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +12,15 @@ import pytest
 
 from artifacts.errors import UserError
 from serving import endpoint as process
+from serving.engine.openai_model import OpenAIModel
 from serving.engine.program import choose_engine, load_model
+from serving.engine.protocol import Chunk
 from serving.rollout import RolloutFailed
 from serving.settings import OpenAIEngine
-from tests.serving.conftest import SETTINGS, Client, pieces_of, served, start
+from tests.serving.conftest import SETTINGS, Client, generate_request, pieces_of, served, start
 from tests.serving.test_comparison import desired, judge, version_that_serves
 from tests.serving.test_rollout import load, move
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.tiny import change_config, train_tiny_model
 from tests.waiting import wait_until
 
@@ -105,6 +110,34 @@ def test_a_stream_counts_its_tokens_and_a_chat_has_the_versions_own_template(
     raw, usage = choices(through, {"prompt": "<user>The valve<assistant>", "max_tokens": 8})
     assert text == raw[0]["text"] and len(pieces) > 3
     assert pieces[-1]["usage"]["completion_tokens"] == usage["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_characters_that_end_a_line_elsewhere_pass_through(
+    tiny_model_folder: Path, character: str
+) -> None:
+    """Of a server that writes them as they are, as JSON allows."""
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if not json.loads(body).get("stream"):
+            return json_answer(200, {"choices": [{"text": "a", "finish_reason": "length"}]})
+        written = [("one", None), (character, None), ("two", "length")]
+        choices = [{"index": 0, "text": text, "finish_reason": end} for text, end in written]
+        lines = [json.dumps({"choices": [choice]}, ensure_ascii=False) for choice in choices]
+        events = "".join(f"data: {line}\r\n\r\n" for line in [*lines, "[DONE]"])
+        return 200, [("content-type", "text/event-stream")], events.encode()
+
+    server = start_http_server(answer)
+    engine = OpenAIEngine(address=f"{server.url}/v1", model="default")
+    model = OpenAIModel(tiny_model_folder, engine, 10.0)
+
+    async def told() -> list[Chunk]:
+        request = generate_request(prompt="The valve", stream=True)
+        return [chunk async for chunk in model.generate(request, model.encode(request))]
+
+    chunks = asyncio.run(told())
+    assert "".join(chunk.text for chunk in chunks) == f"one{character}two"
+    assert not [chunk.error for chunk in chunks if chunk.error]
 
 
 def test_what_the_engine_refuses_is_told_in_its_words(through: Client, outside: Client) -> None:

@@ -111,6 +111,10 @@ def test_rollout_and_rollback_under_load_lose_no_request_and_split_no_batch(
         moved = in_background(moving, other_model_folder, "2")
         while not moved.done():
             batches.append(moving.http.post("/predict", json=body))
+            # Whichever version is named, the answer says which it is of.
+            named = moving.complete(max_tokens=1, model="1")
+            if named.status_code == 200:
+                assert named.json()["model"] == named.headers["x-model-version"]
         expected["2"] = moving.http.post("/predict", json=body).json()
         assert moving.complete(max_tokens=1).headers["x-model-version"] == "2"
         move(moving, tiny_model_folder, "1")

@@ -44,6 +44,16 @@ def test_of_the_likely_tokens_alone_is_drawn(model: ServedModel) -> None:
     assert len(set(ask(model, narrow, cold))) == 1
 
 
+def test_what_is_drawn_without_a_seed_follows_from_no_other_requests_seed(
+    model: ServedModel,
+) -> None:
+    drawn = set()
+    for _ in range(3):
+        ask(model, HOT | {"seed": 5})
+        drawn |= {*ask(model, HOT)}
+    assert len(drawn) > 1
+
+
 def test_a_seed_draws_the_same_whatever_stands_beside_it(model: ServedModel) -> None:
     seeded, other = HOT | {"seed": 5}, HOT | {"seed": 6}
     (alone,) = ask(model, seeded)

@@ -16,13 +16,13 @@ from typing import Literal
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE, WordPiece
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.model.tokenizer_conversion import convert
 from serving.engine.openvino_model import TURNS
-from serving.engine.program import choose_engine, load_model
+from serving.engine.program import Choice, choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import (
     BROKEN_EXIT_CODE,
@@ -38,6 +38,7 @@ from tests.old_tokenizers import write_old_tokenizer
 from tests.serving.conftest import SETTINGS, chunks_of, generate
 from tests.serving.test_architectures import write_model
 from tests.tiny import tiny_base_model, tiny_texts
+from tests.tiny_models import gpt2
 from tests.waiting import WAIT_SECONDS
 
 TOKENS = 150
@@ -193,6 +194,20 @@ def test_tokens_are_the_text_where_the_tokenizer_adds_to_it(begins: str) -> None
     assert told[-1].bytes == [0xA2] and told[-1].offset == len(text) - 1
 
 
+def test_signs_of_a_heading_are_text_and_the_mark_of_a_word_piece_is_none() -> None:
+    vocabulary = {"<unk>": 0, "▁A": 1, "##": 2, "###": 3}
+    vocabulary |= {f"<0x{byte:02X}>": 4 + byte for byte in range(256)}
+    backend = Tokenizer(BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    tokens, text = [1, 14, 2, 1, 14, 3, 1], "A\n## A\n### A"
+    texts = TokenTexts(ServedTokenizer(backend), text, len(tokens), 0)
+    told = [texts.score(TokenLikelihood(token, -1.0)) for token in tokens]
+    assert [one.token for one in told] == ["A", "\n", "##", " A", "\n", "###", " A"]
+
+    pieces = Tokenizer(WordPiece({"[UNK]": 0, "val": 1, "##ve": 2}, unk_token="[UNK]"))
+    pieces.decoder = decoders.WordPiece()
+    assert ServedTokenizer(pieces).token_bytes(2) == b"ve"
+
+
 @pytest.fixture(scope="module")
 def spaced_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a tokenizer of SentencePiece, which takes a text's first space away."""
@@ -251,6 +266,18 @@ def test_prompt_of_tokens_alone_is_scored_and_nothing_written(model: ServedModel
     assert same.text == "" and same.completion_tokens == 0 and len(same.scores) == len(tokens)
     with pytest.raises(Refused, match="not in this model's vocabulary"):
         model.encode(ask([model.tokenizer.backend.get_vocab_size()]))
+
+
+def test_requests_that_fit_alone_take_no_places_from_each_other(tmp_path: Path) -> None:
+    """Of a model with a place for each position, past which it fails."""
+    gpt2(tmp_path)
+    model = load_model(tmp_path, SETTINGS, Choice("transformers"))
+    assert isinstance(model, ServedModel) and model.context_tokens == 256
+    whole = {"max_prompt_tokens": 256, "ignore_eos": True}
+    asked = ((5, 30), (240, 4), (10, 60), (8, 90))
+    requests = [ask([5] * given, max_tokens=most, **whole) for given, most in asked]
+
+    assert generate(model, *requests) == [answer(model, request) for request in requests]
 
 
 def test_requests_of_one_batch_are_answered_as_if_alone(model: ServedModel) -> None:
