@@ -265,9 +265,9 @@ class TrainableModel(nn.Module):
         written = [shards.end_token_id]
         if shards.form in ("conversations", "preferences"):
             written += end_of_turn(read_tokenizer(base_model), shards.chat_template)
-        if new := [end for end in written if end not in ends]:
+        if not {*written} <= {*ends}:
             generation = read_generation_config(base_model)
-            generation["eos_token_id"] = list(dict.fromkeys([*ends, *new]))
+            generation["eos_token_id"] = list(dict.fromkeys([*ends, *written]))
             self.exported_files[GENERATION_NAME] = json.dumps(generation, indent=2)
 
     @property

@@ -103,11 +103,7 @@ def find_documents(
             raise UserError(f"{path} cannot be read: {error}. Give one id on each line.") from error
     if source:
         clean = session.record.current("clean_corpus")
-        raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-        # What cleaning dropped is in the raw corpus alone; what has left is in the record.
-        folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
-        documents = open_parts(folders, ["id", "source"])
-        found += documents.to_table(filter=pc.field("source") == source)["id"].to_pylist()
+        found += _ids_of(session, clean, pc.field("source") == source)
         listed = read_list(session.record.store, session.settings.name).active
         found += [one.id for one in listed if one.source == source and one.text_hash]
         if not found:
@@ -115,6 +111,17 @@ def find_documents(
     if not found:
         raise UserError("Name what to forget: ids, --file PATH with one id per line, or --source.")
     return list(dict.fromkeys(found))
+
+
+def _ids_of(session: Session, clean: Artifact, chosen: pc.Expression) -> list[str]:
+    """The ids of a clean corpus's chosen documents, by `id` and `source`.
+
+    What cleaning dropped is in the raw corpus alone; what has left is in the record.
+    """
+    raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
+    folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
+    documents = open_parts(folders, ["id", "source"])
+    return list(documents.to_table(filter=chosen)["id"].to_pylist())
 
 
 def forget(
@@ -356,10 +363,7 @@ def _back_in_a_corpus(session: Session, identifiers: Sequence[str]) -> set[str]:
     clean = session.record.find_current("clean_corpus")
     if clean is None or not identifiers:
         return set()
-    raw = session.record.store.find_named("raw_corpus", clean.manifest.inputs["raw_corpus"])
-    folders = [clean.url, f"{clean.url}/{PAST_FOLDER}", *([raw.url] if raw else [])]
-    chosen = pc.field("id").isin(list(identifiers))
-    return set(open_parts(folders, ["id"]).to_table(filter=chosen)["id"].to_pylist())
+    return set(_ids_of(session, clean, pc.field("id").isin(list(identifiers))))
 
 
 def _sign(rows: Sequence[dict[str, Any]], fewest: int) -> Signatures:

@@ -34,23 +34,9 @@ _SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
 _PARAGRAPHS = ("p", "h")
 _PASSED_OVER = ("tracked-changes", "annotation")
 """What an OpenDocument text holds that is not its text: what was deleted, and comments."""
-_HTML_BLOCKS = [
-    "h1",
-    "h2",
-    "h3",
-    "h4",
-    "h5",
-    "h6",
-    "p",
-    "li",
-    "pre",
-    "td",
-    "th",
-    "blockquote",
-    "br",
-]
-_HTML_BLOCKS += ["div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article", "header"]
-_HTML_BLOCKS += ["footer", "figure", "figcaption"]
+_HTML_BLOCKS = ["h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "th", "blockquote"]
+_HTML_BLOCKS += ["br", "div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article"]
+_HTML_BLOCKS += ["header", "footer", "figure", "figcaption"]
 
 
 def read_mail(content: Content) -> Iterator[Row]:
@@ -201,6 +187,75 @@ def rtf_text(found: bytes) -> str:
         raise ValueError("it does not begin with {\\rtf")
     # Its own letters are ASCII; all others are written out, in the encoding that it names.
     return str(rtf_to_text(found.decode("latin-1")))
+
+
+_FILLED = ".//w:sdt[not(w:sdtPr/w:showingPlcHdr)]"
+_DOCX_WRAPPERS = f".//w:ins | .//w:moveTo | .//w:smartTag | {_FILLED} | {_FILLED}/w:sdtContent"
+_DOCX_WRAPPERS += " | .//w:fldSimple | .//w:bdo | .//w:dir | .//w:customXml"
+"""What python-docx passes over with all text in it: text that was inserted or moved while changes
+were tracked, smart tags, content controls, of which an empty one shows a prompt, and fields, such
+as the number of a table."""
+_NOTES = "./*[not(@w:type)]//w:p"
+"""Paragraphs of notes; what has a type is the line between text and notes."""
+_TEXT_BOXES = ".//w:txbxContent[not(ancestor::*[local-name()='Fallback'])]//w:p"
+"""Paragraphs in text boxes, which are written a second time for old programs."""
+
+
+def docx_text(found: bytes) -> str:
+    """A Word file's paragraphs and tables, in their order, tracked changes taken as accepted."""
+    import docx
+    from docx.oxml import parse_xml
+
+    document = docx.Document(io.BytesIO(found))
+    _unwrap(document.element.body)
+    blocks = []
+    for block in document.iter_inner_content():
+        if isinstance(block, docx.table.Table):
+            blocks.append(_word_table(block._tbl))
+        else:
+            blocks.append(_word_paragraph(block))
+        blocks += [paragraph.text for paragraph in _find(block._element, _TEXT_BOXES)]
+    for related in document.part.rels.values():
+        if related.reltype.endswith(("/footnotes", "/endnotes")):
+            notes = parse_xml(related.target_part.blob)
+            _unwrap(notes)
+            blocks += [paragraph.text for paragraph in _find(notes, _NOTES)]
+    return "\n\n".join(block for block in blocks if block.strip())
+
+
+def _unwrap(element: Any) -> None:
+    """Put what lies in wrappers in their place."""
+    for wrapper in _find(element, _DOCX_WRAPPERS):
+        for part in list(wrapper):
+            wrapper.addprevious(part)
+        wrapper.getparent().remove(wrapper)
+
+
+def _find(element: Any, path: str) -> list[Any]:
+    from docx.oxml.ns import nsmap
+    from lxml import etree
+
+    # Of elements that python-docx has a class for, and of others.
+    return list(etree.XPath(path, namespaces=nsmap)(element))
+
+
+def _word_table(table: Any) -> str:
+    """A line for each row; merged cells are one, and a table within a cell is part of its text."""
+    from docx.oxml.table import CT_Tbl
+
+    def cell_text(cell: Any) -> str:
+        parts = cell.inner_content_elements
+        texts = (_word_table(one) if isinstance(one, CT_Tbl) else one.text for one in parts)
+        return "\n".join(texts).strip()
+
+    return "\n".join(" | ".join(map(cell_text, row.tc_lst)) for row in table.tr_lst)
+
+
+def _word_paragraph(block: Any) -> str:
+    """A paragraph's text; a heading is marked as Markdown marks it."""
+    style = block.style.name if block.style is not None else ""
+    level = style.removeprefix("Heading ") if style else ""
+    return f"{'#' * int(level)} {block.text}" if level.isdigit() else str(block.text)
 
 
 def odt_text(found: bytes) -> str:

@@ -97,7 +97,7 @@ READERS: dict[FormatName, Callable[[streams.Content], Iterator[Row]]] = {
     "parquet": rows.read_parquet,
 }
 TEXTS: dict[FormatName, Callable[[bytes], str]] = {
-    "docx": rows.docx_text,
+    "docx": office.docx_text,
     "notebook": rows.notebook_text,
     "rtf": office.rtf_text,
     "odt": office.odt_text,
