@@ -24,7 +24,7 @@ def test_the_main_command_holds_on_a_bare_machine(tmp_path: Path) -> None:
         again = machine.run("make run")
         assert again.code == 0
         megabytes = int(machine.run("du --summarize --block-size=1M .venv").output.split()[0])
-        print(f"run {ran.seconds:.0f} s, again {again.seconds:.0f} s, .venv {megabytes} MB")
+        print(f"run {ran.seconds:.0f} s, again {again.seconds:.1f} s, .venv {megabytes} MB")
         assert megabytes <= MEGABYTES
         assert machine.run("make stop").code == 0
 
