@@ -346,7 +346,14 @@ class TorchtuneSettings(WarmStartSettings):
     @model_validator(mode="after")
     def _take_over(self) -> Self:
         batch_size = self.config["batch_size"]
-        budget = {"global_batch_size": rows_per_step(self.config, self.placement.world_size)}
+        rows, given = rows_per_step(self.config, self.placement.world_size), self.budget
+        if "global_batch_size" in given.model_fields_set and given.global_batch_size != rows:
+            raise ValueError(
+                f"`budget.global_batch_size` comes from the torchtune configuration: {rows}, which "
+                "is its batch_size times its gradient_accumulation_steps times the processes that "
+                "train. Leave it out, or change those with `overrides`"
+            )
+        budget = {"global_batch_size": rows}
         if "budget" in self.model_fields_set:
             budget = self.budget.model_dump() | budget
         elif most := self.config.get("max_steps_per_epoch"):

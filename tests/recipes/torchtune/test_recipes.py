@@ -284,6 +284,10 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
         ),
         ({"placement": {"compile": "always"}}, "`placement.compile` comes from the torchtune"),
         ({"placement": {"pipeline_parallel": 2}}, "`placement.pipeline_parallel` comes from the"),
+        (
+            {"budget": {"epochs": 1, "global_batch_size": 2048}},
+            r"`budget.global_batch_size` comes from the torchtune configuration: \d+, which is its",
+        ),
         ({"precision": "bfloat16"}, "`precision` comes from the torchtune configuration: float32"),
         ({"placement": {"workers": 2}}, "2 processes train .* Set `run: full_finetune_distributed"),
         ({"run": "ppo_full_finetune_single_device"}, "'full_finetune_single_device', "),
