@@ -23,25 +23,26 @@ _CLASSES = {
     size: "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in ranges)
     for size, ranges in UNSPACED.items()
 }
-_UNSPACED = "".join(_CLASSES.values())
+UNSPACED_CLASS = "".join(_CLASSES.values())
+"""Those characters, as what stands in a regular expression's brackets."""
 _WORD_SHARES = [(re.compile(f"[{characters}]"), 4 // size) for size, characters in _CLASSES.items()]
-_CHARACTER = re.compile(f"[{_UNSPACED}]")
-_PIECE = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_CHARACTER = re.compile(f"[{UNSPACED_CLASS}]")
+_PIECE = re.compile(rf"[{UNSPACED_CLASS}]|[^\s{UNSPACED_CLASS}]+")
 _MARKS = (
     r"\u0300-\u036f\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670"
     r"\u0900-\u0903\u093a-\u094f\u0951-\u0957\u0962\u0963\u0980-\u0dff"
 )
 """Accents and vowels that Python counts as no part of a word, of Hebrew, Arabic and the scripts of
 India; of most of those, all letters as well."""
-_LETTER = rf"(?:[^\W{_UNSPACED}\u1100-\u11ff\uac00-\ud7ff]|[{_MARKS}])"
+_LETTER = rf"(?:[^\W{UNSPACED_CLASS}\u1100-\u11ff\uac00-\ud7ff]|[{_MARKS}])"
 """A letter or figure of a script in which a word ends where those end."""
-_SPACED_WORD = rf"[^\W{_UNSPACED}]+(?:[{_MARKS}]+[^\W{_UNSPACED}]*)*"
-_CONTINUED = re.compile(rf"[{_UNSPACED}\u3000-\u303f\uff01-\uff65]\s*\Z")
+_SPACED_WORD = rf"[^\W{UNSPACED_CLASS}]+(?:[{_MARKS}]+[^\W{UNSPACED_CLASS}]*)*"
+_CONTINUED = re.compile(rf"[{UNSPACED_CLASS}\u3000-\u303f\uff01-\uff65]\s*\Z")
 """A text that goes on without a space: its last character, or sign, is of such a script."""
-WORD = re.compile(rf"[{_UNSPACED}]|{_SPACED_WORD}")
+WORD = re.compile(rf"[{UNSPACED_CLASS}]|{_SPACED_WORD}")
 """A word, or a character where words are not parted."""
 SEARCH_TERMS = (
-    rf"(?s)(?=([{_UNSPACED}]{{2}}|(?=[^\W{_UNSPACED}](?:[^\W{_UNSPACED}]|[{_MARKS}])){_SPACED_WORD}))"
+    rf"(?s)(?=([{UNSPACED_CLASS}]{{2}}|(?=[^\W{UNSPACED_CLASS}](?:[^\W{UNSPACED_CLASS}]|[{_MARKS}])){_SPACED_WORD}))"
     rf"(?:{_SPACED_WORD}|.)"
 )
 """Finds what a search looks for: words, and each two characters where words are not parted."""

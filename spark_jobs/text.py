@@ -23,9 +23,11 @@ from artifacts.words import UNSPACED
 
 # Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
 # no UTF-8 can hold.
-_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
+_UNWANTED = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x9f\ufeff\ud800-\udfff]")
 _UNWANTED_ASCII = bytes(byte for byte in range(128) if _UNWANTED.match(chr(byte)))
-_LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
+# A vertical tab is a new line within a paragraph, a form feed a new page; 1C to 1F part records.
+_LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
+_ASCII_LINE_ENDS = bytes.maketrans(b"\x0b\x0c\x1c\x1d\x1e\x1f", 6 * b"\n")
 _OTHER_C1 = re.compile("[\x80-\x84\x86-\x9f]")
 
 HASH_BYTES = 16
@@ -63,7 +65,7 @@ def normalize(text: str, form: Literal["NFC", "NFKC"]) -> tuple[str, bool]:
     if text.isascii():
         if "\r" in text:
             text = _LINE_ENDS.sub("\n", text)
-        left = text.encode().translate(None, _UNWANTED_ASCII).decode()
+        left = text.encode().translate(_ASCII_LINE_ENDS, _UNWANTED_ASCII).decode()
     else:
         text = _LINE_ENDS.sub("\n", text)
         left = _UNWANTED.sub("", text)

@@ -1,7 +1,7 @@
 """Shards of given examples, one for each split, as the tokenizing job writes them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,18 +35,17 @@ class NumberedExample(NamedTuple):
     text_bytes: int
 
 
-def write_shards(
+def plan_shards(
     folder: Path,
     files: TokenizerFiles,
     form: Form,
     settings: TokenizedShardsSettings,
-    examples: Mapping[Split, Sequence[NumberedExample]],
-    label_counts: Mapping[str, int] | None = None,
-) -> ShardStats:
-    """Write tokenized examples of a form; of labeled ones, with how many each class has."""
-    counts = label_counts or {}
+    splits: Iterable[Split],
+    labels: tuple[str, ...] = (),
+) -> ShardPlan:
+    """One shard of each split, nothing of it compared or mixed."""
     end = files.start_and_end(None, None)[1]
-    plan = ShardPlan(
+    return ShardPlan(
         output=str(folder),
         sequence_length=settings.row_tokens(form),
         packing=PACKING_OF.get(form, "concatenate"),
@@ -59,9 +58,22 @@ def write_shards(
         mixing=Mixing({}, 1),
         form=form,
         examples=settings.examples,
-        labels=tuple(counts),
-        shards=dict.fromkeys(examples, 1),
+        labels=labels,
+        shards=dict.fromkeys(splits, 1),
     )
+
+
+def write_shards(
+    folder: Path,
+    files: TokenizerFiles,
+    form: Form,
+    settings: TokenizedShardsSettings,
+    examples: Mapping[Split, Sequence[NumberedExample]],
+    label_counts: Mapping[str, int] | None = None,
+) -> ShardStats:
+    """Write tokenized examples of a form; of labeled ones, with how many each class has."""
+    counts = label_counts or {}
+    plan = plan_shards(folder, files, form, settings, examples, tuple(counts))
     written = []
     for split, of_split in examples.items():
         rows = [_exchanged(one, plan) for one in of_split]
@@ -72,8 +84,8 @@ def write_shards(
         dtype=token_dtype(files.vocab_size),
         vocab_size=files.vocab_size,
         tokenizer_sha256=files.sha256,
-        start_token_id=end,
-        end_token_id=end,
+        start_token_id=plan.end_token_id,
+        end_token_id=plan.end_token_id,
         form=form,
         labels=list(counts),
         label_counts=list(counts.values()),

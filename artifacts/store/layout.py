@@ -8,6 +8,8 @@ MANIFEST_NAME = "manifest.json"
 
 DRAFTS_FOLDER = "drafts"
 """What makers on this machine write until it is whole; what no lease protects may be removed."""
+SCRATCH_SUFFIX = ".scratch"
+"""Of the folder beside a maker's output, for what it needs meanwhile."""
 MAKING_FOLDER = "making"
 """Of identities that are being made; one whose lease nobody holds was left by a dead maker."""
 LEASES_FOLDER = "leases"

@@ -161,7 +161,8 @@ class ForgottenList(BaseModel):
         """Its part of a clean corpus's inputs."""
         if not self.documents:
             return {}
-        content = self.for_cleaning().model_dump(mode="json", exclude={"signatures", "similar"})
+        beside = {"signatures", "similar", "similar_ids"}
+        content = self.for_cleaning().model_dump(mode="json", exclude=beside)
         # An earlier corpus of the same text lacks what is wanted again since.
         undone = sorted(one.id for one in self.documents if one.undone)
         return {FORGOTTEN_INPUT: hash_json(content | {"undone": undone})[:20]}
@@ -546,6 +547,15 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
     for name in files.list_names(drafts):
         if name.startswith(KINDS) and not store.is_leased(name.rpartition("-")[0]):
             files.remove(drafts / name)
+    if store.is_local:
+        return
+    # A job in the cloud writes where its artifact will be, and beside that what it needs meanwhile.
+    for kind in KINDS:
+        for name in store.list_folder(kind):
+            fingerprint = name.removesuffix(layout.SCRATCH_SUFFIX)
+            is_made = name == fingerprint and store.find_named(kind, name) is not None
+            if not is_made and not store.is_leased(layout.artifact_lease(kind, fingerprint)):
+                files.remove(f"{store.root}/{kind}/{name}")
 
 
 def _drop_caches(record: Pipeline) -> None:
@@ -555,7 +565,9 @@ def _drop_caches(record: Pipeline) -> None:
         # Copies that this machine has of what lies in the cloud.
         for folder in ("artifacts", "shards"):
             shutil.rmtree(cache_folder() / folder, ignore_errors=True)
+    # Of a store in the cloud, what this machine keeps lies beside its caches.
+    kept = {layout.CONVERSIONS_FOLDER, layout.ENDPOINT_FOLDER, layout.DRAFTS_FOLDER}
     for cache in {store.cache, store.machine_cache}:
         for name in files.list_names(cache):
-            if name != layout.CONVERSIONS_FOLDER:
+            if name not in kept:
                 files.remove(f"{cache}/{name}")

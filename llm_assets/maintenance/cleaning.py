@@ -10,6 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
@@ -98,15 +99,17 @@ def _files(store: Store) -> Iterator[tuple[str, int, float, float]]:
     # In a new project there is no store yet.
     folders = [store.root] if os.path.isdir(store.root) else []
     while folders:
-        with os.scandir(folders.pop()) as entries:
+        # Running work renames and removes files and folders meanwhile.
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                     continue
-                status = entry.stat(follow_symlinks=False)
-                path = entry.path[len(store.root) + 1 :]
-                used = max(status.st_atime, status.st_mtime)
-                yield path, status.st_size, status.st_mtime, used
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    path = entry.path[len(store.root) + 1 :]
+                    used = max(status.st_atime, status.st_mtime)
+                    yield path, status.st_size, status.st_mtime, used
 
 
 Name = tuple[str, str]
@@ -336,11 +339,15 @@ def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
     made = contents.manifests
     drafts = tuple(f"{kind}-{fingerprint}-" for kind, fingerprint in contents.running)
     for (kind, name), folder in sorted(contents.inventory.folders.items()):
-        if folder.changed >= oldest or (kind, name) in contents.running or name.startswith(drafts):
+        fingerprint = name.removesuffix(layout.SCRATCH_SUFFIX)
+        is_running = (kind, fingerprint) in contents.running or name.startswith(drafts)
+        if folder.changed >= oldest or is_running:
             continue
         if kind in TEMPORARY:
             yield Removal(f"{kind}/{name}", "set aside or interrupted", folder.bytes)
-        elif contents.inventory.may_be_artifact(kind, name) and (kind, name) not in made:
+            continue
+        is_made = name == fingerprint and (kind, name) in made
+        if contents.inventory.may_be_artifact(kind, fingerprint) and not is_made:
             yield Removal(f"{kind}/{name}", "never finished", folder.bytes)
 
 

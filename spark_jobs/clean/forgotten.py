@@ -100,6 +100,8 @@ class ForgottenTexts(BaseModel):
     """URLs of the files with their signatures."""
     similar: tuple[str, ...] = ()
     """By their `text_hash`, the near copies that a corpus was found to hold."""
+    similar_ids: tuple[str, ...] = ()
+    """Those that are dropped anyway, and so have no `text_hash` of their own."""
 
     @property
     def hidden(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.shards.format import SPLITS
 from artifacts.storage.files import scratch_folder
+from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.clean.classify import check_models, label_fields
 from spark_jobs.clean.decide.by_spark import SparkDecider
 from spark_jobs.clean.decide.decider import (
@@ -56,8 +57,9 @@ from spark_jobs.runtime import parquet
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
+from spark_jobs.text import text_hash
 
-CODE_VERSION = "17"
+CODE_VERSION = "18"
 EXAMPLE_CHARACTERS = 160
 
 
@@ -111,7 +113,7 @@ def run(spark: SparkSession, spec: CleanSpec, report: Report = print) -> dict[st
             a forgotten text.
         DamagedArtifact: a file of signatures of forgotten texts is absent or was changed.
     """
-    with scratch_folder(f"{spec.output}.scratch") as scratch:
+    with scratch_folder(f"{spec.output}{SCRATCH_SUFFIX}") as scratch:
         return _run(spark, spec, scratch, report)
 
 
@@ -215,9 +217,13 @@ def _leave_out_similar(
         pc.is_in(similar["text_hash"], pa.array(forgotten.texts, pa.string())),
     )
     similar = similar.filter(pc.invert(listed)).sort_by("id")
-    refuse_widespread(similar, forgotten.searched)
-    texts = {*similar["text_hash"].to_pylist(), *past["text_hash"].to_pylist()}
-    return similar, forgotten.model_copy(update={"similar": tuple(sorted(texts))})
+    # All that is dropped for itself has one hash, that of no text.
+    is_dropped = pc.equal(similar["text_hash"], text_hash(""))
+    refuse_widespread(similar.filter(pc.invert(is_dropped)), forgotten.searched)
+    texts = {*similar["text_hash"].to_pylist(), *past["text_hash"].to_pylist()} - {text_hash("")}
+    dropped = similar["id"].filter(is_dropped).to_pylist()
+    found = {"similar": tuple(sorted(texts)), "similar_ids": tuple(dropped)}
+    return similar, forgotten.model_copy(update=found)
 
 
 def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> dict[str, Any]:

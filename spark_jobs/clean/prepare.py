@@ -3,11 +3,13 @@
 What it makes of a part depends on the part's rows and the settings alone, so it is cached and found
 again when the corpus has grown elsewhere: reading it takes a tenth of making it.
 
-Quality filters and the masking of personal data are datatrove's. Signatures follow Broder, "On the
-resemblance and containment of documents" (1997); bands of rows follow the locality-sensitive
-hashing of Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3.
+Quality filters are datatrove's. Signatures follow Broder, "On the resemblance and containment of
+documents" (1997); bands of rows follow the locality-sensitive hashing of Leskovec, Rajaraman and
+Ullman, "Mining of Massive Datasets", chapter 3.
 """
 
+import ipaddress
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -28,6 +30,7 @@ from artifacts.examples import (
 )
 from artifacts.libraries import UNICODE
 from artifacts.progress import Report
+from artifacts.words import UNSPACED_CLASS
 from spark_jobs.clean.classify import classify, label_fields
 from spark_jobs.decontaminate.overlap import load_ngrams, ngrams_of, overlaps
 from spark_jobs.runtime.parquet import RAW_COLUMNS, Part, read_table, to_parquet
@@ -48,6 +51,23 @@ from spark_jobs.text import (
 Check = Callable[[str], str | None]
 """A text to the reason to drop it, or None."""
 
+# Where no space parts an address from the words around it, their script does; Korean, too, which
+# hangs particles on words.
+_LETTER = f"[^\\W_{UNSPACED_CLASS}\u1100-\u11ff\uac00-\ud7ff]"
+_LABEL = f"{_LETTER}(?:(?:{_LETTER}|-)*{_LETTER})?"
+_EMAIL = re.compile(
+    # Not the user of a repository's address (`git@host:path`).
+    f"(?!git@)(?<!{_LETTER})(?<![.!#$%&'*+/=?^_`{{|}}~-])"
+    f"(?:{_LETTER}|[!#$%&'*+/=?^_`{{|}}~-])(?:{_LETTER}|[.!#$%&'*+/=?^_`{{|}}~-])*"
+    # The last label has no figures, so that `name@1.2.3` is the version of a package.
+    f"@(?:{_LABEL}\\.)+(?:xn--[a-z0-9-]+|(?:(?!\\d){_LETTER}){{2,}})(?!{_LETTER})",
+    re.IGNORECASE,
+)
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9]?[0-9])"
+_ADDRESS = re.compile(
+    # Neither a part of a longer number, such as of a section or an object id, nor of a name.
+    rf"(?<![0-9A-Za-z_.])(?:{_OCTET}\.){{3}}{_OCTET}(?![0-9A-Za-z_]|\.[0-9])"
+)
 _MASKED_EMAIL = "email@example.com"
 _MASKED_ADDRESS = "192.0.2.1"
 """An address set aside for documentation (RFC 5737)."""
@@ -78,13 +98,23 @@ def quality_filter(name: QualityFilter) -> Check:
     return reason
 
 
-@lru_cache
-def personal_data_mask() -> Callable[[str], str]:
-    """Replaces e-mail addresses and public IP addresses; the same text gives the same result."""
-    from datatrove.pipeline.formatters.pii import PIIFormatter
+def mask_personal_data(text: str) -> str:
+    """The text with placeholders for e-mail addresses and public IPv4 addresses.
 
-    formatter = PIIFormatter(email_replacement=_MASKED_EMAIL, ip_replacement=_MASKED_ADDRESS)
-    return formatter.format
+    datatrove's patterns, which this replaces, pass over addresses that begin or end at a letter of
+    any script, and take versions of packages and parts of longer numbers for addresses.
+    """
+    if "@" in text:
+        text = _EMAIL.sub(_MASKED_EMAIL, text)
+    return _ADDRESS.sub(_mask_public, text)
+
+
+def _mask_public(found: re.Match[str]) -> str:
+    try:
+        is_public = ipaddress.ip_address(found[0]).is_global
+    except ValueError:  # a figure with a zero before it
+        is_public = False
+    return _MASKED_ADDRESS if is_public else found[0]
 
 
 BUCKET_WINDOW = 500
@@ -246,8 +276,6 @@ def libraries_of(settings: CleanCorpusSettings) -> set[str]:
         used.add("ftfy")
     if settings.quality_filters:
         used |= {"datatrove", "spacy"}
-    if settings.mask_personal_data:
-        used.add("datatrove")
     if settings.classifiers:
         used.add("fasttext-numpy2-wheel")
     return used
@@ -362,7 +390,7 @@ def _normalized(raw: list[str], settings: CleanCorpusSettings) -> tuple[list[str
     ]
     texts = [text for text, _ in found]
     if settings.mask_personal_data:
-        texts = list(map(personal_data_mask(), texts))
+        texts = list(map(mask_personal_data, texts))
     return texts, repaired
 
 

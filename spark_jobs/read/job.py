@@ -30,6 +30,7 @@ from artifacts.program.entry import run_program
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
+from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.read import snapshot
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import (
@@ -101,7 +102,7 @@ def plan_tasks(
         UserError, SourceChanged: as `snapshot.write_snapshot`.
     """
     sources: list[SourceToCopy] = []
-    with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
+    with scratch_folder(str(folder.with_name(f"{folder.name}{SCRATCH_SUFFIX}"))) as scratch:
         for source in settings.sources:
             chunks, unread = opened[source.name].chunks, opened[source.name].unread
             to_copy = SourceToCopy(source=source, chunks=chunks.files or [], unread=unread)
@@ -135,7 +136,7 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     parts = [f"{spec.output}/part-{number:05d}.parquet" for number in range(len(names))]
     places = list(zip(names, parts, strict=True))
     map_tasks(spark, "writing the raw corpus", places, lay_out, report)
-    with scratch_folder(f"{spec.output}.scratch") as scratch:
+    with scratch_folder(f"{spec.output}{SCRATCH_SUFFIX}") as scratch:
         work = Work(spark, stats["documents"], scratch, report)
         repeated = number_repeated_ids(work, parts, report)
     return stats | {"repeated_ids": repeated}

@@ -13,6 +13,7 @@ from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.storage.files import link, scratch_folder
 from artifacts.store.identity import hash_json
+from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.docstrings import open_packages
 from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_faults
@@ -212,7 +213,7 @@ def write_snapshot(
     """
     opened = opened or open_sources(settings, report)
     records: Records = {}
-    with scratch_folder(str(folder.with_name(f"{folder.name}.scratch"))) as scratch:
+    with scratch_folder(str(folder.with_name(f"{folder.name}{SCRATCH_SUFFIX}"))) as scratch:
         for source in settings.sources:
             chunks = opened[source.name].chunks
             records[source.name] = copy_source(chunks, source, Path(scratch), cache)

@@ -25,7 +25,12 @@ from spark_jobs.tokenize.shards import (
     ShardPlan,
 )
 from spark_jobs.tokenize.survey import mark_not_sampled
-from spark_jobs.tokenize.tokenizer import DocumentTokenizer, Engine, TokenizerFiles
+from spark_jobs.tokenize.tokenizer import (
+    DocumentTokenizer,
+    Engine,
+    TokenizerFiles,
+    template_libraries,
+)
 
 TOKENIZED_SCHEMA = pa.schema(
     [
@@ -53,16 +58,22 @@ def tokens_key(
     Tokens are cached by document, since other documents of a part may be copies of other parts'
     next time. For 1 GB of text they spare 9 s of one core with gigatoken, 440 s with Hugging Face.
     """
-    libraries = {"gigatoken": ["gigatoken", "awkward"], "hugging_face": ["tokenizers"]}
+    libraries = {"gigatoken": {"gigatoken", "awkward"}, "hugging_face": {"tokenizers"}}[backend]
+    examples = None
+    if plan and plan.form != "pretraining":
+        # Whichever engine encodes the rest: examples are rendered and encoded by Hugging Face's.
+        libraries = libraries | {"tokenizers"} | template_libraries(plan.form, plan.examples)
+        rendering = [files.chat_template, files.bos_token, files.eos_token]
+        examples = [plan.example_identity, *rendering]
     return cache_key(
         "tokens",
         __name__,
-        [*libraries[backend], "numpy", "pyarrow"],
+        [*sorted(libraries), "numpy", "pyarrow"],
         tokenizer=files.sha256,
         backend=backend,
         vocab_size=files.vocab_size,
         ends=list(ends),
-        examples=plan.example_identity if plan else None,
+        examples=examples,
     )
 
 
@@ -225,6 +236,8 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: ShardPlan) -> tuple[pa
     copies = plan.mixing.copies(documents)
     documents = mark_not_sampled(documents, copies)
     copies = np.where(removed, 0, np.maximum(copies, 1))
+    # What is left out is counted once, however often it would have been seen.
+    copies = np.where(documents["left_out"].is_valid().to_numpy(), np.minimum(copies, 1), copies)
     if np.all(copies == 1):
         return documents, listed
     rows = np.repeat(np.arange(len(copies)), copies)
@@ -234,7 +247,10 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: ShardPlan) -> tuple[pa
     for place in np.flatnonzero(copy).tolist():
         positions[place] = _position(documents["id"][place].as_py(), int(copy[place]))
     column = documents.schema.get_field_index("position")
-    return documents.set_column(column, "position", pa.array(positions)), listed
+    documents = documents.set_column(column, "position", pa.array(positions))
+    cut = pc.and_(documents["was_cut"], pa.array(copy == 0))
+    column = documents.schema.get_field_index("was_cut")
+    return documents.set_column(column, "was_cut", cut), listed
 
 
 def _enclose(

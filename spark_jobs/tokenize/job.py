@@ -26,6 +26,7 @@ from artifacts.shards.format import ALL_SPLITS, SPLITS, ShardEntry, ShardStats, 
 from artifacts.shards.shard_set import ShardSet, tokens_of
 from artifacts.storage import files
 from artifacts.storage.files import scratch_folder
+from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.clean.write import NEEDED_COLUMNS
 from spark_jobs.decontaminate.overlap import (
     DOCUMENTS_PER_LIST,
@@ -51,9 +52,10 @@ from spark_jobs.tokenize.tokenizer import (
     find_labels,
     load_tokenizer,
     measure_bytes_per_token,
+    template_libraries,
 )
 
-CODE_VERSION = "10"
+CODE_VERSION = "11"
 CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {
@@ -113,7 +115,7 @@ def run(
         UserError: there is no clean corpus or tokenizer, a split gets no document, nothing is left
             to replay, or all training text is shorter than one row.
     """
-    with scratch_folder(f"{spec.output}.scratch") as scratch:
+    with scratch_folder(f"{spec.output}{SCRATCH_SUFFIX}") as scratch:
         return _run(spark, spec, scratch, report)
 
 
@@ -370,9 +372,7 @@ def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> 
 def libraries_of(settings: TokenizedShardsSettings, form: Form) -> set[str]:
     """Those that decide the shards, whichever of the two engines is asked for."""
     used = {"gigatoken", "pyarrow", "tokenizers"}
-    if form in ("conversations", "preferences") and settings.examples.template == "chat":
-        used |= {"Jinja2", "transformers"}
-    return used
+    return used | template_libraries(form, settings.examples)
 
 
 def compare_tokens(

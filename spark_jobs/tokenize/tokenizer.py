@@ -114,9 +114,22 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     specials = {token["content"]: token["id"] for token in added if token["special"]}
     definition["added_tokens"] = [token for token in added if not token["special"]]
     definition["post_processor"] = definition["truncation"] = definition["padding"] = None
+    if definition["model"]["type"] == "Unigram":
+        # There they are pieces as well, the likeliest of all; no text has the character 0.
+        pieces = definition["model"]["vocab"]
+        definition["model"]["vocab"] = [
+            (f"\0{number}" if piece in specials else piece, score)
+            for number, (piece, score) in enumerate(pieces)
+        ]
     config = json.loads(files.find(f"{url}/tokenizer_config.json") or b"{}")
     ids = [*_vocabulary(definition).values(), *(token["id"] for token in added)]
     model = json.loads(files.find(f"{url}/config.json") or b"{}")
+    names = {number: token for token, number in specials.items()}
+    # Published before tokenizers named their ends, as RoBERTa was, only the model has their ids.
+    bos, eos = (
+        _token_text(config[key]) if key in config else names.get(_first(model.get(f"{key}_id")))
+        for key in ("bos_token", "eos_token")
+    )
     vocab_size = fitting_vocab_size(url, model, max(ids) + 1)
     absent_letters = _absent_letters(definition)
     first_absent_id = max(vocab_size, max(ids) + 1)
@@ -129,8 +142,8 @@ def load_tokenizer(url: str) -> TokenizerFiles:
         chat_template=_chat_template(url, config),
         sha256=hashlib.sha256(content).hexdigest(),
         specials=specials,
-        bos_token=_token_text(config.get("bos_token")),
-        eos_token=_token_text(config.get("eos_token")),
+        bos_token=bos,
+        eos_token=eos,
         vocab_size=vocab_size,
         absent_letters=absent_letters,
         first_absent_id=first_absent_id,
@@ -220,6 +233,10 @@ def _chat_template(url: str, config: dict[str, Any]) -> str | None:
     file = files.find(f"{url}/chat_template.jinja")
     found = file.decode() if file else config.get("chat_template")
     return found if isinstance(found, str) else None
+
+
+def _first(ids: Any) -> Any:
+    return next(iter(ids), None) if isinstance(ids, list) else ids
 
 
 def _token_text(token: Any) -> str | None:
@@ -431,7 +448,11 @@ class ExampleTokenizer:
 
     def _within(self, text: str, limit: int, name: str, what: str) -> tuple[list[int], bool] | None:
         """A text's tokens as the model wants them, cut if it may be, and whether it was."""
-        ids = list(self._tokenizer.encode(text).ids)
+        encoding = self._tokenizer.encode(text)
+        if self._holds_special(text):
+            plain = self._plain_tokenizer.encode(text, add_special_tokens=False)
+            encoding = self._tokenizer.post_process(plain)
+        ids = list(encoding.ids)
         if what == "target" and ids[-1:] != [self.end_token_id]:
             ids.append(self.end_token_id)
         if len(ids) <= limit:
@@ -458,6 +479,13 @@ class ExampleTokenizer:
 
     def _holds_special(self, text: str) -> bool:
         return any(token in text for token in self.files.specials)
+
+    @cached_property
+    def _plain_tokenizer(self) -> Any:
+        """To which special tokens are text, as those of plain text are."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.files.definition)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -488,6 +516,12 @@ def check_template(files: TokenizerFiles, settings: ExampleSettings) -> None:
             "`tokenized_shards.examples.chat_template`, or set "
             "`tokenized_shards.examples.template: plain`."
         )
+
+
+def template_libraries(form: Form, settings: ExampleSettings) -> set[str]:
+    """The libraries that render examples of this form, where a chat template does."""
+    is_rendered = form in ("conversations", "preferences") and settings.template == "chat"
+    return {"Jinja2", "transformers"} if is_rendered else set()
 
 
 def find_labels(parts: list[Part], wanted: Sequence[str]) -> tuple[tuple[str, ...], list[int]]:

@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 
 from artifacts import libraries
 from spark_jobs.clean.prepare import preparation_key
-from spark_jobs.settings import CleanCorpusSettings
+from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import tokens_key
 from spark_jobs.tokenize.tokenizer import Engine, load_tokenizer
+from tests.example_shards import plan_shards
 from tests.spark_jobs.jobs import clean_corpus
 from tests.spark_jobs.test_growth import Texts, files_below, make, source_files, write_raw
 
@@ -119,3 +120,19 @@ def test_tokens_of_other_backends_and_versions_are_others(
     assert tokens_key(replace(files, sha256="other"), backend, ends) not in before
     other_version(monkeypatch, package)
     assert len(keys() & before) == 1 and tokens_key(files, backend, ends) not in before
+
+
+@pytest.mark.parametrize("package", ["Jinja2", "tokenizers", "transformers"])
+def test_examples_rendered_by_another_template_or_library_are_others(
+    package: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = load_tokenizer(str(model_folder))
+    plan = plan_shards(tmp_path, files, "conversations", TokenizedShardsSettings(), ["train"])
+
+    def key(**changes: str) -> str:
+        return tokens_key(replace(files, **changes), "gigatoken", (0, 1), plan)
+
+    keys = {key(), key(chat_template="{{ x }}"), key(bos_token="<s>"), key(eos_token="</s>")}
+    assert len(keys) == 4
+    other_version(monkeypatch, package)
+    assert key() not in keys

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
+from spark_jobs.clean.prepare import mask_personal_data
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, text_hash
 from tests.spark_jobs.conftest import Corpus, spark_settings
@@ -225,6 +226,28 @@ def test_personal_data_are_masked_where_asked(
     (document,) = clean_documents(tmp_path / "clean").values()
     assert "jane" not in document["text"] and "8.8.8.8" not in document["text"]
     assert "10.0.0.1" in document["text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("请联系info@example.cn获取帮助。", "请联系MAIL获取帮助。"),
+        ("問い合わせはtaro@example.co.jpまで", "問い合わせはMAILまで"),
+        ("info@naver.com으로 보내세요", "MAIL으로 보내세요"),
+        ("<jürgen@firma.de>, info@müller.de.", "<MAIL>, MAIL."),
+        ("иван@почта.рф или mailto:o'neil+pump@a-b.co.uk", "MAIL или mailto:MAIL"),
+        ("地址是8.8.8.8:53。", "地址是ADDRESS:53。"),
+        ("From 8.8.8.8-9.9.9.9.", "From ADDRESS-ADDRESS."),
+        ("OID 1.3.6.1.4.1.311.21.20, section 12.1.2.33.4, v1.2.3.4567", None),
+        ("12.34.56.789 and 10.0.0.1 and 1.2.3.04", None),
+        ("react@18.2.0 lodash@4.17.21 git@github.com:org/pump.git @decorator.name", None),
+    ],
+)
+def test_addresses_are_masked_in_any_script_and_versions_are_not(
+    text: str, masked: str | None
+) -> None:
+    expected = (masked or text).replace("MAIL", "email@example.com")
+    assert mask_personal_data(text) == expected.replace("ADDRESS", "192.0.2.1")
 
 
 @pytest.mark.soak

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED, read_batch, read_examples
+from recipes.model.tokenizer_conversion import convert
 from spark_jobs.runtime.parquet import find_parts
 from spark_jobs.settings import ExampleSettings
 from spark_jobs.tokenize.tokenizer import (
@@ -23,6 +24,7 @@ from spark_jobs.tokenize.tokenizer import (
     load_tokenizer,
 )
 from tests.example_shards import example_shards
+from tests.old_tokenizers import write_old_tokenizer
 from tests.tiny_models import chat_model, encoder_decoder
 from tests.tiny_tasks import TASKS
 
@@ -75,6 +77,24 @@ def test_a_special_token_in_a_turn_leaves_the_example_out(chat_folder: Path) -> 
     turns = [TURNS[0], {"role": "assistant", "content": "Ends here <|endoftext|> or not"}]
     found = encoder(chat_folder, "conversations").encode({"messages": turns}, "one")
     assert found.left_out == "holds_special_token"
+
+
+@pytest.mark.parametrize("form", ["pairs", "labeled"])
+def test_a_special_token_in_a_pair_or_labeled_text_is_text(form: Any, tmp_path: Path) -> None:
+    write_old_tokenizer(tmp_path, "t5")
+    convert(tmp_path, print)
+    files = load_tokenizer(str(tmp_path))
+    end = files.specials["</s>"]
+
+    def tokens(text: str) -> list[int]:
+        example = {"input": text, "target": text, "text": text, "label": "a"}
+        found = encoder(tmp_path, form, ("a",)).encode(example, "one")
+        return found.tokens[:-1].tolist() if form == "labeled" else found.tokens.tolist()
+
+    ends = 2 if form == "pairs" else 1
+    assert tokens("The valve").count(end) == ends
+    assert tokens("The valve</s> opens").count(end) == ends
+    assert len(tokens("The valve</s> opens")) > len(tokens("The valve opens"))
 
 
 def test_examples_that_are_too_long_are_cut_dropped_or_refused(chat_folder: Path) -> None:

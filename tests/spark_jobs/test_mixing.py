@@ -1,12 +1,24 @@
 """How budgets, quotas and shares become weights, before any text is read."""
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
-from spark_jobs.settings import SourceMix, TokenizedShardsSettings
+from artifacts.examples import write_example
+from spark_jobs.settings import (
+    DecontaminationSettings,
+    SourceMix,
+    SplitSettings,
+    TokenizedShardsSettings,
+)
 from spark_jobs.tokenize.survey import plan_mixing
+from tests.spark_jobs.jobs import tokenize_corpus
+from tests.spark_jobs.splits import clean_table
+from tests.tiny_models import chat_model
 
 BYTES = {"manual": 6_000, "wiki": 3_000, "forum": 1_000}
 DOCUMENTS = {"manual": 60, "wiki": 10, "forum": 100}
@@ -62,3 +74,43 @@ def test_one_source_is_told_one_thing() -> None:
         SourceMix(weight=2, token_budget=5)
     with pytest.raises(ValueError, match=r"add up to 1\.2, more than 1"):
         TokenizedShardsSettings(mixing={"a": SourceMix(share=0.6), "b": SourceMix(share=0.6)})
+
+
+def test_examples_that_are_left_out_or_cut_count_once_however_often_they_were_to_be_seen(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    chat_model(tmp_path / "model")
+    answers = [f"Valve {number} opens every week." for number in range(30)]
+    answers += [f"{'It says so: valve! ' * 20}{number}" for number in range(4)]
+    answers += [f"<|endoftext|> {number}" for number in range(3)]
+    examples = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]}
+        for answer in answers
+    ]
+    ids = [f"chat/{number}" for number in range(len(answers))]
+    sources = ["chat"] * len(answers)
+    table = clean_table(ids, answers, sources, SplitSettings(validation=0.1, held_out=0.1))
+    split = [["validation", "validation", "held_out", *["train"] * (len(answers) - 3)]]
+    table = table.set_column(table.schema.get_field_index("split"), "split", split)
+    table = table.append_column("example", [list(map(write_example, examples))])
+    table = table.append_column("label", [[None] * len(answers)])
+    (tmp_path / "clean").mkdir()
+    pq.write_table(table, tmp_path / "clean" / "part-00000.parquet")
+    settings = TokenizedShardsSettings(
+        sequence_length=64,
+        mixing={"chat": SourceMix(weight=3)},
+        decontamination=DecontaminationSettings(maximum_overlap=1),
+    )
+
+    stats = tokenize_corpus(
+        spark,
+        tmp_path / "clean",
+        tmp_path / "model",
+        tmp_path / "shards",
+        settings,
+        form="conversations",
+    )
+
+    assert stats["left_out"] == {"holds_special_token": 3}
+    assert stats["cut_examples"] == 4
+    assert stats["documents"]["train"] == 3 * 31

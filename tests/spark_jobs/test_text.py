@@ -15,6 +15,8 @@ def test_normalising_keeps_tabs_and_newlines_and_drops_other_control_characters(
 
 
 def test_normalising_joins_combining_marks_and_drops_lone_surrogates() -> None:
+    assert normalize("one\x0btwo\x0cthree\x1efour", "NFC") == ("one\ntwo\nthree\nfour", False)
+    assert normalize("\u00e9\x0btwo\x0cthree", "NFC") == ("\u00e9\ntwo\nthree", False)
     assert normalize("cafe\u0301 \ud800!", "NFC") == ("caf\u00e9 !", True)
     assert normalize("e\x00\u0301", "NFC") == ("\u00e9", True)
     assert normalize("\ufb01n", "NFC") == ("\ufb01n", False)

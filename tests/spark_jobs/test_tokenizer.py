@@ -12,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from artifacts.cache import write_cached
 from artifacts.errors import UserError
+from recipes.model.tokenizer_conversion import convert
 from spark_jobs.tokenize.tokenizer import (
     DocumentTokenizer,
     Engine,
@@ -22,6 +24,7 @@ from spark_jobs.tokenize.tokenizer import (
     choose_engine,
     load_tokenizer,
 )
+from tests.old_tokenizers import write_old_tokenizer
 from tests.spark_jobs.conftest import ABSENT
 
 PLAIN = "The valve <|endoftext|> opens. <|im_start|>user\n\x04caf\u00e9 \U0001f600\t\n\n  \u00f1"
@@ -112,6 +115,39 @@ def test_documents_begin_and_end_as_their_family_expects(
     )
 
     assert files.start_and_end(None, None) == expected
+
+
+def test_ends_that_only_the_models_configuration_names_are_the_documents(tmp_path: Path) -> None:
+    """As in the published RoBERTa."""
+    write_old_tokenizer(tmp_path, "roberta")
+    config = {"bos_token_id": 0, "eos_token_id": [2], "vocab_size": 700, "model_type": "roberta"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    convert(tmp_path, print)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+
+    files = load_tokenizer(str(tmp_path))
+
+    assert (files.bos_token, files.eos_token) == ("<s>", "</s>")
+    assert files.start_and_end(None, None) == (0, 2)
+
+
+@pytest.mark.parametrize("kind", ["t5", "xlm-roberta"])
+def test_special_tokens_in_text_are_text_where_they_are_pieces_as_well(
+    kind: str, tmp_path: Path
+) -> None:
+    size = write_old_tokenizer(tmp_path, kind)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": size}))
+    convert(tmp_path, print)
+    files = load_tokenizer(str(tmp_path))
+    text = "The <s>valve</s> opens <unk> before <pad> start-up"
+
+    ids, _ = DocumentTokenizer(files, "hugging_face").encode(pa.array([text]))
+
+    unknown = files.specials["<unk>"]
+    assert not set(ids.tolist()) & (set(files.specials.values()) - {unknown})
+    alike, _ = DocumentTokenizer(files, "hugging_face").encode(pa.array([PLAIN]))
+    whole = Tokenizer.from_str(files.original).encode(PLAIN, add_special_tokens=False)
+    assert alike.tolist() == whole.ids
 
 
 def test_an_unknown_start_token_is_refused_with_the_known_ones(model_folder: Path) -> None:

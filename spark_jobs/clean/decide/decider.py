@@ -94,6 +94,9 @@ def _faults(documents: pa.Table, forgotten: ForgottenTexts, is_past: bool) -> pa
         pc.is_in(documents["text_hash"], pa.array(forgotten.texts, pa.string())),
     )
     is_similar = pc.is_in(documents["text_hash"], pa.array(forgotten.similar, pa.string()))
+    if not is_past:
+        by_id = pc.is_in(documents["id"], pa.array(forgotten.similar_ids, pa.string()))
+        is_similar = pc.or_(is_similar, by_id)
     other = pc.if_else(is_similar, SIMILAR, nothing if is_past else documents["fault"])
     return pc.if_else(is_forgotten, FORGOTTEN, other)
 

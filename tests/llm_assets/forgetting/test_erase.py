@@ -1,6 +1,7 @@
 """A forgotten text in what was made before: gone, and everything else as it was."""
 
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from artifacts.cache import read_cached, write_cached
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet, list_documents
+from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
@@ -30,6 +32,7 @@ from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.runtime.parquet import write_table
 from tests.llm_assets.registry.conftest import entry
+from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_shards, tiny_texts
 
 COPY, PAST = "copy of 3", "3 before it was renamed"
@@ -220,6 +223,37 @@ def test_nothing_of_it_stays_in_what_was_set_aside_or_never_finished(corpora: Co
     }
     corpora.erase()
     assert not list(root.rglob("part-00001.parquet"))
+
+
+def test_in_a_bucket_unfinished_text_goes_and_the_endpoint_stays(
+    google: LocalGoogle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs in the cloud write in place; beside this machine's caches are its endpoint's files."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    store = Store(f"gs://{BUCKET}/stores/{uuid.uuid4().hex}")
+    whole, left, running = "a" * 20, "b" * 20, "c" * 20
+    made, _ = store.make(
+        Identity(kind="clean_corpus", code_version="1", inputs={}),
+        lambda draft: write_table(f"{draft.url}/part-0.parquet", pa.table({"id": ["other"]})),
+    )
+    part = "prepared/part-0.parquet"
+    gone = [f"raw_corpus/{left}/{part}", f"clean_corpus/{left}.scratch/{part}"]
+    gone.append(f"clean_corpus/{made.fingerprint}.scratch/{part}")
+    kept = [f"clean_corpus/{running}/{part}", f"clean_corpus/{running}.scratch/{part}"]
+    kept += [f"pipelines/{whole}/{part}", f"clean_corpus/{made.fingerprint}/part-0.parquet"]
+    for place in (*gone, *kept[:3]):
+        store.write_bytes(place, b"text")
+    server = store.machine_root / layout.endpoint("manual") / "status.json"
+    text = Path(store.machine_cache) / "texts"
+    for file in (server, text):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+
+    with store.lease(layout.artifact_lease("clean_corpus", running)):
+        erase(Pipeline(store, "manual"), RegistryState(), Corpora.listed, lambda line: None)
+
+    assert [place for place in (*gone, *kept) if store.has_file(place)] == kept
+    assert server.exists() and not text.exists()
 
 
 def test_pages_about_versions_go_since_they_show_what_was_asked(corpora: Corpora) -> None:

@@ -23,7 +23,14 @@ from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
-from llm_assets.maintenance.cleaning import Name, Version, plan_removals, reach, read_contents
+from llm_assets.maintenance.cleaning import (
+    Name,
+    Version,
+    plan_removals,
+    reach,
+    read_contents,
+    take_inventory,
+)
 from llm_assets.operation_settings import RetentionSettings
 from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest, flip_bit
@@ -264,6 +271,39 @@ def test_what_was_never_finished_goes_when_it_is_old(weeks: Weeks) -> None:
 
     assert places(time.time()) == []
     assert places(time.time() + 8 * 86_400) == [f"checkpoint/{'a' * 20}"]
+
+
+def test_what_a_job_needed_meanwhile_goes_when_it_is_old(weeks: Weeks) -> None:
+    """A job in the cloud that was killed leaves it beside its output."""
+    weeks.retrain(0, promoted=True)
+    kept = f"clean_corpus/{weeks.current('clean_corpus').fingerprint}"
+    for name in (kept, f"clean_corpus/{'a' * 20}"):
+        weeks.write(f"{name}.scratch/prepared/part-0.parquet", KB)
+    contents, week = read_contents(weeks.store), time.time() + 8 * 86_400
+
+    removals = plan_removals(contents, "manual", [], RetentionSettings(days=7), week)
+
+    places = {removal.place for removal in removals if ".scratch" in removal.place}
+    assert places == {f"{kept}.scratch", f"clean_corpus/{'a' * 20}.scratch"}
+
+
+def test_a_folder_that_goes_while_the_store_is_listed_is_passed_over(
+    weeks: Weeks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training removes a state that a newer one replaces."""
+    weeks.write("runs/one/step-1/weights", KB)
+    weeks.write("runs/one/step-2/weights", KB)
+    going = Path(weeks.store.root) / "runs/one/step-1"
+    scandir = os.scandir
+
+    def remove_then_list(folder: str | int) -> object:
+        if folder == str(going):
+            going.rename(Path(weeks.store.root).with_name("gone"))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", remove_then_list)
+    assert ("runs/one", "step-2") in take_inventory(weeks.store).folders
+    assert not going.exists()
 
 
 def test_the_command_lists_first_and_removes_when_told(configured: Weeks) -> None:
