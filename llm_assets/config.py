@@ -218,6 +218,15 @@ class PipelineSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _cloud_reads_the_store(self) -> Self:
+        if self.uses_cloud and "://" not in self.store:
+            raise ValueError(
+                f"jobs on Google Cloud cannot read `store`, {self.store!r}, on this machine: set "
+                "`store: gs://BUCKET/PREFIX`, in the bucket that the cloud project's file names"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sources_fit_the_recipe(self) -> Self:
         replayed = self.clean_corpus.split.replayed
         for name, form in self.raw_corpus.forms.items():

@@ -7,7 +7,7 @@ pinned. A history in another database is read by Dagster itself.
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,9 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.errors import UserError, reason_of
+from artifacts.errors import reason_of
+from artifacts.leases import is_gone
 from artifacts.settings import read_yaml, value_at
 from artifacts.storage.files import make_private
+from llm_assets.config import PipelineSettings
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -26,14 +28,34 @@ PROJECT_FOLDER = ".llm_assets"
 """What a project's commands write, beside its store."""
 LOCAL = ("local_artifact_storage", "compute_logs")
 """Sections of dagster.yaml that may name a folder."""
+PIPELINE_TAG = "llm_assets/pipeline"
+PROCESS_TAG = ".dagster/llm_assets/process"
+"""The process of a run that no daemon watches, as a lease's holder is described. The UI leaves tags
+out that begin like this one."""
+TEXT_SENSOR = "source_text_changed"
+ENDPOINT_SENSOR = "endpoint_follows"
+BASE_MODEL_SENSOR = "base_model_changed"
+QUALITY_SENSOR = "serving_quality"
+AUTOMATED = (TEXT_SENSOR, ENDPOINT_SENSOR, BASE_MODEL_SENSOR, QUALITY_SENSOR)
+"""Sensors that `automation.enabled` switches on and off, as long as nobody did it in the UI."""
 RUNNING = ("QUEUED", "STARTING", "STARTED")
 RUNS_DATABASE, TICKS_DATABASE = "history/runs.db", "schedules/schedules.db"
-RUNS_ASKED = "SELECT run_id, status FROM runs WHERE status IN (?, ?, ?) ORDER BY id DESC"
-FAILED_ASKED = "SELECT COUNT(*) FROM runs WHERE status = 'FAILURE' AND update_timestamp > ?"
+_OWN = (
+    "FROM runs LEFT JOIN run_tags AS ours ON ours.run_id = runs.run_id AND ours.key = ? LEFT JOIN "
+    "run_tags AS process ON process.run_id = runs.run_id AND process.key = ? "
+    "WHERE (ours.value IS NULL OR ours.value = ?)"
+)
+"""Runs of a pipeline, or of nobody knows which, with the process that a run was begun in."""
+RUNS_ASKED = (
+    f"SELECT runs.run_id, status, process.value {_OWN} AND status IN (?, ?, ?) "
+    "ORDER BY runs.id DESC"
+)
+FAILED_ASKED = f"SELECT COUNT(*) {_OWN} AND status = 'FAILURE' AND update_timestamp > ?"
 HEARTBEATS_ASKED = "SELECT MAX(json_extract(body, '$.timestamp')) FROM daemon_heartbeats"
 TICKS_ASKED = (
-    "SELECT tick_body FROM job_ticks WHERE status IN ('SKIPPED', 'FAILURE') AND id IN (SELECT "
-    "MAX(id) FROM job_ticks WHERE status != 'STARTED' GROUP BY selector_id) ORDER BY id"
+    "SELECT tick_body, instigators.status FROM job_ticks LEFT JOIN instigators USING (selector_id) "
+    "WHERE job_ticks.status IN ('SKIPPED', 'FAILURE') AND job_ticks.id IN (SELECT MAX(id) FROM "
+    "job_ticks WHERE status != 'STARTED' GROUP BY selector_id) ORDER BY job_ticks.id"
 )
 """Of ticks that ended: what the last one said holds until the next, which is under way, ends."""
 
@@ -110,30 +132,52 @@ def make_history_private() -> None:
                 make_private(Path(place))
 
 
-def read_activity(folder: Path) -> Activity:
-    """What runs and waits by the history of a folder's dagster.yaml; nothing without one."""
+def read_activity(folder: Path, settings: PipelineSettings) -> Activity:
+    """What of a pipeline runs and waits by the history of a folder's dagster.yaml.
+
+    Nothing without one. Of other pipelines that share it nothing is told.
+    """
     try:
-        return _read_activity(folder)
-    except (sqlite3.Error, UserError) as error:
-        return Activity(fault=reason_of(error) or f"The history of runs cannot be read: {error}.")
+        return _read_activity(folder, settings)
+    except Exception as error:
+        # Of a history in another database, whatever its driver raises.
+        reason = reason_of(error)
+        if reason is None and not isinstance(error, sqlite3.Error):
+            raise
+        return Activity(fault=reason or f"The history of runs cannot be read: {error}.")
 
 
-def _read_activity(folder: Path) -> Activity:
+def is_switched_on(settings: PipelineSettings, name: str, status: str | None) -> bool:
+    """Whether a sensor or schedule of Dagster's is the pipeline's and ticks.
+
+    Args:
+        status: Dagster's; it keeps that of a sensor which the file has switched off since.
+    """
+    own = name.rpartition("__")[2]
+    if name != settings.dagster_name(own) or status == "STOPPED":
+        return False
+    return settings.automation.enabled or status == "RUNNING" or own not in AUTOMATED
+
+
+def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     home = Path(os.environ.get("DAGSTER_HOME") or folder)
     if not (home / "dagster.yaml").exists():
         return Activity()
     base = sqlite_folder(home)
     if base is None:
-        return _by_dagster(home)
+        return _by_dagster(home, settings)
     database, yesterday = folder / base / RUNS_DATABASE, datetime.now(UTC) - timedelta(days=1)
-    runs = _ask(database, RUNS_ASKED, RUNNING)
-    ((failed,),) = _ask(database, FAILED_ASKED, [f"{yesterday:%Y-%m-%d %H:%M:%S}"]) or [(0,)]
+    own = (PIPELINE_TAG, PROCESS_TAG, settings.name)
+    runs = _ask(database, RUNS_ASKED, [*own, *RUNNING])
+    since = f"{yesterday:%Y-%m-%d %H:%M:%S}"
+    ((failed,),) = _ask(database, FAILED_ASKED, [*own, since]) or [(0,)]
     ((beat,),) = _ask(database, HEARTBEATS_ASKED, ()) or [(None,)]
-    bodies = _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ())
-    ticks = (_tick(json.loads(body)) for (body,) in bodies)
+    found = _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ())
+    ticks = [(_tick(json.loads(body)), status) for body, status in found]
     return Activity(
-        [UnfinishedRun(*run) for run in runs],
-        [tick for tick in ticks if tick.reason],
+        # Nobody says of a run that it ended where its process was killed without a daemon.
+        [UnfinishedRun(*run) for *run, process in runs if not (process and is_gone(process))],
+        [tick for tick, s in ticks if tick.reason and is_switched_on(settings, tick.name, s)],
         failed,
         datetime.fromtimestamp(beat, UTC) if beat else None,
     )
@@ -156,22 +200,38 @@ def _tick(body: dict[str, Any]) -> IdleTick:
     return IdleTick(body["job_name"], at, bool(error), reason.strip())
 
 
-def _by_dagster(home: Path) -> Activity:
+def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
     chosen = RunsFilter(statuses=[DagsterRunStatus(status) for status in RUNNING])
     with DagsterInstance.from_config(str(home)) as instance:
-        runs = [UnfinishedRun(run.run_id, run.status.value) for run in instance.get_runs(chosen)]
-        ticks = [tick for tick in _ticks_by_dagster(instance) if tick.reason]
+        runs = [
+            UnfinishedRun(run.run_id, run.status.value)
+            for run in instance.get_runs(chosen)
+            if _is_own(run.tags, settings) and not is_gone(run.tags.get(PROCESS_TAG, ""))
+        ]
+        ticks = [tick for tick in _ticks_by_dagster(instance, settings) if tick.reason]
         yesterday = datetime.now(UTC) - timedelta(days=1)
-        failed = RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=yesterday)
+        failing = RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=yesterday)
+        failed = sum(_is_own(run.tags, settings) for run in instance.get_runs(failing))
         beats = [one.timestamp for one in instance.get_daemon_heartbeats().values()]
         heartbeat = datetime.fromtimestamp(max(beats), UTC) if beats else None
-        return Activity(runs, ticks, instance.get_runs_count(failed), heartbeat)
+        return Activity(runs, ticks, failed, heartbeat)
 
 
-def _ticks_by_dagster(instance: "DagsterInstance") -> Iterator[IdleTick]:
-    for name, tick in last_ticks(instance, instance.all_instigator_state()).items():
+def _is_own(tags: Mapping[str, str], settings: PipelineSettings) -> bool:
+    return tags.get(PIPELINE_TAG, settings.name) == settings.name
+
+
+def _ticks_by_dagster(
+    instance: "DagsterInstance", settings: PipelineSettings
+) -> Iterator[IdleTick]:
+    states = [
+        state
+        for state in instance.all_instigator_state()
+        if is_switched_on(settings, state.instigator_name, state.status.value)
+    ]
+    for name, tick in last_ticks(instance, states).items():
         if tick.status.value in ("SKIPPED", "FAILURE"):
             error = tick.error and (tick.error.cause or tick.error)
             reason = tick.skip_reason or (error.message if error else "")

@@ -23,7 +23,7 @@ from llm_assets.automation.decision import ENDED
 from llm_assets.automation.launched import UNFINISHED, Runs, spent_hours
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.history import last_ticks
+from llm_assets.history import is_switched_on, last_ticks
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
 from recipes.spec import read_metrics
@@ -86,7 +86,7 @@ class GraphCollector(Collector):
     def _history(self) -> Iterator[Metric]:
         with self._open_history() as instance:
             yield from _runs(instance)
-            yield from _ticks(instance)
+            yield from _ticks(instance, self._settings)
             yield from _daemons(instance)
             yield from _budget(Runs(instance, self._settings))
 
@@ -164,8 +164,12 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
     yield _family("run_end_timestamp_seconds", text, "status", last)
 
 
-def _ticks(instance: DagsterInstance) -> Iterator[Metric]:
-    running = [state for state in instance.all_instigator_state() if state.is_running]
+def _ticks(instance: DagsterInstance, settings: PipelineSettings) -> Iterator[Metric]:
+    running = [
+        state
+        for state in instance.all_instigator_state()
+        if is_switched_on(settings, state.instigator_name, state.status.value)
+    ]
     last = last_ticks(instance, running)
     at = {name: tick.timestamp for name, tick in last.items()}
     yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)

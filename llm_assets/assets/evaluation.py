@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -114,7 +115,7 @@ def open_challenge(
 
     Args:
         weights: the format that they are quantized to; None where they serve as trained.
-        measured: fingerprint of the evaluation, once there is one.
+        measured: fingerprint of the evaluation; None before there is one.
     """
     models.register_base(base_entry(base))
     state, source, settings = models.state(), model_source(candidate), pipeline.settings
@@ -333,19 +334,30 @@ def eval_metrics(
     """
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     weights = serving.quantized(pipeline.settings)
-    challenge = open_challenge(pipeline, registry.open(pipeline), checkpoint, base_model, weights)
-    incumbent = challenge.incumbent
-    question = challenge.question(pipeline.settings.model_version.gate)
-    asked = {"question": question and question.model_dump()} | challenge.form
-    identity = identity.extend(
-        settings=settings.content() | pipeline.settings.checkpoint.scoring() | asked,
-        inputs={"tokenized_shards": shards.fingerprint}
-        | {"incumbent": incumbent.model_fingerprint},
-        libraries=settings.libraries
-        | package_of(pipeline.settings.checkpoint)
-        | (EXAM_LIBRARIES if exam else set())
-        | (SERVING_LIBRARIES if weights else set()),
-    )
+    gate, models = pipeline.settings.model_version.gate, registry.open(pipeline)
+    begin = partial(open_challenge, pipeline, models, checkpoint, base_model, weights)
+
+    def asking(challenge: Challenge) -> Identity:
+        question = challenge.question(gate)
+        asked = {"question": question and question.model_dump()} | challenge.form
+        return identity.extend(
+            settings=settings.content() | pipeline.settings.checkpoint.scoring() | asked,
+            inputs={"tokenized_shards": shards.fingerprint}
+            | {"incumbent": challenge.incumbent.model_fingerprint},
+            libraries=settings.libraries
+            | package_of(pipeline.settings.checkpoint)
+            | (EXAM_LIBRARIES if exam else set())
+            | (SERVING_LIBRARIES if weights else set()),
+        )
+
+    challenge = begin()
+    # What was measured before has the number that it was judged by; else it is one more comparison,
+    # whose error is the one that it is going to be judged by.
+    for measured in models.state().evaluations_of(challenge.candidate.fingerprint):
+        earlier = begin(measured)
+        if pipeline.store.find(asking(earlier)):
+            challenge = earlier
+    incumbent, question = challenge.incumbent, challenge.question(gate)
 
     def build(draft: Draft) -> None:
         against = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
@@ -358,7 +370,7 @@ def eval_metrics(
         draft.stats |= training.evaluate(context, spec)
         draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
 
-    return BuildPlan(identity, build)
+    return BuildPlan(asking(challenge), build)
 
 
 def evaluation_spec(

@@ -76,6 +76,9 @@ def _told(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
 
 def _share(answers: list[tuple[float, float]]) -> str:
     """The base's and the candidate's share of right answers."""
+    if not answers:
+        # Of a relation that the facts have and the placebo lacks, or the other way round.
+        return "-"
     base, candidate = (sum(of) / len(answers) for of in zip(*answers, strict=True))
     return f"{base:.0%} -> {candidate:.0%}"
 

@@ -9,6 +9,7 @@ from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.corpus import GROUP, clean_view, plan_cleaning
 from llm_assets.assets.stage import BuildPlan, stage, table
 from llm_assets.pipeline import Comparison, PipelineResource
+from llm_assets.registry.card import CHOSEN
 from llm_assets.runners.spark import SparkRunner
 from llm_assets.study.rows import CODE_VERSION, DERIVED_FOLDER, write_rows
 from llm_assets.study.settings import SOURCE, StudySettings
@@ -84,6 +85,8 @@ def study(
             context.log.info,
         )
         draft.stats |= spark.run(context, clean, spec(draft.url)) | {"derived": derived}
+        # Facts arrive as text does; how they are told is a choice.
+        draft.stats[CHOSEN] = identity.settings | {"facts": settings.facts}
 
     def compare(artifact: Artifact) -> Comparison:
         return compare_documents(spec(artifact.url), artifact.url)

@@ -113,7 +113,9 @@ class RollbackConfig(Config):
 def _rollback(settings: PipelineSettings) -> JobDefinition:
     step = settings.dagster_name("roll_back_version")
 
-    @op(name=step, pool="registry")
+    # In no pool: a run that trains holds all its pools until it ends, and this is for an emergency.
+    # The registry is changed by compare-and-set, and the endpoint has a lease.
+    @op(name=step)
     @own_resources(settings)
     def roll_back_version(
         context: OpExecutionContext,

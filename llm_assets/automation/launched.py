@@ -16,6 +16,14 @@ from pydantic import BaseModel, ValidationError
 from artifacts.leases import is_gone
 from llm_assets.assets.sources import GROUP as SOURCES
 from llm_assets.config import PipelineSettings
+from llm_assets.history import (
+    BASE_MODEL_SENSOR,
+    ENDPOINT_SENSOR,
+    PIPELINE_TAG,
+    PROCESS_TAG,
+    QUALITY_SENSOR,
+    TEXT_SENSOR,
+)
 from llm_assets.operation_settings import DAYS, WINDOW, AutomationSettings
 
 Remembered = TypeVar("Remembered", bound=BaseModel)
@@ -29,16 +37,8 @@ def read_cursor(model: type[Remembered], content: str | None) -> Remembered | No
         return None
 
 
-PIPELINE_TAG = "llm_assets/pipeline"
 LAUNCHED_BY_TAG = "llm_assets/launched_by"
 QUESTION_TAG = "llm_assets/question"
-PROCESS_TAG = ".dagster/llm_assets/process"
-"""The process of a run that no daemon watches, as a lease's holder is described. The UI leaves tags
-out that begin like this one."""
-TEXT_SENSOR = "source_text_changed"
-ENDPOINT_SENSOR = "endpoint_follows"
-BASE_MODEL_SENSOR = "base_model_changed"
-QUALITY_SENSOR = "serving_quality"
 PROCESSES_SENSOR = "run_processes"
 LEFT_BEHIND_SENSOR = "jobs_left_behind"
 SCHEDULE = "weekly_retraining"

@@ -7,6 +7,7 @@ from time import monotonic
 
 import psutil
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from artifacts.errors import UserError, memory_limit
@@ -72,6 +73,11 @@ class OnDemandEngines:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the engine of the version in its path, which is started first."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            # A page of another website can have a browser fetch an address, as a picture, and no
+            # header would say so; what it posts is told by its origin.
+            await PlainTextResponse("Only POST is answered here.\n", 405)(scope, receive, send)
+            return
         try:
             async with self._lock:
                 engine = await self._find(scope["path_params"]["version"])

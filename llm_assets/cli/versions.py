@@ -33,7 +33,7 @@ def status_of(session: Session) -> dict[str, Any]:
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
     history = session.record.history().assets
-    activity, services = read_activity(Path.cwd()), _services()
+    activity, services = read_activity(Path.cwd(), session.settings), _services()
     machines, unknown = _machines(session.settings)
     alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
     return {

@@ -212,8 +212,8 @@ class Spending:
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
     """When jobs had their machines; a service may not know any more once these are gone."""
-    _before: tuple[float, float] = (0.0, 0.0)
-    """Of this month and of this run, in the ledger by other jobs."""
+    _before: tuple[float, float] | None = None
+    """Of this month and of this run, in the ledger by other jobs; None before it is read."""
     _recorded: float = 0.0
 
     @property
@@ -281,8 +281,13 @@ class Spending:
 
     def _over(self) -> str | None:
         """In words, which ceiling is reached by what others cost and these jobs."""
-        of_month, of_run = (before + self.dollars for before in self._before)
         limits = self.settings.cost
+        if not limits.has_limits:
+            return None
+        if self._before is None:
+            # A job that an earlier process began is followed without having been asked for here.
+            self._before = self._read_ledger()
+        of_month, of_run = (before + self.dollars for before in self._before)
         for spent, limit, key in (
             (of_run, limits.run_limit, "run_limit"),
             (of_month, limits.monthly_limit, "monthly_limit"),

@@ -12,7 +12,8 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.registry.state import ModelVersion, RegistryState
 
 CHOSEN = "chosen"
-"""Of a checkpoint's `stats`: its settings before a budget was worked out from the text."""
+"""Of a checkpoint's or a study's `stats`: its settings without what follows from the text, as a
+budget, or arrives with it, as facts."""
 
 
 def lineage(artifact: Artifact) -> dict[str, str]:
@@ -49,6 +50,9 @@ def procedure(candidate: Artifact, judged_by: Mapping[str, Any]) -> str:
     """
     chosen: dict[str, Any] = {"judged_by": judged_by}
     for kind, fingerprint in lineage(candidate).items():
+        if kind == "exam":
+            # Its questions arrive with the facts; where they decide, `judged_by` has its settings.
+            continue
         manifest = candidate.store.load(kind, fingerprint).manifest
         chosen[kind] = manifest.stats.get(CHOSEN, manifest.settings)
     return hash_json(chosen)

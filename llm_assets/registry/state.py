@@ -181,10 +181,7 @@ class RegistryState(BaseModel):
         return replaced or next(known for known in self.versions if known.is_base)
 
     def look_of(self, weights: str, against: str, evaluation: str | None = None) -> int:
-        """Which part of the lifetime's error a comparison may spend: see `spend`.
-
-        Without an evaluation, as before one is made: the first of these two models has its number.
-        """
+        """Which part of the lifetime's error a comparison may spend: see `spend`."""
         before = islice(self._compared().values(), self._place(weights, against, evaluation))
         return 1 + sum(not promoted for promoted in before)
 
@@ -210,12 +207,16 @@ class RegistryState(BaseModel):
         return promoted
 
     def _place(self, weights: str, against: str, evaluation: str | None) -> int:
-        """How many comparisons there were before one; all of them where it is new."""
-        compared = self._compared()
-        for place, (candidate, incumbent, measured) in enumerate(compared):
-            if (candidate, incumbent) == (weights, against) and evaluation in (None, measured):
-                return place
-        return len(compared)
+        """How many comparisons there were before one; all of them where it is new, as before its
+        evaluation is made."""
+        compared = list(self._compared())
+        asked = (weights, against, evaluation)
+        return compared.index(asked) if asked in compared else len(compared)
+
+    def evaluations_of(self, weights: str) -> list[str]:
+        """Fingerprints of the evaluations that a model was judged by, oldest first."""
+        found = (verdict.evaluation_fingerprint for verdict in self.verdicts_of(weights))
+        return list(dict.fromkeys(one for one in found if one))
 
     def register(self, entry: ModelEntry, is_base: bool = False) -> ModelVersion:
         """Add a model; known weights keep their number and take over where they lie now."""

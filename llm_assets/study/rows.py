@@ -58,6 +58,8 @@ _COLON = r"(?::\**\s+|\uff1a\**\s*)"
 _LINE = re.compile(
     rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
 )
+_MARKS = " *`"
+"""Of Markdown, around what is bold or code."""
 _FENCES = ("```", "~~~")
 """Before and after code, whose lines may look like facts."""
 _RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
@@ -176,7 +178,7 @@ def regular_facts(text: str) -> Iterator[PlacedFact]:
         if is_code:
             continue
         if line.startswith("|") and line.endswith("|"):
-            cells = [cell.replace(r"\|", "|").strip(" *`") for cell in _BAR.split(line[1:-1])]
+            cells = [cell.replace(r"\|", "|").strip(_MARKS) for cell in _BAR.split(line[1:-1])]
             if head is None:
                 head = cells
             elif not _RULE.fullmatch(line):
@@ -184,10 +186,10 @@ def regular_facts(text: str) -> Iterator[PlacedFact]:
             continue
         head = None
         if heading := _HEADING.fullmatch(line):
-            level = len(heading[1])
-            headings = {n: name for n, name in headings.items() if n < level} | {level: heading[2]}
+            level, name = len(heading[1]), heading[2].strip(_MARKS)
+            headings = {n: above for n, above in headings.items() if n < level} | {level: name}
         elif match := _LINE.fullmatch(line):
-            yield from _usable(tuple(headings.values()), match[1], match[2])
+            yield from _usable(tuple(headings.values()), match[1], match[2].strip(_MARKS))
         elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
             headings = {0: line}
 
@@ -252,6 +254,24 @@ NGRAM_SIZE = 5
 TOO_MANY_REQUESTS = 429
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z]\w+")
 """A capitalized word in the middle of a sentence."""
+_WITHIN = re.compile(r"(?<=[a-z,;] )\w+")
+"""Any word there."""
+MOST_NAMES = 0.2
+"""Share of the words within sentences: where more are capitalized, as all nouns are in German, a
+capital tells no name."""
+_COUNT = re.compile(r"(?m)^\s*\W*\d+[.)]\s")
+"""What an answer counts the lines of a list by."""
+REFUSED = "refused by the generator"
+REFUSALS = (400, 413, 422)
+"""Codes that a server gives for one text, as where it filters contents or takes no text so long."""
+MOST_REFUSED = 8
+"""Questions of which the first ones are all refused: it is no question's own fault."""
+MOST_WAIT_SECONDS = 60.0
+"""That a server's `Retry-After` is followed for."""
+
+
+class QuestionRefused(Exception):
+    """The generator answers others, and not this one."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +349,11 @@ class Generator:
                 asked = questions[first : first + settings.requests_at_once]
                 answers = workers.map(lambda question: self._ask(client, question), asked)
                 for question, answer in zip(asked, answers, strict=True):
+                    if isinstance(answer, str):
+                        self.left_out[REFUSED] += 1
+                        if not self.tokens and self.left_out[REFUSED] >= MOST_REFUSED:
+                            raise self._no_answer(answer)
+                        continue
                     self.tokens += answer.tokens
                     # How many are asked at once decides how fast it goes, not what is made.
                     if used >= settings.most_tokens:
@@ -350,7 +375,8 @@ class Generator:
                         question.seed,
                     )
 
-    def _ask(self, client: httpx.Client, question: Question) -> GeneratorAnswer:
+    def _ask(self, client: httpx.Client, question: Question) -> GeneratorAnswer | str:
+        """The answer, or why this question is refused."""
         body = {
             "model": self.settings.model,
             "messages": [
@@ -363,14 +389,18 @@ class Generator:
         }
         # By the request alone: answers cost money, whatever else changes here.
         key = hash_json({"entry": "generated text", "request": body})
-        answer = cached(self.cache, key, lambda: json.dumps(self._send(client, body)).encode())
+        try:
+            answer = cached(self.cache, key, lambda: json.dumps(self._send(client, body)).encode())
+        except QuestionRefused as refusal:
+            self.report(f"The generator refused a passage of {question.document}: {refusal}")
+            return str(refusal)
         return GeneratorAnswer(**json.loads(bytes(answer)))
 
     def _send(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         url = f"{self.settings.address.rstrip('/')}/chat/completions"
-        fault = ""
+        fault, asked_to_wait = "", 0.0
         for seconds in WAITS:
-            time.sleep(seconds)
+            time.sleep(max(seconds, min(asked_to_wait, MOST_WAIT_SECONDS)))
             try:
                 response = client.post(url, json=body)
             except httpx.HTTPError as error:
@@ -379,10 +409,17 @@ class Generator:
                 if response.is_success:
                     return _read(response)
                 fault = f"{response.status_code}: {shown_in_line(response.text[:200])}"
+                if response.status_code in REFUSALS:
+                    raise QuestionRefused(fault)
+                after = response.headers.get("Retry-After", "")
+                asked_to_wait = float(after) if after.isdecimal() else 0.0
                 if not (response.is_server_error or response.status_code == TOO_MANY_REQUESTS):
                     break
             self.report(f"The generator did not answer: {fault}")
-        raise UserError(
+        raise self._no_answer(fault)
+
+    def _no_answer(self, fault: str) -> UserError:
+        return UserError(
             f"The generator at {self.settings.address} (`study.generator`) gives no answer: "
             f"{fault}. What it has answered so far is kept: materialize `study` again once it "
             "answers."
@@ -394,11 +431,14 @@ class Generator:
             return "empty"
         if not answer.is_whole:
             return "cut off"
-        if set(_numbers(answer.text)) - set(_numbers(passage)):
+        without_counts = _COUNT.sub("", answer.text)
+        if _numbers(without_counts) - _numbers(passage):
             return "number that the document does not have"
         known = set(WORD.findall(passage.casefold()))
         new = {name for name in _NAME.findall(answer.text) if name.casefold() not in known}
-        if len(new) > self.settings.maximum_new_names:
+        within = len(_WITHIN.findall(passage))
+        are_names = len(_NAME.findall(passage)) <= MOST_NAMES * within
+        if are_names and len(new) > self.settings.maximum_new_names:
             return "names that the document does not have"
         ngrams, held = (word_ngrams(one, NGRAM_SIZE) for one in (answer.text, passage))
         if ngrams and len(ngrams & held) / len(ngrams) > self.settings.maximum_copied:
@@ -406,10 +446,9 @@ class Generator:
         return None
 
 
-def _numbers(text: str) -> list[str]:
-    """Numbers as they are written; those that only count the lines of a list are none."""
-    without_counts = re.sub(r"(?m)^\s*\W*\d+[.)]\s", "", text)
-    return [one.strip(".,") for one in re.findall(r"\d[\d.,]*", without_counts)]
+def _numbers(text: str) -> set[str]:
+    """Numbers as they are written."""
+    return {one.strip(".,") for one in re.findall(r"\d[\d.,]*", text)}
 
 
 def _read(response: httpx.Response) -> dict[str, Any]:
@@ -429,7 +468,7 @@ def _read(response: httpx.Response) -> dict[str, Any]:
         ) from None
 
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 DERIVED_FOLDER = "derived"
 """Folder of the rows before they are cleaned."""
 DERIVATIONS_NAME = "derivations.parquet"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from artifacts.errors import UserError, first_line
-from recipes.evaluation.settings import TaskSettings
+from recipes.evaluation.settings import TaskSettings, task_files
 
 SEED = 1234
 
@@ -80,6 +80,12 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 f"The data of task {task.name!r} cannot be read: {first_line(error)}. "
                 "Where no hub can be reached, use tasks from local files."
             ) from error
+        except (ImportError, ValueError) as error:
+            # What lm-eval raises where a task needs another package, or a setting of its own.
+            raise UserError(
+                f"lm-eval cannot run the task {task.name!r}: {first_line(error)}. Install what it "
+                "needs, or leave the task out of `eval_metrics.tasks`."
+            ) from error
         scores += _scores(task.name, results)
     return scores
 
@@ -112,7 +118,7 @@ def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict
         return {}
     state = hashlib.sha256()
     for folder in folders:
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        for path in task_files(folder):
             # Task files of this run name their own folder, which says nothing about the questions.
             content = path.read_text(errors="replace").replace(str(folder.absolute()), "")
             state.update(f"{path.relative_to(folder)}\0{content}\0".encode())
@@ -175,6 +181,7 @@ _TASK = """\
 task: {name}
 dataset_path: json
 dataset_kwargs:
+  cache_dir: {cache}
   data_files:
     test: {path}
 test_split: test
@@ -196,9 +203,14 @@ metadata:
 
 
 def write_task(name: str, questions: Sequence[dict[str, object]], folder: Path) -> None:
-    """Write questions, each with `context`, `choices` and `answer`, as one of lm-eval's tasks."""
+    """Write questions, each with `context`, `choices` and `answer`, as one of lm-eval's tasks.
+
+    What the library that reads them copies of them lies beside them, and goes with them: they may
+    hold text that is forgotten one day.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.absolute() / f"{name}.jsonl"
     path.write_text("".join(json.dumps(question) + "\n" for question in questions))
-    task = _TASK.format(name=name, path=json.dumps(str(path)))
+    cache = folder.absolute() / ".cache"
+    task = _TASK.format(name=name, path=json.dumps(str(path)), cache=json.dumps(str(cache)))
     (folder / f"{name}.yaml").write_text(task)

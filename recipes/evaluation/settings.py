@@ -183,12 +183,22 @@ def _parts(task: TaskSettings) -> list[TaskSettings]:
     ]
 
 
+def task_files(folder: Path) -> list[Path]:
+    """The files that tasks are made of: hidden ones and what Python compiles beside them are none,
+    or loading a task would change it."""
+    found = []
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        if file.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in parts):
+            found.append(file)
+    return found
+
+
 def _hash_files(path: Path) -> str:
     """A hash of all files in a folder with their names; of nothing where it is absent."""
     state = hashlib.sha256()
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            state.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
+    for file in task_files(path):
+        state.update(f"{file.relative_to(path)}\0".encode() + file.read_bytes())
     return state.hexdigest()[:FINGERPRINT_LENGTH]
 
 

@@ -60,7 +60,7 @@ class SharedContextLM(HFLM):
         answers: list[tuple[float, bool] | None] = [None] * len(requests)
         fitting: list[SharedContext] = []
         apart: list[SharedContext] = []
-        for question in _questions(requests):
+        for question in _questions(requests, self._batch_tokens):
             longest = max(map(len, question.continuations))
             fits = len(question.context) + longest <= self.max_length + 1
             shares = fits and question.length <= self._longest_row
@@ -108,15 +108,24 @@ def _longest_row(model: Any) -> float:
     return attention_window(model.config.get_text_config().to_dict()) or math.inf
 
 
-def _questions(requests: Sequence[Request]) -> list[SharedContext]:
-    """Group requests by their context's tokens."""
+def _questions(requests: Sequence[Request], most: int) -> Iterator[SharedContext]:
+    """Group requests by their context's tokens, into rows of at most so many tokens or one choice.
+
+    A task without a text to its questions has one context for all of them.
+    """
     by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, (_, context, _) in enumerate(requests):
         by_context[tuple(context)].append(place)
-    return [
-        SharedContext(list(context), [requests[place][2] for place in places], places)
-        for context, places in by_context.items()
-    ]
+    for tokens, places in by_context.items():
+        row = SharedContext(list(tokens), [], [])
+        for place in places:
+            continuation = requests[place][2]
+            if row.places and row.length + len(continuation) - 1 > most:
+                yield row
+                row = SharedContext(list(tokens), [], [])
+            row.continuations.append(continuation)
+            row.places.append(place)
+        yield row
 
 
 def _pack(

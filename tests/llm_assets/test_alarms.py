@@ -12,7 +12,7 @@ from llm_assets import alarms
 from llm_assets.cli.session import Session
 from llm_assets.cli.versions import screen, status_of
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
-from llm_assets.config import load_settings
+from llm_assets.config import TrainingRunnerSettings, load_settings
 from llm_assets.history import RUNS_DATABASE, Activity, read_activity, sqlite_folder
 from tests.conftest import ROOT, Project
 
@@ -44,13 +44,14 @@ def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
     monkeypatch.setattr(alarms, "LEAST_FREE_BYTES", float("inf"))
     monkeypatch.setattr(alarms, "NEARLY_SPENT", -1.0)
     silent = datetime.now(UTC) - timedelta(minutes=15)
-    found = alarms_of(project, replace(read_activity(project.folder), heartbeat=silent))
+    activity = read_activity(project.folder, load_settings(project.config))
+    found = alarms_of(project, replace(activity, heartbeat=silent))
     assert found["RunsFail"].text == "4 runs failed within a day."
     assert found["DaemonSilent"].text == "The daemon has sent no heartbeat for 15 minutes."
     assert found["BudgetNearlySpent"].text == "Runs have used 0.0 of the month's 40.0 hours."
     database = project.folder / (sqlite_folder(project.folder) or "") / RUNS_DATABASE
     database.write_bytes(b"damaged" * 1_000)
-    found |= alarms_of(project, read_activity(project.folder))
+    found |= alarms_of(project, read_activity(project.folder, load_settings(project.config)))
     assert "history is damaged" in found["StateUnreadable"].text
     runbook = (ROOT / "docs" / "operations.md").read_text()
     for alert, alarm in found.items():
@@ -80,7 +81,8 @@ def test_machines_that_cannot_be_listed_are_an_alarm_and_hide_nothing_else(
 ) -> None:
     monkeypatch.chdir(project.folder)
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(tmp_path / "nowhere.yaml"))
-    project.configure(training={"runner": "google_batch"})
-    status = status_of(Session(load_settings(project.config), project.config))
+    batch = TrainingRunnerSettings(runner="google_batch")
+    settings = load_settings(project.config).model_copy(update={"training": batch})
+    status = status_of(Session(settings, project.config))
     assert status["machines"] == [] and status["running"] == []
     assert "cannot be listed" in status["alarms"][0]["text"]

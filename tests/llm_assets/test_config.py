@@ -64,6 +64,8 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ("checkpoint: {schedule: {warmup: 1}}", "schedule.warmup.*did you mean `warmup_steps`"),
         ("checkpoint: {budget: {steps: many}}", "checkpoint.budget.steps: .*got 'many'"),
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
+        ("platform: google_cloud", r"jobs on Google Cloud cannot read `store`.*gs://BUCKET/PREFIX"),
+        ("training: {runner: google_batch}", "jobs on Google Cloud cannot read `store`"),
         ("platform: google_cloud\nname: docs_", "after `name`, 'docs_': .* at most 63"),
         (f"platform: google_cloud\nname: {'a' * 64}", "Vertex AI names its model and endpoint"),
         (

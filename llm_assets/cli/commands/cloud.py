@@ -68,7 +68,7 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
       llm-assets check --smoke --nodes 2      also tests the network between two machines
     """
     settings = load_settings(config_path())
-    if settings.platform != "local":
+    if settings.uses_cloud:
         _check_project(settings, nodes if smoke else 0, yes, as_json)
         return
     from llm_assets.preflight import LOOK_SECONDS, preflight
@@ -104,6 +104,11 @@ def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json:
     from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
+    if settings.store.removeprefix("gs://").split("/")[0] != cloud.bucket:
+        raise UserError(
+            f"`store` is {settings.store}, and machines of the project mount `bucket: "
+            f"{cloud.bucket}` of {cloud_config_path()}: name one bucket in both."
+        )
     runner: TrainingPlace = settings.training.runner or settings.platform
     findings = check_project(
         cloud,

@@ -21,9 +21,17 @@ def _check_line(_: click.Context, __: click.Parameter, given: str) -> str:
     return given
 
 
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # The number of a container's user may belong to nobody.
+        raise click.UsageError("This machine has no name for you. Give --name NAME.") from None
+
+
 name_option = click.option(
     "--name",
-    default=getpass.getuser,
+    default=_login,
     callback=_check_line,
     help="Name recorded with the decision (default: your login).",
 )

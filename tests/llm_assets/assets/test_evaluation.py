@@ -9,11 +9,14 @@ from llm_assets.assets.evaluation import (
     VERDICT_NAME,
     figures_are_finite,
     metrics_view,
+    read_verdict,
     samples_view,
     verdict_view,
 )
 from llm_assets.gate.verdict import Comparison
 from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from tests.conftest import Project
+from tests.llm_assets.in_process import ask
 from tests.llm_assets.registry.conftest import verdict
 
 
@@ -93,3 +96,24 @@ def test_a_verdict_says_how_many_comparisons_preceded_it_and_how_sure_its_interv
     assert held_out == f"| held out against incumbent | -0.0200 | {ends}"
     ends = "unbounded | 95% | 36 facts |"
     assert exam == f"| exam closed book against incumbent | -0.0200 | {ends}"
+
+
+def test_a_candidate_that_is_measured_otherwise_is_one_more_comparison_from_the_beginning(
+    with_evaluation: Project,
+) -> None:
+    """Rounds end by the bound that the gate judges by, and asking again measures nothing."""
+    project = with_evaluation
+
+    def judged() -> tuple[str, int, int]:
+        assert ask(project, "*model_version") == ""
+        evaluation = project.current("eval_metrics")
+        question = evaluation.manifest.settings["question"]
+        found = read_verdict(project.current("model_version"))
+        assert found.look == question["look"]
+        return evaluation.fingerprint, question["look"], question["readable"]
+
+    first = judged()
+    assert first[1:] == (1, 0) and judged() == first
+    project.configure(eval_metrics={"held_out_tokens": 3_000, "generation": {"samples": 0}})
+    second = judged()
+    assert second[2] == 1 and judged() == second

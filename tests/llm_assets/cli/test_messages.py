@@ -248,6 +248,19 @@ def test_a_new_project_has_an_answer_to_each_command(
     sees="the option, and the text with the character written out",
     then="nothing is decided",
 )
+def test_who_has_no_name_on_this_machine_is_asked_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container whose user is a number."""
+
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    ended = CliRunner().invoke(commands, ["approve", "1", "--reason", "better"])
+    assert ended.exit_code == 2 and "Give --name NAME" in ended.output
+
+
 @pytest.mark.parametrize(
     "command",
     [

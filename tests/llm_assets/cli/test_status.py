@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,14 @@ from artifacts.settings import read_yaml
 from llm_assets.alarms import MOST_SILENT_SECONDS
 from llm_assets.automation.launched import TEXT_SENSOR
 from llm_assets.cli.versions import screen
-from llm_assets.history import last_ticks, read_activity
+from llm_assets.config import load_settings
+from llm_assets.history import (
+    PIPELINE_TAG,
+    PROCESS_TAG,
+    is_switched_on,
+    last_ticks,
+    read_activity,
+)
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
 from tests.dagster_services import daemon
@@ -86,7 +94,7 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         failed = "source_text_changed failed"
         wait_until(lambda: told_of(failed), poll_seconds=1, told=log.read_text)
         assert "matches no file" in told_of(failed)[0]
-        said = read_activity(project.folder).heartbeat
+        said = read_activity(project.folder, load_settings(project.config)).heartbeat
         assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
     with DagsterInstance.from_config(str(project.folder)) as instance:
         states = instance.all_instigator_state()
@@ -96,14 +104,75 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         instance.create_tick(started)
         assert last_ticks(instance, states)[TEXT_SENSOR].status.value == "FAILURE"
     assert "matches no file" in told_of(failed)[0]
+    project.configure(automation={"enabled": False})
+    assert not told_of(failed), "nothing ticks any more"
+    project.configure(automation={"enabled": True, "check_seconds": 1})
     settings = read_yaml(project.folder / "dagster.yaml")
     history = settings["storage"]["sqlite"]
     monkeypatch.setenv("HISTORY", history["base_dir"])
     history["base_dir"] = {"env": "HISTORY"}
     (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
     assert "matches no file" in told_of(failed)[0], "as Dagster itself reads it"
+    project.configure(automation={"enabled": False})
+    assert not told_of(failed), "nothing ticks any more"
     assert status()["running"] == [f"run {ids[DagsterRunStatus.STARTED][:8]} (started)"]
     assert status()["services"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "is_on"),
+    [
+        ("run_processes", "DECLARED_IN_CODE", True),
+        ("run_processes", None, True),
+        ("run_processes", "STOPPED", False),
+        ("source_text_changed", "DECLARED_IN_CODE", False),
+        ("source_text_changed", "RUNNING", True),
+        ("letters__run_processes", "RUNNING", False),
+    ],
+)
+def test_what_ticks_is_of_this_pipeline_and_on(
+    project: Project, name: str, status: str | None, is_on: bool
+) -> None:
+    """In the file automation is off, which what was switched on in the UI does not mind."""
+    settings = load_settings(project.config)
+    assert is_switched_on(settings, name, status) is is_on
+    letters = settings.model_copy(update={"key_prefix": "letters"})
+    assert is_switched_on(letters, f"letters__{name}", status) is (is_on and "__" not in name)
+
+
+@pytest.mark.parametrize("by_dagster", [False, True], ids=["read", "by Dagster"])
+def test_status_tells_of_runs_of_this_pipeline_that_are_alive(
+    project: Project, monkeypatch: pytest.MonkeyPatch, by_dagster: bool
+) -> None:
+    """Another pipeline shares the history, and a run was killed."""
+
+    @asset
+    def anything() -> None: ...
+
+    monkeypatch.chdir(project.folder)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
+    describe = "from artifacts.leases import describe_holder; print(describe_holder())"
+    dead = subprocess.run(
+        [sys.executable, "-c", describe], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    started, failed = DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        create = partial(instance.create_run_for_job, job)
+        ours = create(status=started, tags={PIPELINE_TAG: "manual"}).run_id
+        create(status=started, tags={PIPELINE_TAG: "manual", PROCESS_TAG: dead})
+        for status in (started, failed):
+            create(status=status, tags={PIPELINE_TAG: "letters"})
+    if by_dagster:
+        settings = read_yaml(project.folder / "dagster.yaml")
+        history = settings["storage"]["sqlite"]
+        monkeypatch.setenv("HISTORY", history["base_dir"])
+        history["base_dir"] = {"env": "HISTORY"}
+        (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
+
+    activity = read_activity(project.folder, load_settings(project.config))
+
+    assert [run.run_id for run in activity.runs] == [ours] and activity.failed == 0
 
 
 def test_status_shows_who_decided_after_the_gates_verdict(project: Project) -> None:

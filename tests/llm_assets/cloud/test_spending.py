@@ -135,6 +135,20 @@ def test_restart_is_refused_once_the_jobs_before_have_spent_it(google: LocalGoog
         spent.check_before()
 
 
+def test_job_that_an_earlier_process_began_is_held_to_what_is_left(google: LocalGoogle) -> None:
+    """It is followed without having been asked for here."""
+    spending(google, run="other").objection(job("1", 40.0, Phase.SUCCEEDED))
+    spending(google).objection(job("2", 5.0))
+
+    again = spending(google, monthly_limit=370.0).objection(job("2", 7.0))
+
+    assert again and "376.00 USD have been spent" in again and "`cost.monthly_limit`" in again
+    assert spending(google, monthly_limit=380.0).objection(job("2", 7.0)) is None
+    again = spending(google, run_limit=50.0).objection(job("2", 7.0))
+    assert again and "`cost.run_limit` is 50" in again
+    assert spending(google, run_limit=60.0).objection(job("2", 7.0)) is None
+
+
 def test_month_counts_every_run_and_a_job_once_whoever_follows_it(google: LocalGoogle) -> None:
     spending(google, "run-1").objection(job("1", 1.0, Phase.SUCCEEDED))
     spending(google, "run-2").objection(job("1", 1.0, Phase.SUCCEEDED))

@@ -154,7 +154,8 @@ def test_looks_are_counted_over_the_whole_life_and_asking_again_is_no_new_one(
     assert state.look_of("a", "base", "evaluation") == 1
     assert state.look_of("a", "base", "another") == 3
     assert state.look_of("c", "base", "evaluation") == state.look_of("c", "base") == 4
-    assert state.look_of("b", "base") == 2, "known before it is measured"
+    assert state.look_of("b", "base") == 4, "to be measured once more"
+    assert state.evaluations_of("a") == ["evaluation", "another"]
 
 
 def test_a_promotion_spends_nothing(registry: Registry) -> None:
@@ -162,7 +163,8 @@ def test_a_promotion_spends_nothing(registry: Registry) -> None:
     judge(registry, "b")
     judge(registry, "c")
     state = registry.state()
-    assert state.look_of("b", "base") == state.look_of("c", "b") == state.look_of("d", "c") == 2
+    looks = [("b", "base", "evaluation"), ("c", "b", "evaluation"), ("d", "c", None)]
+    assert [state.look_of(*asked) for asked in looks] == [2, 2, 2]
     judge(registry, "d", promoted=False)
     assert registry.state().look_of("e", "c") == 3
 
@@ -173,7 +175,7 @@ def test_scores_can_be_read_only_by_who_chooses_after_them(registry: Registry) -
     state = registry.state()
 
     def readable(model: str, procedure: str) -> int:
-        return state.readable_before(model, "base", None, procedure)
+        return state.readable_before(model, "base", "evaluation", procedure)
 
     assert readable("new", "weekly") == 1, "what it makes of new text is no choice"
     assert readable("new", "tried") == 2

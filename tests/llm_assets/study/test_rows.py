@@ -327,6 +327,48 @@ def test_what_was_answered_before_is_not_asked_again(make: Make, scribe: Scribe)
     assert len(scribe.asked) == 3
 
 
+def test_marks_of_markdown_are_no_part_of_a_fact(make: Make) -> None:
+    table = "# **Pump X200**\n\n| | |\n|---|---|\n| Weight | **3 kg** |\n"
+    lines = "# Pump X200\n\nWeight: **3 kg**\n\nPort: `8080`.\n"
+    rows, _, stats = make(
+        [("a", table, "train"), ("b", lines, "train")], forms_per_fact=1, facts_per_document=1
+    )
+    told = " ".join(rows.values())
+    assert "3 kg" in told and "8080" in told and not set("*`") & set(told)
+    assert stats["left_out"] == {}
+
+
+def test_numbers_of_steps_are_numbers_that_a_passage_has(make: Make, scribe: Scribe) -> None:
+    steps = "# Pump\n\n1. Close the valve.\n2. Hold it for 9 s.\n3. Oktober 1990 is its date.\n"
+    scribe.text = "1. In step 2 somebody holds the valve of the pump for 9 s, which began on the 3."
+    rows, _, stats = make([("steps", steps, "train")], generator=scribe.settings())
+    assert scribe.text in rows.values() and stats["left_out"] == {}
+    scribe.text = "In step 4 somebody holds the valve of the pump for 9 s."
+    with pytest.raises(UserError, match="1 number that the document does not have"):
+        make([("steps", steps + "!", "train")], generator=scribe.settings())
+
+
+def test_where_all_nouns_have_capitals_they_are_no_names(make: Make, scribe: Scribe) -> None:
+    german = "# Lampe\n\nDie Lampe hat einen Schalter und ein Kabel, das zur Steckdose führt.\n"
+    scribe.text = "Wer Licht im Zimmer braucht, findet am Gerät den Knopf, der die Lampe schaltet."
+    rows, _, stats = make([("lampe", german, "train")], generator=scribe.settings())
+    assert scribe.text in rows.values() and stats["left_out"] == {}
+
+
+def test_a_passage_that_a_generator_refuses_is_left_out_and_one_that_refuses_all_is_named(
+    make: Make, scribe: Scribe
+) -> None:
+    scribe.text = "All of it is in the list of this year, says whoever has a look."
+    scribe.refusals = [400]
+    rows, _, stats = make(forms_per_fact=0, generator=scribe.settings(requests_at_once=1))
+    assert len(rows) == 1 and stats["left_out"] == {"refused by the generator": 1}
+    texts = [(f"{n}.md", f"# Lamp {n}\n\nTown: Oslo", "train") for n in range(20)]
+    scribe.refusals, asked = [422] * 20, len(scribe.asked)
+    with pytest.raises(UserError, match="gives no answer: 422"):
+        make(texts, forms_per_fact=0, generator=scribe.settings(requests_at_once=1))
+    assert len(scribe.asked) - asked == 8
+
+
 def test_a_generator_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
     make: Make, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

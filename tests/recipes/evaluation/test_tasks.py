@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lm_eval.tasks
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +19,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.errors import UserError
-from recipes.evaluation.harness import SEED, run_tasks, write_task
+from recipes.evaluation.harness import SEED, digest_tasks, run_tasks, write_task
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
     OPEN_LLM_LEADERBOARD_SHOTS,
@@ -105,6 +107,64 @@ def test_scores_are_lm_evals_own(
     ):
         assert (mine.metric, mine.samples) == (theirs.metric, theirs.samples)
         assert mine.values.tolist() == theirs.values.tolist()
+
+
+def test_questions_without_a_text_of_their_own_are_read_in_rows_of_bounded_length(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in tasks that compare whole sentences: one context, that of nothing, for all of them."""
+    texts = [f"Valve {number} opens {how}." for number in range(40) for how in ("now", "at night")]
+    requests = [Instance("loglikelihood", {}, ("", text), 0) for text in texts]
+    rows: list[int] = []
+    score = SharedContextLM._score
+
+    def spy(self: Any, batch: Any) -> Any:
+        rows.extend(question.length for question in batch)
+        return score(self, batch)
+
+    monkeypatch.setattr(SharedContextLM, "_score", spy)
+    peer = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", device="cpu")
+    assert_alike(SharedContextLM(model, tokenizer, 64), peer, requests)
+    assert len(rows) > 4 and max(rows) <= 64
+
+
+def test_what_the_questions_reader_copies_of_them_lies_beside_them(
+    questions: list[dict[str, Any]], tmp_path: Path, model: Any, tokenizer: Any
+) -> None:
+    everywhere = Path(datasets.config.HF_DATASETS_CACHE)
+    before = sorted(everywhere.rglob("*"))
+    write_task(TASK, questions, tmp_path)
+    digest = digest_tasks([TaskSettings(name=TASK)], [tmp_path])
+
+    run_tasks(SharedContextLM(model, tokenizer, 512), [TaskSettings(name=TASK)], [tmp_path])
+
+    assert sorted(everywhere.rglob("*")) == before
+    assert any(path.suffix == ".arrow" for path in tmp_path.rglob("*"))
+    assert digest_tasks([TaskSettings(name=TASK)], [tmp_path]) == digest
+
+
+def test_what_loading_a_task_leaves_beside_it_makes_no_other_task(tmp_path: Path) -> None:
+    settings = EvaluationSettings(task_folder=str(tmp_path))
+    (tmp_path / "utils.py").write_text("import math")
+    before = settings.content()
+    for name in ("__pycache__/utils.cpython-311.pyc", ".DS_Store", "part/.ipynb_checkpoints/x.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert settings.content() == before
+    (tmp_path / "utils.py").write_text("import os")
+    assert settings.content() != before
+
+
+def test_a_task_that_needs_another_package_is_named(
+    questions: list[dict[str, Any]], tmp_path: Path, model: Any, tokenizer: Any
+) -> None:
+    write_task(TASK, questions, tmp_path)
+    (tmp_path / "utils.py").write_text("import no_such_package\n\ndef said(doc): return ''\n")
+    file = tmp_path / f"{TASK}.yaml"
+    said = re.sub("doc_to_text: .*", "doc_to_text: !function utils.said", file.read_text())
+    file.write_text(said)
+    with pytest.raises(UserError, match=f"cannot run the task '{TASK}': .*no_such_package"):
+        run_tasks(SharedContextLM(model, tokenizer, 512), [TaskSettings(name=TASK)], [tmp_path])
 
 
 @pytest.mark.parametrize("kind", ["mpt", "mistral"])
