@@ -33,6 +33,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets.corpus import clean_corpus, raw_corpus, tokenized_shards
 from llm_assets.assets.evaluation import evaluation_spec
+from llm_assets.assets.exam import exam
 from llm_assets.assets.model import base_model, checkpoint
 from llm_assets.assets.stage import (
     BuildPlan,
@@ -43,6 +44,7 @@ from llm_assets.assets.stage import (
     table,
     user_faults,
 )
+from llm_assets.assets.study import study
 from llm_assets.config import PipelineSettings, changed_settings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.gate.judge import compare
@@ -61,7 +63,7 @@ from recipes.evaluation.settings import (
 )
 from recipes.settings import package_of
 
-SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
+SECTIONS = ("raw_corpus", "clean_corpus", "study", "tokenized_shards", "base_model", "checkpoint")
 """Whose settings decide what a model is; the others say how it is measured and where it serves."""
 MOST_TRIALS = 100
 
@@ -324,9 +326,12 @@ def trial_metrics(
     return BuildPlan(identity, build)
 
 
-STAGES_OF_TEXT = (raw_corpus, clean_corpus, tokenized_shards)
-STAGES = (raw_corpus, clean_corpus, base_model, tokenized_shards, checkpoint, trial_metrics)
-"""What a trial makes."""
+STAGES_OF_TEXT = (raw_corpus, clean_corpus, study, tokenized_shards)
+STAGES = (
+    *(raw_corpus, clean_corpus, exam, study, base_model, tokenized_shards, checkpoint),
+    trial_metrics,
+)
+"""What a trial makes; the exam, which is not taken, for the words that a study must not use."""
 
 
 class TrialPipeline(PipelineResource):
@@ -387,6 +392,9 @@ def run_trial(
     )
     made = []
     for made_by in STAGES:
+        is_asked = made_by is not exam or opened.settings.study is not None
+        if opened.settings.leaves_out(made_by.name) or not is_asked:
+            continue
         context.log.info(f"{made_by.name} of the trial {trial.name}")
         made_by.materialize({**resources, "context": context, "pipeline": opened}, {})
         if (context.get_output_metadata("result") or {})["made_now"]:

@@ -104,12 +104,13 @@ def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json:
     from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
-    if settings.store.removeprefix("gs://").split("/")[0] != cloud.bucket:
-        raise UserError(
-            f"`store` is {settings.store}, and machines of the project mount `bucket: "
-            f"{cloud.bucket}` of {cloud_config_path()}: name one bucket in both."
-        )
     runner: TrainingPlace = settings.training.runner or settings.platform
+    is_mounted = settings.store.removeprefix("gs://").split("/")[0] == cloud.bucket
+    if runner in ("google_batch", "tpu_vm") and not is_mounted:
+        raise UserError(
+            f"`store` is {settings.store}, and machines of `training.runner: {runner}` mount "
+            f"`bucket: {cloud.bucket}` of {cloud_config_path()}: name one bucket in both."
+        )
     findings = check_project(
         cloud,
         any(source.type == "bigquery" for source in settings.raw_corpus.sources),

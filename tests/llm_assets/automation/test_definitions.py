@@ -173,6 +173,14 @@ def test_jobs_of_the_launchpad_are_filled_in(defined: Definitions) -> None:
     assert retraining.run_config == {"ops": {"checkpoint": {"config": shown}}}
 
 
+def test_a_rollback_waits_for_no_pool(defined: Definitions) -> None:
+    """A run that trains holds those of all its steps until it ends."""
+    (step,) = defined.resolve_job_def("rollback").nodes
+    assert step.definition.pools == set()
+    training = defined.resolve_job_def("retraining")
+    assert any("registry" in node.definition.pools for node in training.nodes)
+
+
 def test_no_asset_has_a_retry_policy_beside_the_sensors(defined: Definitions) -> None:
     job = defined.resolve_implicit_global_asset_job_def()
     assert job.name == ASSET_JOB, "as Dagster calls a run of chosen assets"

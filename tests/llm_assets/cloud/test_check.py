@@ -209,6 +209,11 @@ def test_programs_read_findings_and_estimates_as_json(
     wrong = [one["key"] for one in json.loads(told.stdout)["findings"] if one["ok"] is False]
     assert told.exit_code == 1 and "images.cuda" in wrong
 
+    pipeline.write_text(yaml.safe_dump(PIPELINE | {"training": {"runner": "google_batch"}}))
+    apart = CliRunner().invoke(commands, ["check"])
+    assert apart.exit_code == 1 and "name one bucket in both" in str(apart.exception)
+    pipeline.write_text(yaml.safe_dump(PIPELINE))
+
     costs = CliRunner().invoke(commands, ["estimate", "--json"], catch_exceptions=False)
     assert json.loads(costs.stdout)["stages"][1]["stage"] == "checkpoint"
     for amount in ("nan", "inf", "1e400", "0"):

@@ -116,6 +116,24 @@ def test_a_gain_is_told_by_its_bounds_and_has_to_matter(
     assert finding(found, gate) == finding(turned, gate) == verdict
 
 
+@pytest.mark.soak
+def test_a_trial_studies_its_own_text(with_shards: Project) -> None:
+    """Not the pipeline's: a trial may leave out documents, or tell facts otherwise."""
+    (with_shards.folder / "text" / "lamp.txt").write_text(
+        "# Velora lamp\n\nWeight: 3 kg\n\nTown: Riga\n\nAll of it is in the list of this year.\n"
+    )
+    changes = {"minimum_characters": 40, "split": {"validation": 0.1, "held_out": 0.1}}
+    with_shards.configure(study={"forms_per_fact": 2}, clean_corpus=changes)
+    trials = ["clean_corpus.maximum_characters=100000", "study.forms_per_fact=4"]
+    with DagsterInstance.ephemeral() as instance:
+        assert experiment(with_shards, instance, *trials) == ["", ""]
+        made = [told(instance)[trial]["made"].split(", ") for trial in trials]
+    assert all({"study", "tokenized_shards", "checkpoint"} <= set(one) for one in made)
+    studies = [trial.current("study", needed_by="test") for trial in with_shards.record.trials()]
+    fewer, more = sorted(sum(one.stats["derived"]["rows"].values()) for one in studies)
+    assert 0 < fewer < more
+
+
 def test_a_trial_that_fails_says_why_and_the_others_go_on(project: Project) -> None:
     (project.folder / "text").rename(project.folder / "gone")
     with DagsterInstance.ephemeral() as instance:
