@@ -30,7 +30,7 @@ from artifacts.storage.files import cache_folder
 from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.rewrite import find_rewritable, rewrite
+from artifacts.store.rewrite import BEFORE_NAME, find_rewritable, rewrite
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
@@ -553,7 +553,8 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
     for kind in KINDS:
         for name in store.list_folder(kind):
             fingerprint = name.removesuffix(layout.SCRATCH_SUFFIX)
-            is_made = name == fingerprint and store.find_named(kind, name) is not None
+            manifests = (layout.MANIFEST_NAME, BEFORE_NAME)
+            is_made = any(store.has_file(f"{kind}/{name}/{one}") for one in manifests)
             if not is_made and not store.is_leased(layout.artifact_lease(kind, fingerprint)):
                 files.remove(f"{store.root}/{kind}/{name}")
 

@@ -75,6 +75,8 @@ class ImportedSettings(Settings):
     enable_caching: bool = True
 
 
+STORE = "gs://my-project-id-llm-assets/store"
+"""In the bucket of the shipped config/google_cloud.yaml, in which people put their own names."""
 MEGATRON = {"tensor_parallel", "nlayers", "hidden"}
 """Keys of what trains GPT by Megatron."""
 FLAT = {
@@ -122,6 +124,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         "name": name or "imported",
         "description": f"{settings.model_display_name}: summaries, as {path.name} asked for.",
         "platform": "google_cloud",
+        "store": STORE,
         "training": {"runner": "google_batch"},
         **_corpus(settings),
         "tokenized_shards": {
@@ -135,7 +138,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
         },
     }
     cloud = _cloud(settings)
-    check_settings(pipeline | {"store": "gs://bucket/store"}, PipelineSettings, str(path))
+    check_settings(pipeline, PipelineSettings, str(path))
     check_settings(cloud["training"], MachineSettings, str(path))
     check_settings(cloud["endpoint"], EndpointMachineSettings, str(path))
     return ImportResult(pipeline, cloud, _notes(settings, rows))
@@ -287,6 +290,7 @@ def _notes(settings: ImportedSettings, rows: int) -> list[str]:
         )
     return [
         *notes,
+        f"store: {STORE}: put your bucket there, the one that google_cloud.yaml names",
         "endpoint: /predict returns summaries from transformers, in the image that "
         "`images/build.sh serve_transformers` builds (name it in `images.serve`), since vLLM "
         "serves no encoder-decoders"

@@ -133,7 +133,7 @@ def test_a_preset_is_shipped_as_what_it_is_imported_as(preset: str, tmp_path: Pa
     arguments = ["import", str(path), "--revision", revision, "--output", str(output)]
     ended = CliRunner().invoke(commands, arguments)
     assert ended.exit_code == 0, ended.output
-    own = ("name", "description", "store")
+    own = ("name", "description")
     assert {k: v for k, v in content.items() if k not in own} == {
         k: v for k, v in yaml.safe_load(output.read_text()).items() if k not in own
     }
@@ -203,7 +203,7 @@ def test_zero_3_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
     content["train_config"]["deepspeed"] = "deepspeed.json"
     imported = import_file(write(tmp_path, content), REVISION)
     output = tmp_path / "t5.yaml"
-    output.write_text(yaml.safe_dump(imported.pipeline | {"store": "gs://bucket/store"}))
+    output.write_text(yaml.safe_dump(imported.pipeline))
     deepspeed = load_settings(output).checkpoint.placement.strategy
     assert isinstance(deepspeed, DeepSpeedSettings)
     assert (deepspeed.stage, deepspeed.offload_optimizer) == (3, "cpu")
