@@ -5,7 +5,7 @@ from pathlib import Path
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import COST
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.registry.card import dollars_of, lineage
+from llm_assets.registry.card import CHOSEN, dollars_of, lineage, procedure
 
 
 def test_a_model_costs_what_all_behind_it_cost_each_once(tmp_path: Path) -> None:
@@ -31,3 +31,26 @@ def test_a_model_costs_what_all_behind_it_cost_each_once(tmp_path: Path) -> None
         "base_model",
     }
     assert dollars_of(evaluation) == 4.75
+
+
+def test_facts_that_arrive_are_no_choice_and_how_they_are_told_is_one(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+
+    def candidate(facts: str, forms: str) -> Artifact:
+        """Trained on a study of so many facts, whose exam asks about them."""
+
+        def build(draft: Draft) -> None:
+            if draft.identity.kind == "study":
+                draft.stats[CHOSEN] = {"facts": "facts.csv", "forms": forms}
+
+        behind: dict[str, str] = {}
+        for kind in ("exam", "study", "checkpoint"):
+            settings = {"facts": facts, "forms": forms} if kind != "checkpoint" else {}
+            identity = Identity(kind=kind, code_version="1", settings=settings, inputs=dict(behind))
+            made, _ = store.make(identity, build)
+            behind[kind] = made.fingerprint
+        return made
+
+    weekly = procedure(candidate("a digest", "told so"), {})
+    assert procedure(candidate("another digest", "told so"), {}) == weekly
+    assert procedure(candidate("a digest", "told otherwise"), {}) != weekly

@@ -8,6 +8,7 @@ from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles
 from llm_assets.forgetting.erase import find_holders, read_list
 from llm_assets.registry.base import LocalRegistry
+from llm_assets.registry.card import CHOSEN
 from tests.conftest import Project
 from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ProjectHere, ask
@@ -49,6 +50,7 @@ def test_derived_text_is_trained_on_traced_to_its_document_and_forgotten_with_it
     shards = studied.record.current("tokenized_shards", "test")
     study = studied.record.current("study", "test")
     assert shards.manifest.inputs["study"] == study.fingerprint
+    assert study.stats[CHOSEN] == study.manifest.settings | {"facts": None}
     assert shards.stats["tokens_by_source"]["study"] > 0
 
     here = ProjectHere(studied)
