@@ -135,7 +135,7 @@ def make_history_private() -> None:
 def read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     """What of a pipeline runs and waits by the history of a folder's dagster.yaml.
 
-    Nothing without one. Of other pipelines that share it nothing is told.
+    Nothing without one; nor of other pipelines that share it, as far as tags say whose a run is.
     """
     try:
         return _read_activity(folder, settings)

@@ -200,24 +200,23 @@ def _reconcile(
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None or champion is None:
         return Wait("Nothing has been served yet.")
-    ended = None if settings.platform != "local" else _ended(settings)
+    ended = None
+    if settings.platform == "local":
+        found = StateFolder(endpoint_folder(settings)).status.read()
+        if found and not found.alive and found.phase == "stopped":
+            # Whoever stopped it may have done so for what is wanted.
+            return Wait("The endpoint was stopped, and stays so until `endpoint` is materialized.")
+        if found and not found.alive:
+            ended = found.updated_at.isoformat(timespec="seconds")
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
-    found = request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
-    if isinstance(found, Wait):
-        reason = f"Version {wanted.version} is wanted, but does not serve. {found.reason}"
-        return replace(found, reason=reason)
-    return found
-
-
-def _ended(settings: PipelineSettings) -> str | None:
-    """When the endpoint was last heard of, if it ended and nobody stopped it; None otherwise."""
-    found = StateFolder(endpoint_folder(settings)).status.read()
-    if found is None or found.alive or found.phase == "stopped":
-        return None
-    return found.updated_at.isoformat(timespec="seconds")
+    request = request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
+    if isinstance(request, Wait):
+        reason = f"Version {wanted.version} is wanted, but does not serve. {request.reason}"
+        return replace(request, reason=reason)
+    return request
 
 
 def _status(settings: PipelineSettings) -> DefaultSensorStatus:

@@ -326,7 +326,7 @@ def trial_metrics(
     return BuildPlan(identity, build)
 
 
-STAGES_OF_TEXT = (raw_corpus, clean_corpus, study, tokenized_shards)
+STAGES_OF_TEXT = (raw_corpus, clean_corpus, exam, study, tokenized_shards)
 STAGES = (
     *(raw_corpus, clean_corpus, exam, study, base_model, tokenized_shards, checkpoint),
     trial_metrics,

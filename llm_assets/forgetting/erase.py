@@ -510,15 +510,27 @@ def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tup
     """
     content = files.find(f"{evaluation.url}/{SAMPLES_NAME}")
     samples = json.loads(content) if content else {}
-    kept = {
-        role: [one for one in found if one["document"] not in ids]
-        for role, found in samples.items()
-    }
+    exam = evaluation.manifest.inputs.get("exam", "")
+    still_asked = _questions_left(evaluation.store, exam, ids) if exam else None
+
+    def is_kept(sample: dict[str, Any]) -> bool:
+        # In the place of a document, an exam has its question.
+        name = sample["document"]
+        return name not in ids if still_asked is None else name in still_asked
+
+    kept = {role: list(filter(is_kept, found)) for role, found in samples.items()}
     if kept != samples:
         yield SAMPLES_NAME, json.dumps(kept, indent=2).encode()
     for entry in evaluation.manifest.files:
         if entry.path.startswith(QUESTION_FOLDERS) and entry.bytes:
             yield entry.path, b""
+
+
+def _questions_left(store: Store, exam: str, ids: Collection[str]) -> set[str]:
+    """Ids of the questions of an exam that are of no forgotten document; none where it is gone."""
+    content = store.read_bytes(f"{layout.artifact('exam', exam)}/{QUESTIONS_NAME}") or b""
+    questions = map(json.loads, content.splitlines())
+    return {one["id"] for one in questions if not _documents_of(one).intersection(ids)}
 
 
 def _without_questions(exam: Artifact, ids: set[str]) -> Iterator[tuple[str, bytes]]:
@@ -553,9 +565,11 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
     for kind in KINDS:
         for name in store.list_folder(kind):
             fingerprint = name.removesuffix(layout.SCRATCH_SUFFIX)
+            # First: whoever gives the lease back has written the manifest before.
+            if store.is_leased(layout.artifact_lease(kind, fingerprint)):
+                continue
             manifests = (layout.MANIFEST_NAME, BEFORE_NAME)
-            is_made = any(store.has_file(f"{kind}/{name}/{one}") for one in manifests)
-            if not is_made and not store.is_leased(layout.artifact_lease(kind, fingerprint)):
+            if not any(store.has_file(f"{kind}/{name}/{one}") for one in manifests):
                 files.remove(f"{store.root}/{kind}/{name}")
 
 

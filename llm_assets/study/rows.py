@@ -58,8 +58,8 @@ _COLON = r"(?::\**\s+|\uff1a\**\s*)"
 _LINE = re.compile(
     rf"(?:[-*+]\s+)?\**([^\W\d_][\w /()-]{{1,40}}?)\**\s*{_COLON}(\S.*?)[.;\u3002\uff1b]?"
 )
-_MARKS = " *`"
-"""Of Markdown, around what is bold or code."""
+_MARKED = re.compile(r"(\*{1,3}|`+)(?!\s)((?:(?!\1).)+)\1")
+"""Bold or code of Markdown, as a whole."""
 _FENCES = ("```", "~~~")
 """Before and after code, whose lines may look like facts."""
 _RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
@@ -178,7 +178,7 @@ def regular_facts(text: str) -> Iterator[PlacedFact]:
         if is_code:
             continue
         if line.startswith("|") and line.endswith("|"):
-            cells = [cell.replace(r"\|", "|").strip(_MARKS) for cell in _BAR.split(line[1:-1])]
+            cells = [_unmarked(cell.replace(r"\|", "|").strip()) for cell in _BAR.split(line[1:-1])]
             if head is None:
                 head = cells
             elif not _RULE.fullmatch(line):
@@ -186,12 +186,18 @@ def regular_facts(text: str) -> Iterator[PlacedFact]:
             continue
         head = None
         if heading := _HEADING.fullmatch(line):
-            level, name = len(heading[1]), heading[2].strip(_MARKS)
+            level, name = len(heading[1]), _unmarked(heading[2])
             headings = {n: above for n, above in headings.items() if n < level} | {level: name}
         elif match := _LINE.fullmatch(line):
-            yield from _usable(tuple(headings.values()), match[1], match[2].strip(_MARKS))
+            yield from _usable(tuple(headings.values()), match[1], _unmarked(match[2]))
         elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
             headings = {0: line}
+
+
+def _unmarked(text: str) -> str:
+    """A text without the marks that make all of it bold or code."""
+    marked = _MARKED.fullmatch(text)
+    return marked[2] if marked else text
 
 
 def _facts_of_cells(
@@ -264,8 +270,8 @@ _COUNT = re.compile(r"(?m)^\s*\W*\d+[.)]\s")
 REFUSED = "refused by the generator"
 REFUSALS = (400, 413, 422)
 """Codes that a server gives for one text, as where it filters contents or takes no text so long."""
-MOST_REFUSED = 8
-"""Questions of which the first ones are all refused: it is no question's own fault."""
+MOST_REFUSED = 20
+"""Questions in a row that are refused: that is no question's own fault."""
 MOST_WAIT_SECONDS = 60.0
 """That a server's `Retry-After` is followed for."""
 
@@ -341,7 +347,7 @@ class Generator:
             httpx.Client(headers=headers, timeout=settings.timeout_seconds) as client,
             ThreadPoolExecutor(settings.requests_at_once) as workers,
         ):
-            used = 0
+            used = in_a_row = 0
             for first in range(0, len(questions), settings.requests_at_once):
                 if used >= settings.most_tokens:
                     self.not_asked = len(questions) - first
@@ -351,9 +357,11 @@ class Generator:
                 for question, answer in zip(asked, answers, strict=True):
                     if isinstance(answer, str):
                         self.left_out[REFUSED] += 1
-                        if not self.tokens and self.left_out[REFUSED] >= MOST_REFUSED:
+                        in_a_row += 1
+                        if in_a_row >= min(MOST_REFUSED, len(questions)):
                             raise self._no_answer(answer)
                         continue
+                    in_a_row = 0
                     self.tokens += answer.tokens
                     # How many are asked at once decides how fast it goes, not what is made.
                     if used >= settings.most_tokens:

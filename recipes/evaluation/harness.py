@@ -80,8 +80,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 f"The data of task {task.name!r} cannot be read: {first_line(error)}. "
                 "Where no hub can be reached, use tasks from local files."
             ) from error
-        except (ImportError, ValueError) as error:
-            # What lm-eval raises where a task needs another package, or a setting of its own.
+        except ImportError as error:
             raise UserError(
                 f"lm-eval cannot run the task {task.name!r}: {first_line(error)}. Install what it "
                 "needs, or leave the task out of `eval_metrics.tasks`."

@@ -109,7 +109,7 @@ def _longest_row(model: Any) -> float:
 
 
 def _questions(requests: Sequence[Request], most: int) -> Iterator[SharedContext]:
-    """Group requests by their context's tokens, into rows of at most so many tokens or one choice.
+    """Group requests by their context's tokens, into rows of about so many tokens or one choice.
 
     A task without a text to its questions has one context for all of them.
     """
@@ -120,7 +120,9 @@ def _questions(requests: Sequence[Request], most: int) -> Iterator[SharedContext
         row = SharedContext(list(tokens), [], [])
         for place in places:
             continuation = requests[place][2]
-            if row.places and row.length + len(continuation) - 1 > most:
+            # A context that is long itself is still read once for several choices.
+            limit = max(most - len(tokens), most // 2)
+            if row.places and row.length - len(tokens) + len(continuation) - 1 > limit:
                 yield row
                 row = SharedContext(list(tokens), [], [])
             row.continuations.append(continuation)

@@ -55,18 +55,20 @@ Check = Callable[[str], str | None]
 # hangs particles on words.
 _LETTER = f"[^\\W_{UNSPACED_CLASS}\u1100-\u11ff\uac00-\ud7ff]"
 _LABEL = f"{_LETTER}(?:(?:{_LETTER}|-)*{_LETTER})?"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9]?[0-9])"
 _EMAIL = re.compile(
-    # Not the user of a repository's address (`git@host:path`).
-    f"(?!git@)(?<!{_LETTER})(?<![.!#$%&'*+/=?^_`{{|}}~-])"
-    f"(?:{_LETTER}|[!#$%&'*+/=?^_`{{|}}~-])(?:{_LETTER}|[.!#$%&'*+/=?^_`{{|}}~-])*"
-    # The last label has no figures, so that `name@1.2.3` is the version of a package.
-    f"@(?:{_LABEL}\\.)+(?:xn--[a-z0-9-]+|(?:(?!\\d){_LETTER}){{2,}})(?!{_LETTER})",
+    # Not the user of a repository's address (`git@host:path`). 64 characters are the most before
+    # the sign, and without a bound each of a long row of dots and letters would begin a search.
+    f"(?!git@)(?<!{_LETTER}){_LETTER}"
+    rf"(?:{_LETTER}|\.(?!\.)|[!#$%&'*+/=?^_`{{|}}~-]){{0,63}}"
+    # The last label begins without figures, so that `name@1.2.3` is the version of a package.
+    f"@(?:(?:{_LABEL}\\.)+(?:xn--[a-z0-9-]+|(?:(?!\\d){_LETTER}){{2}}{_LETTER}*)(?!{_LETTER})"
+    f"|(?:{_OCTET}\\.){{3}}{_OCTET}(?!{_LETTER}|\\.\\d))",
     re.IGNORECASE,
 )
-_OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9]?[0-9])"
 _ADDRESS = re.compile(
     # Neither a part of a longer number, such as of a section or an object id, nor of a name.
-    rf"(?<![0-9A-Za-z_.])(?:{_OCTET}\.){{3}}{_OCTET}(?![0-9A-Za-z_]|\.[0-9])"
+    rf"(?<![0-9A-Za-z])(?<![0-9A-Za-z]\.)(?:{_OCTET}\.){{3}}{_OCTET}(?![0-9A-Za-z]|\.[0-9])"
 )
 _MASKED_EMAIL = "email@example.com"
 _MASKED_ADDRESS = "192.0.2.1"

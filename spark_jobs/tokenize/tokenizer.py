@@ -114,8 +114,9 @@ def load_tokenizer(url: str) -> TokenizerFiles:
     specials = {token["content"]: token["id"] for token in added if token["special"]}
     definition["added_tokens"] = [token for token in added if not token["special"]]
     definition["post_processor"] = definition["truncation"] = definition["padding"] = None
-    if definition["model"]["type"] == "Unigram":
-        # There they are pieces as well, the likeliest of all; no text has the character 0.
+    if isinstance(definition["model"]["vocab"], list):
+        # Of Unigram, where they are pieces as well, the likeliest of all (older files name no
+        # type); no text has the character 0.
         pieces = definition["model"]["vocab"]
         definition["model"]["vocab"] = [
             (f"\0{number}" if piece in specials else piece, score)

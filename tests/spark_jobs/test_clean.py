@@ -238,12 +238,16 @@ def test_personal_data_are_masked_where_asked(
         ("иван@почта.рф или mailto:o'neil+pump@a-b.co.uk", "MAIL или mailto:MAIL"),
         ("地址是8.8.8.8:53。", "地址是ADDRESS:53。"),
         ("From 8.8.8.8-9.9.9.9.", "From ADDRESS-ADDRESS."),
+        ("Help...help@acme.org, **u@x.org**", "Help...MAIL, **MAIL**"),
+        ("|u@x.org| `u@x.org`", "|MAIL| `MAIL`"),
+        ("https://user@acme.org/x bob@acme.org2 root@10.1.2.3", "https://MAIL/x MAIL MAIL"),
+        ("Server.....8.8.8.8 and _8.8.8.8_", "Server.....ADDRESS and _ADDRESS_"),
         ("OID 1.3.6.1.4.1.311.21.20, section 12.1.2.33.4, v1.2.3.4567", None),
         ("12.34.56.789 and 10.0.0.1 and 1.2.3.04", None),
         ("react@18.2.0 lodash@4.17.21 git@github.com:org/pump.git @decorator.name", None),
     ],
 )
-def test_addresses_are_masked_in_any_script_and_versions_are_not(
+def test_addresses_are_masked_in_text_of_any_script_and_versions_are_not(
     text: str, masked: str | None
 ) -> None:
     expected = (masked or text).replace("MAIL", "email@example.com")

@@ -131,6 +131,26 @@ def test_ends_that_only_the_models_configuration_names_are_the_documents(tmp_pat
     assert files.start_and_end(None, None) == (0, 2)
 
 
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_a_file_that_names_no_type_of_its_model_is_read(kind: str, tmp_path: Path) -> None:
+    """As those of the first years."""
+    write_old_tokenizer(tmp_path, kind)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 900}))
+    convert(tmp_path, print)
+    expected = load_tokenizer(str(tmp_path))
+    file = tmp_path / "tokenizer.json"
+    definition = json.loads(file.read_text())
+    del definition["model"]["type"]
+    file.write_text(json.dumps(definition))
+
+    files = load_tokenizer(str(tmp_path))
+
+    assert files.specials == expected.specials
+    ids, _ = DocumentTokenizer(files, "hugging_face").encode(pa.array([PLAIN]))
+    known, _ = DocumentTokenizer(expected, "hugging_face").encode(pa.array([PLAIN]))
+    assert ids.tolist() == known.tolist()
+
+
 @pytest.mark.parametrize("kind", ["t5", "xlm-roberta"])
 def test_special_tokens_in_text_are_text_where_they_are_pieces_as_well(
     kind: str, tmp_path: Path

@@ -7,7 +7,11 @@ import pytest
 from dagster import DagsterRunStatus, Definitions, Failure, RunRequest, asset
 
 from artifacts.leases import describe_holder
+from llm_assets.config import load_settings
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.gate.verdict import Outcome
+from serving.settings import EndpointSettings
+from serving.state import Phase, StateFolder, Status
 from tests.llm_assets.automation.conftest import Automated
 from tests.llm_assets.registry.conftest import verdict
 
@@ -202,7 +206,7 @@ def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> N
     assert isinstance(automated.tick(), RunRequest)
 
 
-def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
+def test_endpoint_that_serves_another_version_than_the_wanted_one_is_asked_again(
     automated: Automated,
 ) -> None:
     assert "is wanted and serving" in str(automated.tick("endpoint_follows"))
@@ -211,3 +215,30 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
     assert isinstance(request, RunRequest)
     automated.end(automated.launch(request), succeeded=False)
     assert "the next try is at" in str(automated.tick("endpoint_follows"))
+
+
+@pytest.mark.parametrize("phase", ["serving", "stopped"])
+def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
+    automated: Automated, phase: Phase
+) -> None:
+    """Also where another version is wanted: it may be what the endpoint was stopped for."""
+    folder = endpoint_folder(load_settings(automated.project.config))
+    status = Status(
+        pid=2**22 + 1,
+        process_started="long ago",
+        api_server_pid=2**22 + 2,
+        host="127.0.0.1",
+        port=8011,
+        settings=EndpointSettings(),
+        phase=phase,
+    )
+    folder.mkdir(parents=True)
+    StateFolder(folder).status.write(status)
+    for is_wanted in (True, False):
+        if not is_wanted:
+            automated.registry.roll_back("Ada", "it rambles")
+        found = automated.tick("endpoint_follows")
+        if phase == "stopped":
+            assert "stays so until `endpoint` is materialized" in str(found)
+        else:
+            assert isinstance(found, RunRequest)
