@@ -1,6 +1,7 @@
 """The UI shows a diverged model as such; the gate is what rejects it."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +115,8 @@ def test_a_candidate_that_is_measured_otherwise_is_one_more_comparison_from_the_
 
     first = judged()
     assert first[1:] == (1, 0) and judged() == first
+    shutil.rmtree(project.current("eval_metrics").path)
+    assert judged() == first, "what is gone is made again as what it was"
     project.configure(eval_metrics={"held_out_tokens": 3_000, "generation": {"samples": 0}})
     second = judged()
     assert second[2] == 1 and judged() == second
