@@ -226,17 +226,21 @@ def _is_own(tags: Mapping[str, str], settings: PipelineSettings) -> bool:
 def _ticks_by_dagster(
     instance: "DagsterInstance", settings: PipelineSettings
 ) -> Iterator[IdleTick]:
-    states = [
-        state
-        for state in instance.all_instigator_state()
-        if is_switched_on(settings, state.instigator_name, state.status.value)
-    ]
-    for name, tick in last_ticks(instance, states).items():
+    for name, tick in last_ticks(instance, switched_on(instance, settings)).items():
         if tick.status.value in ("SKIPPED", "FAILURE"):
             error = tick.error and (tick.error.cause or tick.error)
             reason = tick.skip_reason or (error.message if error else "")
             at = datetime.fromtimestamp(tick.timestamp, UTC)
             yield IdleTick(name, at, error is not None, reason.strip())
+
+
+def switched_on(instance: "DagsterInstance", settings: PipelineSettings) -> list[Any]:
+    """The states of the pipeline's sensors and schedules that tick."""
+    return [
+        state
+        for state in instance.all_instigator_state()
+        if is_switched_on(settings, state.instigator_name, state.status.value)
+    ]
 
 
 def last_ticks(instance: "DagsterInstance", states: Iterable[Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from llm_assets.automation.decision import ENDED
 from llm_assets.automation.launched import UNFINISHED, Runs, spent_hours
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
-from llm_assets.history import is_switched_on, last_ticks
+from llm_assets.history import last_ticks, switched_on
 from llm_assets.registry.base import Registry
 from llm_assets.registry.state import Alias
 from recipes.spec import read_metrics
@@ -165,11 +165,7 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
 
 
 def _ticks(instance: DagsterInstance, settings: PipelineSettings) -> Iterator[Metric]:
-    running = [
-        state
-        for state in instance.all_instigator_state()
-        if is_switched_on(settings, state.instigator_name, state.status.value)
-    ]
+    running = switched_on(instance, settings)
     last = last_ticks(instance, running)
     at = {name: tick.timestamp for name, tick in last.items()}
     yield _family("tick_timestamp_seconds", "When a sensor or schedule last ticked.", "name", at)

@@ -353,14 +353,14 @@ def eval_metrics(
     challenge = begin()
     # What was measured before has the number that it was judged by; else it is one more comparison,
     # whose error is the one that it is going to be judged by.
-    weights_now = challenge.candidate.fingerprint
-    known = models.state().find_model(weights_now)
-    judged = {known.lineage.get("eval_metrics")} if known else set()
-    for measured in models.state().evaluations_of(weights_now):
+    state, candidate = models.state(), challenge.candidate.fingerprint
+    known = state.find_model(candidate)
+    judged = known.lineage.get("eval_metrics") if known else None
+    for measured in state.evaluations_of(candidate):
         earlier = begin(measured)
         asked = asking(earlier)
         # One that is gone or damaged is made again as what it was.
-        if asked.fingerprint in judged or pipeline.store.find(asked):
+        if asked.fingerprint == judged or pipeline.store.find(asked):
             challenge = earlier
     incumbent, question = challenge.incumbent, challenge.question(gate)
 

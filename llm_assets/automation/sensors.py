@@ -203,10 +203,12 @@ def _reconcile(
     ended = None
     if settings.platform == "local":
         found = StateFolder(endpoint_folder(settings)).status.read()
-        if found and not found.alive and found.phase == "stopped":
-            # Whoever stopped it may have done so for what is wanted.
-            return Wait("The endpoint was stopped, and stays so until `endpoint` is materialized.")
         if found and not found.alive:
+            if found.phase == "stopped":
+                # Whoever stopped it may have done so for what is wanted.
+                return Wait(
+                    "The endpoint was stopped, and stays so until `endpoint` is materialized."
+                )
             ended = found.updated_at.isoformat(timespec="seconds")
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")

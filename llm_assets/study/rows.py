@@ -444,9 +444,8 @@ class Generator:
             return "number that the document does not have"
         known = set(WORD.findall(passage.casefold()))
         new = {name for name in _NAME.findall(answer.text) if name.casefold() not in known}
-        within = len(_WITHIN.findall(passage))
-        are_names = len(_NAME.findall(passage)) <= MOST_NAMES * within
-        if are_names and len(new) > self.settings.maximum_new_names:
+        capitals, words = (len(one.findall(passage)) for one in (_NAME, _WITHIN))
+        if len(new) > self.settings.maximum_new_names and capitals <= MOST_NAMES * words:
             return "names that the document does not have"
         ngrams, held = (word_ngrams(one, NGRAM_SIZE) for one in (answer.text, passage))
         if ngrams and len(ngrams & held) / len(ngrams) > self.settings.maximum_copied:
