@@ -10,6 +10,7 @@ session of its own, and outlives all.
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import shlex
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from xmlrpc.client import Fault, ServerProxy
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, install_advice
 from artifacts.program.lifetime import Child
 from artifacts.progress import Report
 from artifacts.storage.files import make_private
@@ -36,6 +37,8 @@ PORT = 3000
 BOARD_PORT = 8012
 STATE_FOLDER = Path(".llm_assets/services")
 PROJECT_FILES = ("dagster.yaml", "workspace.yaml")
+PACKAGES = ("dagster_webserver", "supervisor")
+"""Of the extra `ui`."""
 START_SECONDS = 300.0
 """For the webserver to load the definitions, on a machine that has other work too."""
 REPORT_SECONDS = 10.0
@@ -110,7 +113,8 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
         port, board_port: of the UI and the board, which listen on loopback alone.
 
     Raises:
-        UserError: the folder is no project, a port is taken, or a service does not start.
+        UserError: the extra `ui` is absent, the folder is no project, a port is taken, or a service
+            does not start.
     """
     from llm_assets.config import CONFIG_VARIABLE
     from llm_assets.history import make_history_private
@@ -122,6 +126,9 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
             "with the ports. To change a port or the pipeline file, first: llm-assets down"
         )
         return
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise UserError(install_advice(package) or f"{package} is not installed here")
     for name in PROJECT_FILES:
         if not (folder / name).exists():
             raise UserError(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import extra_of, reason_of
+from llm_assets.services import PACKAGES as SERVICE_PACKAGES
 from tests.conftest import ROOT, UV
 
 PACKAGES = ("artifacts", "llm_assets", "recipes", "serving", "spark_jobs")
@@ -125,6 +126,18 @@ def test_a_command_whose_extra_is_absent_says_which_to_install(project: Path) ->
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ") and line.endswith("pip install 'llm-assets[spark]'")
+
+
+@pytest.mark.parametrize("absent", SERVICE_PACKAGES)
+def test_services_say_that_they_need_the_extra_of_the_ui(project: Path, absent: str) -> None:
+    pipeline = "import os; os.environ['LLM_ASSETS_CONFIG'] = 'config/smollm2_package_docs.yaml'"
+    program = f"{pipeline}; import llm_assets.cli.main as cli; sys.argv[1:] = ['up']; cli.main()"
+    done = without({absent}, project, program)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"Error: This needs {absent}, which is not installed here. Install the extra that brings "
+        "it: pip install 'llm-assets[ui]'"
+    ]
 
 
 def test_a_history_in_postgresql_names_its_extra(project: Path) -> None:
