@@ -6,6 +6,7 @@ a module is not installed, the extra of llm-assets that brings it is named.
 
 import errno
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -86,9 +87,11 @@ def extra_of(module: str) -> str | None:
 def install_advice(module: str) -> str | None:
     """What to install where the module is absent, in a sentence; None where no extra brings it."""
     extra = extra_of(module)
+    # `uv venv` makes environments without pip.
+    pip = "pip" if importlib.util.find_spec("pip") else "uv pip"
     return extra and (
         f"This needs {module}, which is not installed here. Install the extra that brings it: "
-        f"pip install 'llm-assets[{extra}]'"
+        f"{pip} install 'llm-assets[{extra}]'"
     )
 
 

@@ -188,6 +188,7 @@ def is_held(path: Path) -> bool:
 
 
 LIFETIME_SECONDS = 60.0
+ABANDONED_SECONDS = 30 * LIFETIME_SECONDS
 OBJECT_POLL_SECONDS = 1.0
 
 
@@ -225,9 +226,17 @@ def object_lease(
 
 
 def object_is_held(url: str) -> bool:
-    """Whether there is a lease object, unless its holder has ended for certain."""
-    content, generation = files.read_generation(files.blob_of(url))
-    return generation != files.ABSENT and not is_gone((content or b"").decode())
+    """Whether there is a lease object, unless its holder has ended for certain.
+
+    Of another machine's holder one cannot ask. It renews its lease several times a minute, so one
+    that is `ABANDONED_SECONDS` old is nobody's, however far this machine's clock is off.
+    """
+    blob = files.blob_of(url)
+    content, generation = files.read_generation(blob)
+    if generation == files.ABSENT or is_gone((content or b"").decode()):
+        return False
+    written = files.written_at(blob)
+    return written is not None and time.time() - written < ABANDONED_SECONDS
 
 
 def _acquire(

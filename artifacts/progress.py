@@ -12,24 +12,16 @@ Report = Callable[[str], None]
 class CountedProgress:
     """Turns counts into lines such as `scoring: 1,240 of 3,100 documents, about 12 s to go`."""
 
-    def __init__(
-        self,
-        report: Report,
-        label: str,
-        total: int,
-        unit: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, report: Report, label: str, total: int, unit: str) -> None:
         self._report = report
         self._label = label
         self._total = total
         self._unit = unit
-        self._clock = clock
-        self._started = self._last = clock()
+        self._started = self._last = time.monotonic()
 
     def advance(self, done: int) -> None:
         """Report `done` units, unless the last report is less than five seconds old."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._last < REPORT_SECONDS:
             return
         self._last = now

@@ -62,7 +62,6 @@ def main() -> None:
         candidate=ModelSource(path=model, fingerprint="candidate"),
         shards=shards,
         shard_stats=ShardStats.model_validate(stats),
-        shards_fingerprint="by_hand",
         output=evaluation,
         settings=settings.eval_metrics,
     )

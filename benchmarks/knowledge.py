@@ -247,7 +247,6 @@ def measure(point: Point) -> None:
         candidate=ModelSource(path=spec.export_folder, fingerprint=weights),
         shards=spec.shards_folder,
         shard_stats=spec.shards,
-        shards_fingerprint=made["tokenized_shards"].fingerprint,
         exam=made["exam"].url,
         output=str(output),
         cache=str(home() / "cache"),

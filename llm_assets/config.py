@@ -229,6 +229,13 @@ class PipelineSettings(Settings):
     @model_validator(mode="after")
     def _sources_fit_the_recipe(self) -> Self:
         replayed = self.clean_corpus.split.replayed
+        if replayed and self.checkpoint.form not in ("pretraining", "conversations"):
+            raise ValueError(
+                f"the recipe {self.checkpoint.recipe} learns from "
+                f"{FORM_WORDS[self.checkpoint.form]}, beside which no plain text can be replayed; "
+                f"take the assignments to `replay` ({', '.join(sorted(replayed))}) out of "
+                "`clean_corpus.split.sources`"
+            )
         for name, form in self.raw_corpus.forms.items():
             wanted = "pretraining" if name in replayed else self.checkpoint.form
             if form != wanted:

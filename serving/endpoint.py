@@ -75,6 +75,7 @@ def start(
         if running and _serves(running, desired):
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
+        state.stopped_path.unlink(missing_ok=True)
         # Outcomes from before this moment are of earlier changes.
         began, child = time.time(), None
         if running is None:
@@ -100,6 +101,7 @@ def stop(state_folder: Path) -> bool:
     running = status(state_folder)
     if running is None:
         return False
+    StateFolder(state_folder).stopped_path.touch()
     os.kill(running.pid, signal.SIGTERM)
     end = time.monotonic() + STOP_SECONDS
     while running.alive and time.monotonic() < end:

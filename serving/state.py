@@ -148,7 +148,7 @@ class StateFile(Generic[State]):
 
 
 class StateFolder:
-    """The three files, and the log beside them."""
+    """The files, and the log beside them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -157,6 +157,9 @@ class StateFolder:
         self.good = StateFile(folder / "serving.json", Desired)
         """What took all traffic last."""
         self.status = StateFile(folder / "status.json", Status)
+        self.stopped_path = folder / "stopped"
+        """There from when somebody has the endpoint stopped until it is started again: a machine
+        that goes down ends it, too."""
 
     @property
     def running(self) -> Status | None:

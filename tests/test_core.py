@@ -140,6 +140,15 @@ def test_services_say_that_they_need_the_extra_of_the_ui(project: Path, absent: 
     ]
 
 
+def test_the_check_of_a_cloud_project_says_once_that_it_needs_googles_extra(project: Path) -> None:
+    shutil.copy(ROOT / "config" / "google_cloud.yaml", project / "config")
+    shutil.copy(ROOT / "config" / "llama_bigquery.yaml", project / "config")
+    done = llm_assets(project, "--config", "config/llama_bigquery.yaml", "check")
+    assert done.returncode == 1
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("PROBLEM") and line.endswith("pip install 'llm-assets[google]'")
+
+
 def test_a_history_in_postgresql_names_its_extra(project: Path) -> None:
     settings = {"storage": {"postgres": {"postgres_url": "postgresql+psycopg2://127.0.0.1:1/x"}}}
     (project / "dagster.yaml").write_text(json.dumps(settings))

@@ -413,6 +413,12 @@ def read_generation(blob: "Blob") -> tuple[bytes | None, int]:
             continue
 
 
+def written_at(blob: "Blob") -> float | None:
+    """When an object was last written, in seconds since the epoch; None where it is not there."""
+    current = blob.bucket.get_blob(blob.name)
+    return current.updated.timestamp() if current and current.updated else None
+
+
 def write_generation(blob: "Blob", content: bytes, generation: int) -> int | None:
     """Write over a known generation: the new one, or None where another was faster."""
     from google.api_core.exceptions import NotFound, PreconditionFailed

@@ -402,7 +402,6 @@ def evaluation_spec(
         incumbent=incumbent,
         shards=shards.url,
         shard_stats=ShardStats.model_validate(shards.stats),
-        shards_fingerprint=shards.fingerprint,
         output=draft.url,
         cache=pipeline.store.cache,
         settings=settings,

@@ -14,6 +14,7 @@ from functools import partial
 
 import httpx
 from dagster import (
+    DagsterError,
     DagsterEventType,
     DagsterRunStatus,
     DefaultSensorStatus,
@@ -170,8 +171,11 @@ def _status_sensor(
         if not Runs(context.instance, settings).is_ours(context.dagster_run):
             return
         if text := describe(context):
-            with user_faults():
+            try:
                 send(settings.notifications, f"{settings.name}: {text}", context.log.warning)
+            except UserError as error:
+                # After any other error Dagster moves its cursor on, and the message is never sent.
+                raise DagsterError(str(error)) from None
 
     return tell_of_run
 

@@ -43,7 +43,7 @@ from serving.state import StateFolder
 from spark_jobs.read.files.streams import SourceChanged
 
 NEWEST_VERSIONS = 50
-"""So many are asked which text they know; older ones were superseded long ago."""
+"""So many, and the wanted one, are asked which text they know; older ones were superseded."""
 
 
 class Cursor(BaseModel):
@@ -120,9 +120,11 @@ def _decide(
 ) -> RunRequest | Wait:
     settings = pipeline.settings
     automation = settings.automation
+    older, newest = state.versions[:-NEWEST_VERSIONS], state.versions[-NEWEST_VERSIONS:]
+    wanted = state.find("wanted")
     known = {
         version.version: name
-        for version in state.versions[-NEWEST_VERSIONS:]
+        for version in [*(one for one in older if one == wanted), *newest]
         if (name := _text_of(pipeline, version))
     }
     versions = [one for one in state.versions if known.get(one.version) == text.name]
@@ -202,14 +204,17 @@ def _reconcile(
         return Wait("Nothing has been served yet.")
     ended = None
     if settings.platform == "local":
-        found = StateFolder(endpoint_folder(settings)).status.read()
+        folder = StateFolder(endpoint_folder(settings))
+        found = folder.status.read()
         if found and not found.alive:
-            if found.phase == "stopped":
+            if folder.stopped_path.exists():
                 # Whoever stopped it may have done so for what is wanted.
                 return Wait(
                     "The endpoint was stopped, and stays so until `endpoint` is materialized."
                 )
-            ended = found.updated_at.isoformat(timespec="seconds")
+            # One that cannot start writes its status again each time, but not what it served.
+            good = folder.good.path
+            ended = good.stat().st_mtime_ns if good.exists() else "never"
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)

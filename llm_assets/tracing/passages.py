@@ -100,7 +100,14 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     there = [corpus.url for corpus in corpora.values() if corpus]
     pattern = r"[\s\p{Z}]+".join(map(re.escape, words))
     holds = pc.match_substring_regex(pc.field("text"), pattern)
-    held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
+    try:
+        held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
+    except pa.ArrowInvalid as error:
+        if "pattern too large" not in str(error):
+            raise
+        raise UserError(
+            f"A text of {len(words):,} words is too long to be looked for. Give a part of it."
+        ) from None
     # A text that several corpora have is told of as the first one has it.
     rows = {row["text_hash"]: row for row in reversed(held)}
     tokenizer = training_text.find_tokenizer(store, version) if rows and shards else None

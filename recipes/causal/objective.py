@@ -51,15 +51,15 @@ class AnswerScorer(Scorer):
                 {BITS_PER_BYTE.name: text_bits(model, examples, stats.sequence_length)}
             )
         tokenizer = read_tokenizer(folder)
-        starts = [answer_start(example) for example in examples]
-        given = [example.tokens[:at] for example, at in zip(examples, starts, strict=True)]
-        wanted = [
-            tokenizer.decode(example.tokens[at:], skip_special_tokens=True)
-            for example, at in zip(examples, starts, strict=True)
-        ]
         ends = model.generation_config.eos_token_id
         ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         ends |= {*end_of_turn(tokenizer, stats.chat_template)}
+        answers = [last_answer(one, stats.sequence_length, ends) for one in examples]
+        given = [one.tokens[: at.start] for one, at in zip(examples, answers, strict=True)]
+        wanted = [
+            tokenizer.decode(one.tokens[at], skip_special_tokens=True)
+            for one, at in zip(examples, answers, strict=True)
+        ]
         written = generate(
             as_served(model),
             tokenizer,
@@ -78,10 +78,22 @@ class AnswerScorer(Scorer):
         )
 
 
-def answer_start(example: TokenizedDocument) -> int:
-    """The place of the first token of a conversation's last answer."""
+def last_answer(example: TokenizedDocument, sequence_length: int, ends: set[int]) -> slice:
+    """The tokens of a conversation's last answer, the last whole one where it was cut off.
+
+    Args:
+        sequence_length: tokens of a row, to which longer conversations were cut.
+        ends: the ids that end an answer.
+    """
     assert example.is_target is not None, "answers are marked"
-    return int(np.flatnonzero(~example.is_target)[-1]) + 1
+    marks = np.concatenate([[False], example.is_target, [False]])
+    edges = np.flatnonzero(marks[1:] != marks[:-1]).tolist()
+    answers = [slice(*edge) for edge in zip(edges[::2], edges[1::2], strict=True)]
+    tokens = example.tokens
+    # Templates may put a line break after the end of a turn.
+    is_cut = len(tokens) >= sequence_length - 1 and ends.isdisjoint(tokens[-2:].tolist())
+    whole = [one for one in answers if not is_cut or one.stop < len(tokens)]
+    return (whole or answers)[-1]
 
 
 def final_answer(text: str, after: str | None) -> str:

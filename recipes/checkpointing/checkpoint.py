@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from artifacts import checkpoints
 from artifacts.checkpoints import Checkpoint
 from artifacts.errors import DamagedArtifact, UserError, first_line
-from artifacts.model import GENERATION_NAME, older_config, write_older_names
+from artifacts.model import GENERATION_NAME, INDEX_NAME, older_config, write_older_names
 from artifacts.storage import files
 from recipes.device import Device
 from recipes.distributed.strategy import Strategy
@@ -445,7 +445,6 @@ CARRIED_PATTERNS = (
 )
 Weights = Iterable[tuple[str, torch.Tensor]]
 MAX_SHARD_BYTES = 4 * 1024**3
-INDEX_NAME = "model.safetensors.index.json"
 
 
 def export_model(

@@ -23,8 +23,6 @@ class EvaluationSpec(Settings):
     """Folder of the `tokenized_shards` artifact."""
     shard_stats: ShardStats
     """That artifact's `stats`."""
-    shards_fingerprint: str
-    """That artifact's fingerprint."""
     exam: Folder | None = None
     """Folder of the `exam` artifact, whose questions are asked besides."""
     output: Folder

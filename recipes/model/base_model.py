@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from artifacts.errors import HUB_ADVICE, UserError, first_line
-from artifacts.model import context_tokens, fitting_vocab_size
+from artifacts.model import INDEX_NAME, context_tokens, fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, sha256_of
@@ -286,7 +286,14 @@ def _from_hub(
     report(f"Downloading {hub} at {revision} from the Hugging Face Hub")
     try:
         patterns = list(COPIED_PATTERNS)
-        snapshot = Path(snapshot_download(hub, revision=revision, allow_patterns=patterns))
+        snapshot = Path(
+            snapshot_download(
+                hub,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=["consolidated*.safetensors"],
+            )
+        )
     except OSError as error:
         raise UserError(
             f"`base_model`: {hub} at {revision} cannot be downloaded from the Hugging Face Hub "
@@ -381,7 +388,16 @@ def _without_safetensors(folder: Path | str, config: dict[str, Any], pickled: li
 
 
 def _copied_files(folder: Path) -> list[Path]:
-    return sorted({path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)})
+    found = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
+    # Beside a model's weights may lie the same ones in their maker's own layout, or adapters.
+    index, single = folder / INDEX_NAME, folder / "model.safetensors"
+    if index in found:
+        weights = set(json.loads(index.read_text())["weight_map"].values())
+    elif single in found:
+        weights = {single.name}
+    else:
+        return sorted(found)
+    return sorted(p for p in found if p.suffix != ".safetensors" or p.name in weights)
 
 
 def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:

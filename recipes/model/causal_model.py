@@ -319,7 +319,9 @@ class TrainableModel(nn.Module):
             loss = self.loss(hidden, network.head_weight, batch.targets)
         else:
             loss = network.loss(batch)
-        if isinstance(network, TransformersNetwork) and network.has_router_loss:
+        # What is measured is the text's likelihood alone.
+        is_routed = isinstance(network, TransformersNetwork) and network.has_router_loss
+        if self.training and is_routed:
             loss = loss + network.router_loss(batch)
         return loss
 

@@ -271,6 +271,9 @@ def decide(texts: TextFacts, clusters: ClusterFacts, new: np.ndarray) -> Fates:
     spoilt = trained & ~guarded & (force > NONE)
     stays = texts.present & guarded & (texts.by_text == guard)
     has_guard = clusters.present_guard == guard
+    # In the place of a document that is gone comes a new one alone: what was in another split has
+    # judged there already.
+    succeeds = ~trained & (texts.by_text == NONE)
     fits = ((force == NONE) | (texts.forced == force)) & (replayed | (texts.forced != REPLAY))
-    eligible = np.where(guarded, np.where(has_guard, stays, ~trained), fits)
+    eligible = np.where(guarded, np.where(has_guard, stays, succeeds), fits)
     return Fates(split, guarded, spoilt, texts.present & eligible & ~spoilt, stays)

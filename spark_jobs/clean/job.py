@@ -59,7 +59,7 @@ from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 from spark_jobs.text import text_hash
 
-CODE_VERSION = "18"
+CODE_VERSION = "19"
 EXAMPLE_CHARACTERS = 160
 
 
@@ -172,6 +172,17 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     past: list[DocumentPart] = []
     if history:
         texts = write_past(spark, history, decider.texts_left(), f"{scratch}/past", report)
+        # They stay on record, whatever the settings now say of their length or quality, and guard
+        # what is like them.
+        unlimited = settings.model_copy(
+            update={
+                "minimum_characters": 1,
+                "maximum_characters": sys.maxsize,
+                "quality_filters": [],
+                "classifiers": [],
+            }
+        )
+        prepare = partial(prepare, settings=unlimited, ngrams=None, models={})
         past = list(map(DocumentPart, prepare(texts, f"{scratch}/prepared_past"), texts))
 
     outcome = decider.decide(past)

@@ -155,7 +155,12 @@ def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Batch]:
 def _document(row: dict[str, Any], place: str, source: BigQuery) -> Document | Fault:
     if row["id"] is None:
         return Fault("no_id", f"{place}: no id under {source.id_column!r}.")
-    return Document(id=row["id"], text=row["text"] or "", source=source.name, place=place)
+    text = row["text"]
+    if text is not None and not isinstance(text, str):
+        column = source.text_column
+        kind = type(text).__name__
+        return Fault("no_text", f"{place}: {column!r} is no text, but {kind}; name another column.")
+    return Document(id=row["id"], text=text or "", source=source.name, place=place)
 
 
 def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None]) -> Files:

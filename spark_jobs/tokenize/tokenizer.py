@@ -68,6 +68,12 @@ class TokenizerFiles:
     """The definition with an entry for every byte, as gigatoken wants it: the absent letters get
     ids past the vocabulary, which `encode` takes out again, as Hugging Face does without a word."""
 
+    def plain_tokenizer(self) -> Any:
+        """A tokenizer to which special tokens are text, as people write it."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.definition)
+
     def start_and_end(self, start: str | None, end: str | None) -> tuple[int, int]:
         """The ids put around each document; `start` and `end` override the family's rule.
 
@@ -161,9 +167,7 @@ class DocumentTokenizer:
 
     @cached_property
     def _hugging_face(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(self.files.definition)
+        return self.files.plain_tokenizer()
 
     @cached_property
     def _gigatoken(self) -> Any:
@@ -483,10 +487,7 @@ class ExampleTokenizer:
 
     @cached_property
     def _plain_tokenizer(self) -> Any:
-        """To which special tokens are text, as those of plain text are."""
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(self.files.definition)
+        return self.files.plain_tokenizer()
 
     @cached_property
     def _tokenizer(self) -> Any:

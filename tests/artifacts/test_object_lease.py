@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from artifacts.errors import UserError
-from artifacts.leases import object_lease
+from artifacts.leases import object_is_held, object_lease
 from tests.waiting import wait_until
 
 LIFETIME = 1.2
@@ -72,6 +72,18 @@ def test_lease_of_a_holder_killed_elsewhere_expires(cloud_root: str) -> None:
     with object_lease(url, holders.append, LIFETIME, 0.1):
         assert time.monotonic() - started > LIFETIME
     assert holders == ["process 1 on other"]
+
+
+def test_a_lease_that_nobody_renewed_for_long_is_held_by_nobody(
+    cloud_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{cloud_root}/lease"
+    assert not object_is_held(url)
+    elsewhere = {"host": "other", "process": 1, "started": "7", "processes_of": "other pid:[1]"}
+    fsspec.filesystem("gs").pipe_file(url, json.dumps(elsewhere).encode())
+    assert object_is_held(url)
+    monkeypatch.setattr("artifacts.leases.ABANDONED_SECONDS", 0.1)
+    wait_until(lambda: not object_is_held(url))
 
 
 def test_lost_lease_is_an_error_for_who_held_it(cloud_root: str) -> None:

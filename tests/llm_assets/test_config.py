@@ -106,6 +106,13 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
             "to `held_out`; take it out of one of them$",
         ),
         (
+            "checkpoint: {recipe: classification}\n"
+            "raw_corpus: {sources: [{type: files, path: x, name: general}]}\n"
+            "clean_corpus: {split: {sources: {general: replay}}}",
+            "classification learns from labeled texts, beside which no plain text can be replayed; "
+            "take the assignments to `replay` \\(general\\) out of",
+        ),
+        (
             "checkpoint: {replay_share: 0.25}",
             "`checkpoint.replay_share` is 0.25, but no source .* `replay` .* Sources: manuals$",
         ),

@@ -195,7 +195,6 @@ def test_the_gate_promotes_what_was_learnt_by_the_recipes_own_metric(
         candidate=ModelSource(path=whole.export_folder, fingerprint="candidate"),
         shards=str(prepared.shards_folder),
         shard_stats=prepared.shards,
-        shards_fingerprint="shards",
         output=str(output),
         # All held-out examples: one split in ten is fewer than the gate needs otherwise.
         settings=EvaluationSettings(held_out_tokens=None, general_tokens=200),

@@ -168,15 +168,16 @@ def test_what_is_measured_stays_though_longer_copies_of_it_come(
     assert stats["dropped"]["exact_duplicate"] + stats["dropped"]["copy_of_held_out"] == 60
 
 
+def changed(number: int, *places: int) -> str:
+    words = text(number).split()
+    for place in places:
+        words[place] = f"changed{place}"
+    return " ".join(words)
+
+
 def test_a_document_that_bridges_training_and_held_out_text_is_in_neither(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
-    def changed(number: int, *places: int) -> str:
-        words = text(number).split()
-        for place in places:
-            words[place] = f"changed{place}"
-        return " ".join(words)
-
     # One change leaves 0.88 in common, two leave 0.77.
     raw = numbered(0, 60) + [(f"b{number}", changed(number, 20, 60)) for number in range(60)]
     first = tmp_path / "first"
@@ -193,6 +194,48 @@ def test_a_document_that_bridges_training_and_held_out_text_is_in_neither(
     after = splits(tmp_path)
     assert "bridge" not in after and f"a{number}" not in after
     assert after == {name: split for name, split in before.items() if name != f"a{number}"}
+
+
+def test_validation_text_is_never_held_out_though_a_bridge_joins_it_to_held_out_text_that_left(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    raw = numbered(0, 120) + [(f"b{number}", changed(number, 20, 60)) for number in range(120)]
+    first = tmp_path / "first"
+    make_clean(spark, raw_corpus(raw), first)
+    before = splits(first)
+    number = next(
+        number
+        for number in range(120)
+        if before[f"a{number}"] == "validation" and before[f"b{number}"] == "held_out"
+    )
+    left = [row for row in raw if row[0] != f"b{number}"]
+
+    make_clean(spark, raw_corpus([*left, ("bridge", changed(number, 20))]), tmp_path, first)
+
+    after = splits(tmp_path)
+    assert f"a{number}" not in after and after["bridge"] == "held_out"
+
+
+def test_held_out_text_that_left_guards_its_edits_though_it_is_now_too_short(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+) -> None:
+    raw = numbered(10, 90)
+    first = tmp_path / "first"
+    make_clean(spark, raw_corpus(raw), first)
+    longest = max(len(text) for _, text in raw)
+    edited = [(f"edit of {name}", f"{text} again {'and again ' * 3}") for name, text in raw]
+
+    clean_corpus(
+        spark,
+        raw_corpus(edited),
+        tmp_path / "clean",
+        CleanCorpusSettings(minimum_characters=longest + 1, split=SPLIT),
+        earlier=first / "clean",
+    )
+
+    before, after = splits(first), splits(tmp_path)
+    assert after == {f"edit of {name}": split for name, split in before.items()}
+    assert {"train", "held_out"} < set(after.values())
 
 
 def test_what_was_trained_on_is_never_held_out_though_it_left_and_comes_back_changed(

@@ -1,19 +1,16 @@
 """Faults of a published pipeline of the same purpose, each shown on its method and absent here.
 
-Its method: pairs from MLlib's MinHashLSH of which those at distance 0 are filtered out, any
-document of a cluster kept, and every document cut off at the sequence length.
+Its method: pairs from MLlib's MinHashLSH of which those at distance 0 are filtered out, and
+any document of a cluster kept.
 """
 
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks import minhash_lsh
 from spark_jobs.settings import CleanCorpusSettings
-from spark_jobs.tokenize.shards import DocumentTokens, best_fit, concatenate
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.jobs import clean_corpus, clean_documents
 
@@ -64,22 +61,3 @@ def test_the_survivor_does_not_depend_on_the_order(
 
     assert len(by_peer) == 2
     assert by_us == {frozenset({"longest"})}
-
-
-@pytest.mark.parametrize("pack", [concatenate, best_fit])
-def test_the_rest_of_a_long_document_is_trained_on(pack) -> None:  # type: ignore[no-untyped-def]
-    generator = random.Random(0)
-    lengths = [generator.randint(1, 400) for _ in range(50)]
-    tokens = np.arange(1, sum(lengths) + 1, dtype=np.uint32)
-    starts = np.cumsum(lengths) - np.array(lengths)
-
-    peer = np.concatenate(
-        [
-            tokens[start : start + min(length, 64)]
-            for start, length in zip(starts, lengths, strict=True)
-        ]
-    )
-    rows = pack(DocumentTokens(tokens, starts), 64, padding_id=0)
-
-    assert len(peer) < len(tokens)
-    assert np.array_equal(np.sort(rows.tokens[rows.tokens > 0]), tokens)

@@ -153,6 +153,32 @@ def test_a_template_keeps_its_split_over_the_weeks_and_few_texts_come_to_it(
         assert len(later[0]) == len(later[1]) == 5 and stats["dropped"]["template"] > 0
 
 
+@pytest.mark.parametrize("documents_in_memory", [10**6, 0])
+def test_texts_that_other_settings_change_stay_and_are_as_old_as_before(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, documents_in_memory: int
+) -> None:
+    def reports(first: int, last: int) -> list[tuple[str, str]]:
+        return [
+            (f"r{n}", f"{report(n)} Write to jane.doe@example.com.") for n in range(first, last)
+        ]
+
+    settings = CleanCorpusSettings(split=SPLIT)
+    clean_corpus(spark, raw_corpus([*MANUAL, *reports(0, 5)]), tmp_path / "first", settings)
+
+    stats = clean_corpus(
+        spark,
+        raw_corpus([*MANUAL, *reports(0, 25)]),
+        tmp_path / "second",
+        settings.model_copy(update={"mask_personal_data": True}),
+        earlier=tmp_path / "first",
+        documents_in_memory=documents_in_memory,
+    )
+
+    first, second = splits(tmp_path / "first"), splits(tmp_path / "second")
+    assert first == second and stats["dropped"] == {"template": 20}
+    assert stats["slices"].keys() == {"1"}
+
+
 KINDS = [f"{one}{two} " for one in ("pipe", "tank", "crane", "oven") for two in ("", "line", "bed")]
 
 

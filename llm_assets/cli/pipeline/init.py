@@ -1,8 +1,8 @@
 """`llm-assets init FOLDER`: a pipeline file for a folder of text, and the files of a project."""
 
+import codecs
 import csv
 import io
-import json
 import os
 import re
 import shlex
@@ -25,14 +25,21 @@ from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.document import EXAMPLES
 from spark_jobs.read.files.find import NoFiles, find_files
-from spark_jobs.read.files.rows import PROSE_WORDS, WHOLE_JSON_BYTES, table_rows, wrapped_rows
+from spark_jobs.read.files.rows import (
+    PROSE_WORDS,
+    WHOLE_JSON_BYTES,
+    json_lines,
+    load_json,
+    table_rows,
+    wrapped_rows,
+)
 from spark_jobs.read.files.streams import (
     BadFile,
     Content,
     SourceChanged,
     StoredFile,
     decode,
-    lines_of,
+    utf_16_of,
 )
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import FORMATS, TABLES, Files, FormatName, template_columns
@@ -172,11 +179,16 @@ def _rows(content: Content) -> Iterator[Any]:
             batches = pq.ParquetFile(stream).iter_batches(ROWS)
             yield from (row for batch in batches for row in batch.to_pylist())
         elif form.name == "csv":
+            csv.field_size_limit(content.maximum_bytes)
             head = stream.read(HEAD_BYTES)
-            if len(head) == HEAD_BYTES:
+            if encoding := utf_16_of(head):
+                text = codecs.getincrementaldecoder(encoding)().decode(head)
+            elif len(head) == HEAD_BYTES:
                 # A character may be cut at the end.
-                head = head[: head.rfind(b"\n") + 1]
-            table = table_rows(io.StringIO(decode(head)[0], newline=""))
+                text, _ = decode(head[: head.rfind(b"\n") + 1])
+            else:
+                text, _ = decode(head)
+            table = table_rows(io.StringIO(text, newline=""))
             rows = list(islice(table, ROWS))
             _need_names(list(table.fieldnames or []), text_columns(rows))
             yield from rows
@@ -206,19 +218,19 @@ def _need_names(names: list[str], chosen: Columns | None) -> None:
 
 
 def _json_rows(content: Content) -> Iterator[Any]:
-    with content.open() as stream:
-        lines = (line for line in lines_of(stream, content.maximum_bytes) if line != b"\n")
-        first = next(lines, b"")
+    encodings: set[str] = set()
+    with json_lines(content, encodings) as lines:
+        some = (line for line in lines if line != b"\n" and isinstance(line, bytes))
         try:
-            row = json.loads(first) if isinstance(first, bytes) else None
+            row = load_json(next(some, b""), content, encodings)
         except ValueError:
             row = None
         if isinstance(row, dict):
             yield from wrapped_rows(row) or [row]
-            yield from (json.loads(line) for line in lines if isinstance(line, bytes))
+            yield from (load_json(line, content, encodings) for line in some)
             return
     with content.open() as stream:
-        found = json.loads(stream.read(WHOLE_JSON_BYTES))
+        found = load_json(stream.read(WHOLE_JSON_BYTES), content, encodings)
         yield from wrapped_rows(found) or (found if isinstance(found, list) else [found])
 
 

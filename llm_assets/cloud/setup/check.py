@@ -9,7 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from artifacts.errors import first_line
+from artifacts.errors import first_line, reason_of
 from llm_assets.cloud.settings import (
     EndpointMachineSettings,
     GoogleCloudSettings,
@@ -333,6 +333,9 @@ def check(
             findings += test(settings)
         except Exception as error:
             # One check that cannot be made is a finding, and the others are made all the same.
+            if isinstance(error, ModuleNotFoundError) and (reason := reason_of(error)):
+                # Every other check would say the same.
+                return [Finding("project", False, reason)]
             status = getattr(error, "code", None)
             advice = explain(str(error), status if isinstance(status, int) else None, place)
             findings.append(Finding(key, False, f"{first_line(error)}\n{advice}".strip()))

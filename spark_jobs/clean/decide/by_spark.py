@@ -249,7 +249,7 @@ def group_exact(
     best = F.struct(
         (-F.col("rank")).alias("rank"),
         (-F.col("characters")).alias("characters"),
-        *("id", "part", "row", "past", "forced", "slice", "shape"),
+        *("id", "part", "row", "past", "forced", "shape"),
     )
     sound = _look_up(documents.where("fault is null"), record, slice_)
     texts = (
@@ -260,12 +260,14 @@ def group_exact(
             F.min(best).alias("best"),
             F.max("by_text").alias("by_text"),
             F.max("by_id").alias("by_id"),
+            F.min("slice").alias("slice"),
             F.count("*").alias("members"),
             F.sum((~F.col("past")).cast("long")).alias("present"),
         )
         .select(
             "text_hash",
-            *(f"best.{name}" for name in ("id", "part", "row", "past", "forced", "slice", "shape")),
+            *(f"best.{name}" for name in ("id", "part", "row", "past", "forced", "shape")),
+            "slice",
             (-F.col("best.characters")).alias("characters"),
             "by_text",
             F.when(F.col("by_text") == history.NONE, F.col("by_id"))

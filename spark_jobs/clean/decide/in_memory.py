@@ -80,7 +80,7 @@ class InMemoryDecider(decider.Decider):
         documents = prepared.documents
         recorded = look_up(documents, run.history)
         texts = group_exact(documents, recorded, settings.split)
-        documents, texts = thin_out(documents, texts, run.history, settings.templates.keep)
+        documents, texts = thin_out(documents, texts, recorded, settings.templates.keep)
         near = self._find_near(prepared, texts.representatives)
         decided = decide_survivors(documents, texts, near, recorded, settings.split)
         documents = decided.documents
@@ -232,15 +232,15 @@ def group_exact(documents: pa.Table, recorded: Recorded, split: SplitSettings) -
 
 
 def thin_out(
-    documents: pa.Table, texts: Texts, history: History | None, keep: int | None
+    documents: pa.Table, texts: Texts, recorded: Recorded, keep: int | None
 ) -> tuple[pa.Table, Texts]:
     """Leave a few texts of each template, and give the documents of the others a fault.
 
     Those on record all stay, and come first; then those of smaller hash.
     """
-    table = documents.select(["shape", "text_hash", "past"]).take(texts.representatives)
-    known = history.documents["text_hash"] if history else pa.array([], pa.string())
-    is_new = np.asarray(pc.invert(pc.is_in(table["text_hash"], known)))
+    table = documents.select(["shape", "past"]).take(texts.representatives)
+    is_new = np.ones(table.num_rows, bool)
+    np.logical_and.at(is_new, texts.group, recorded.by_text[texts.members] == NONE)
     numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
     shapes = table["shape"].take(numbers).to_numpy()
     # Of a shape first those on record, then by number, which rises with the text's hash.
@@ -330,6 +330,9 @@ def _text_facts(
 ) -> TextFacts:
     """What is known of each text, the strictest where its documents differ."""
     by_text, by_id = np.zeros((2, len(texts.representatives)), np.int64)
+    # A text is as old as the first of its documents that is on record.
+    slices = recorded.slices[texts.representatives]
+    np.minimum.at(slices, texts.group, recorded.slices[texts.members])
     np.maximum.at(by_text, texts.group, recorded.by_text[texts.members])
     np.maximum.at(by_id, texts.group, recorded.by_id[texts.members])
     return TextFacts(
@@ -337,7 +340,7 @@ def _text_facts(
         forced=by_source(documents["source"], split)[texts.representatives],
         by_text=by_text,
         by_id=np.where(by_text == NONE, by_id, NONE),
-        slices=recorded.slices[texts.representatives],
+        slices=slices,
     )
 
 

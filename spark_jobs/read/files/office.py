@@ -112,12 +112,16 @@ def _is_text(part: MIMEPart) -> bool:
 
 def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
     encoding = None
-    if part.get_content_charset() in (None, "us-ascii"):
-        # Old programs send other text, too, without a word about its encoding.
+    try:
+        # Old programs send other text, too, without a word about its encoding, or with a name that
+        # nobody knows.
+        is_named = part.get_content_charset() not in (None, "us-ascii")
+        text = str(part.get_content()) if is_named else None
+    except LookupError:
+        text = None
+    if text is None:
         payload = part.get_payload(decode=True)
         text, encoding = decode(payload if isinstance(payload, bytes) else b"", declared)
-    else:
-        text = str(part.get_content())
     return _html_text(text) if part.get_content_subtype() == "html" else text, encoding
 
 

@@ -39,11 +39,11 @@ Row = tuple[str, str, str] | Fault
 
 def read_json(content: streams.Content) -> Iterator[Row]:
     """The rows of JSON lines, or of a file that is one list or one object."""
-    if content.file.format.ending == ".json" and not _holds_lines(content):
+    if content.file.format.ending == ".json" and not _holdsjson_lines(content):
         yield from _read_whole_json(content)
         return
     encodings: set[str] = set()
-    with _lines(content, encodings) as lines:
+    with json_lines(content, encodings) as lines:
         for number, line in enumerate(lines, start=1):
             where = f"line {number}"
             if isinstance(line, streams.OverlongLine):
@@ -54,15 +54,18 @@ def read_json(content: streams.Content) -> Iterator[Row]:
 
 
 @contextmanager
-def _lines(
-    content: streams.Content, encodings: set[str]
+def json_lines(
+    content: streams.Content, encodings: set[str], ahead: bool = False
 ) -> Iterator[Iterator[bytes | streams.OverlongLine]]:
     """A file's lines, in UTF-8 where the file is in UTF-16; that is noted among the encodings.
+
+    Args:
+        ahead: as of `Content.open`.
 
     Raises:
         BadFile: on reading, its UTF-16 is cut off or damaged.
     """
-    with content.open() as stream:
+    with content.open(ahead) as stream:
         if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
             encodings.add(encoding)
             stream = streams.recoded(stream, encoding)
@@ -76,7 +79,7 @@ def _parse(
     line: bytes, content: streams.Content, where: str, number: int, encodings: set[str]
 ) -> Row:
     try:
-        record = _loads(line, content, encodings)
+        record = load_json(line, content, encodings)
     except UnicodeDecodeError as error:
         return streams.not_utf8(content, where, error)
     except (ValueError, RecursionError) as error:
@@ -84,7 +87,7 @@ def _parse(
     return pick(record, content, where, number)
 
 
-def _loads(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
+def load_json(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
     """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings."""
     try:
         return json.loads(found)
@@ -94,18 +97,18 @@ def _loads(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
         return json.loads(text)
 
 
-def _holds_lines(content: streams.Content) -> bool:
+def _holdsjson_lines(content: streams.Content) -> bool:
     """Whether a `.json` file has an object on its first line, so that it is read line by line.
 
     An export that is one object on one line is read as a whole.
     """
-    with _lines(content, set()) as lines:
+    with json_lines(content, set(), ahead=True) as lines:
         some = (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip())
         first, second = next(some, b""), next(some, None)
     if isinstance(first, streams.OverlongLine):
         return False
     try:
-        record = _loads(first, content, set())
+        record = load_json(first, content, set())
     except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and (second is not None or wrapped_rows(record) is None)
@@ -139,7 +142,7 @@ def _read_whole_json(content: streams.Content) -> Iterator[Row]:
     # JSON's own reader knows UTF-16, and tells nobody.
     encodings = {encoding for encoding in [streams.utf_16_of(found)] if encoding}
     try:
-        records = _loads(found, content, encodings)
+        records = load_json(found, content, encodings)
     except UnicodeDecodeError as error:
         raise streams.unknown_encoding(content, error) from error
     except (ValueError, RecursionError) as error:
@@ -207,7 +210,7 @@ def _open_quote(content: streams.Content, where: str) -> streams.BadFile:
 def _has_plain_quotes(content: streams.Content, encoding: str | None) -> bool:
     """Whether a double quote is a character like any other, which in tables separated by tabs it
     often is: there, none lies as it would if fields were quoted."""
-    with content.open() as stream:
+    with content.open(ahead=True) as stream:
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         head = next(text, "")
         if _separator(head) != "\t":
@@ -255,7 +258,7 @@ def _other_encoding(content: streams.Content) -> str | None:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii = True
-    with content.open() as stream:
+    with content.open(ahead=True) as stream:
         if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
             return encoding
         while block := stream.read(streams.BLOCK_BYTES):
@@ -264,7 +267,7 @@ def _other_encoding(content: streams.Content) -> str | None:
             except UnicodeDecodeError as error:
                 try:
                     # Where letters were UTF-8 before, a byte of this one is damaged.
-                    if is_ascii:
+                    if is_ascii and not streams.is_damaged_utf_8(error.object):
                         return content.source.encoding or streams.decode(error.object)[1]
                 except UnicodeDecodeError:
                     pass

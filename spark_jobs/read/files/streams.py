@@ -330,14 +330,19 @@ class Content:
         return int(max(BOMB_BYTES, self.source.maximum_expansion * self.file.size))
 
     @contextmanager
-    def open(self) -> Iterator[io.BufferedReader]:
-        """The unpacked bytes; raises BadFile where they are damaged, cut off or far too many."""
+    def open(self, ahead: bool = False) -> Iterator[io.BufferedReader]:
+        """The unpacked bytes; raises BadFile where they are damaged, cut off or far too many.
+
+        Args:
+            ahead: a look at what is read again, so that `tick` is told of time alone.
+        """
+        tick = (lambda _: self.tick(0)) if ahead else self.tick
         form = self.file.format
         compression = form.compression
         try:
-            with still_there(self.file), self.file.open(self.tick) as handle:
+            with still_there(self.file), self.file.open(tick) as handle:
                 limit, name = self.maximum_unpacked, self.file.shown
-                yield unpacked(handle, compression, limit, name, self.tick)
+                yield unpacked(handle, compression, limit, name, tick)
         except DAMAGES as error:
             need_drive(self.file.shown, error)
             raise BadFile(
@@ -374,12 +379,12 @@ def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
             text = found.decode(WINDOWS_1252, "replace")
             if _is_western(text):
                 return text, WINDOWS_1252
-        elif not _is_damaged_utf_8(found):
+        elif not is_damaged_utf_8(found):
             return found.decode(declared), declared
         raise
 
 
-def _is_damaged_utf_8(found: bytes) -> bool:
+def is_damaged_utf_8(found: bytes) -> bool:
     """Whether most of what is not ASCII is UTF-8, so that no other encoding explains the rest."""
     text = found.decode("utf-8", "replace")
     lost = text.count("\ufffd")
@@ -502,7 +507,7 @@ def _zip(content: Content) -> Iterator[Member | SkippedMember]:
     with still_there(content.file), content.file.open(content.tick) as handle:
         try:
             archive = zipfile.ZipFile(handle)
-        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+        except (zipfile.BadZipFile, NotImplementedError, OSError, UnicodeDecodeError) as error:
             need_drive(content.file.shown, error)
             raise _unreadable(content, "zip", error) from error
         for entry in archive.infolist():

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from dagster import DagsterRunStatus, Failure
+from dagster import DagsterError, DagsterRunStatus, Failure
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
@@ -161,6 +161,28 @@ def test_webhook_that_is_down_holds_no_launch_back(
     monkeypatch.setenv(VARIABLE, working)
     automated.tick()
     assert len(webhook) == 1 and "The gate rejected" in webhook[0]
+
+
+def test_the_message_of_a_failed_run_is_sent_once_the_webhook_is_up_again(
+    automated: Automated, monkeypatch: pytest.MonkeyPatch, webhook: list[str]
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    automated.tick("failed_runs_are_told")
+    cursor, automated.cursor = automated.cursor, None
+    working = os.environ[VARIABLE]
+    monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/")
+    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.end(automated.launch(automated.tick()), succeeded=False)
+    automated.cursor = cursor
+    with pytest.raises(DagsterError, match="webhook"):
+        automated.tick("failed_runs_are_told")
+    assert automated.cursor == cursor and not webhook
+
+    monkeypatch.setenv(VARIABLE, working)
+    for _ in range(2):
+        automated.tick("failed_runs_are_told")
+    (told,) = webhook
+    assert "failed" in told
 
 
 def mail_settings(server: socketserver.ThreadingTCPServer) -> NotificationSettings:

@@ -309,6 +309,28 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     assert told == f"list all of them: llm-assets --config {started.path} check --all"
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("long.csv", ("body\n" + "The valve opens. " * 10_000).encode()),
+        ("large.csv", ("body\n" + "The valve opens slowly.\n" * 100_000).encode("utf-16")),
+        ("a.jsonl", '{"body": "The valve opens."}\n{"body": "It closes."}\n'.encode("utf-16")),
+        ("b.jsonl", '{"body": "Das Ger\u00e4t l\u00e4uft."}\n{"body": "Gut."}\n'.encode("cp1252")),
+    ],
+)
+def test_columns_are_found_in_whatever_a_run_reads(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    source = Files(type="files", path=str(tmp_path))
+
+    assert plan_columns(source, find_files(source).files) == (
+        {"text_column": "body"},
+        [],
+        ["tables read by `text_column` (1): body"],
+    )
+
+
 def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_path: Path) -> None:
     write_files(
         tmp_path, dict.fromkeys(("a.csv", "b.csv"), "body\nThe valve opens slowly, twice.\n")

@@ -46,7 +46,6 @@ def spec(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> E
         incumbent=ModelSource(path=folder / "incumbent", fingerprint="incumbent"),
         shards=folder / "shards",
         shard_stats=shards,
-        shards_fingerprint="shards",
         output=folder / "evaluation",
         settings=EvaluationSettings(
             document_tokens=64,

@@ -42,7 +42,6 @@ def spec_of(model: Path, shards: Path, stats: ShardStats, output: Path) -> Evalu
         candidate=source,
         shards=shards,
         shard_stats=stats,
-        shards_fingerprint="shards",
         output=output,
         settings=EvaluationSettings(
             held_out_tokens=1_000,

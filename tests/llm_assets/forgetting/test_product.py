@@ -57,7 +57,6 @@ def answered(project: Project, exam: Path) -> tuple[float, float]:
         candidate=ModelSource(path=f"{checkpoint.url}/model", fingerprint=checkpoint.fingerprint),
         shards=shards.url,
         shard_stats=ShardStats.model_validate(shards.stats),
-        shards_fingerprint=shards.fingerprint,
         exam=str(exam),
         output=str(output),
         settings=EvaluationSettings.model_validate({"generation": {"samples": 0}}),

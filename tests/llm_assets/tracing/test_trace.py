@@ -191,6 +191,11 @@ def told_of(lab: Lab, text: str, number: int) -> tuple[Trace, Passages]:
     return lab.trace(text, state.get(number)), passages
 
 
+def test_a_text_of_too_many_words_is_refused_with_what_to_do(lab: Lab) -> None:
+    with pytest.raises(UserError, match=r"40,000 words is too long .* Give a part of it"):
+        told_of(lab, "1 " * 40_000, 1)
+
+
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_trace_and_explain_agree_on_every_piece_of_text(lab: Lab, number: int) -> None:
     generator, kinds = random.Random(number), set()

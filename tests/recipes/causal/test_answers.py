@@ -4,15 +4,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, LlamaForCausalLM
 
 from artifacts.model import GENERATION_NAME, read_tokenizer
-from recipes.causal.objective import AnswerScorer, answer_start, final_answer
+from recipes.causal.objective import AnswerScorer, final_answer, last_answer
 from recipes.causal.settings import ExactMatchSettings
 from recipes.evaluation.bits import as_served, complete, load_causal
-from recipes.evaluation.documents import held_out_documents
+from recipes.evaluation.documents import TokenizedDocument, held_out_documents
 from recipes.evaluation.settings import EvaluationSettings, GenerationSettings
 from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
@@ -39,6 +40,28 @@ def test_what_is_compared_is_what_comes_after_the_last_mark(
     assert final_answer(text, after) == found
 
 
+@pytest.mark.parametrize(
+    ("targets", "last", "expected"),
+    [
+        ("001100110", 9, slice(6, 8)),
+        ("001100011", 9, slice(7, 9)),
+        # Cut off in the question after an answer, and in the second answer.
+        ("001100000", 5, slice(2, 4)),
+        ("001100011", 5, slice(2, 4)),
+        # Of one answer there is no other.
+        ("000000011", 5, slice(7, 9)),
+    ],
+)
+def test_the_last_whole_answer_of_a_conversation_that_was_cut_off_counts(
+    targets: str, last: int, expected: slice
+) -> None:
+    tokens = np.array([*range(10, 18), last], np.uint32)
+    is_target = np.array([one == "1" for one in targets])
+    document = TokenizedDocument("a", "a", 9, tokens, is_target=is_target)
+
+    assert last_answer(document, 9, {9}) == expected
+
+
 def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> None:
     """As one conversation alone, without padding, would be answered."""
     TASK.model(tmp_path / "base")
@@ -49,13 +72,12 @@ def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> N
         tmp_path / "shards", stats, tokenizer, EvaluationSettings(held_out_tokens=None)
     )
     first = documents[0]
-    prompt = tokenizer.decode(first.tokens[: answer_start(first)])
+    answer = last_answer(first, stats.sequence_length, {stats.end_token_id})
+    prompt = tokenizer.decode(first.tokens[: answer.start])
     assert prompt.startswith("user:\n") and prompt.endswith(
         "How many valves?<|endoftext|>\nassistant:\n"
     )
-    assert tokenizer.decode(first.tokens[answer_start(first) :]).endswith(
-        "#### 1,024<|endoftext|>\n"
-    )
+    assert tokenizer.decode(first.tokens[answer]).endswith("#### 1,024<|endoftext|>\n")
 
     scorer = AnswerScorer(ExactMatchSettings(after="####", new_tokens=6))
     scores = scorer.score(tmp_path / "base", documents, stats)
@@ -77,7 +99,8 @@ def test_an_answer_ends_where_the_models_positions_do(tmp_path: Path) -> None:
     positions = model.config.n_positions
     scorer = AnswerScorer(ExactMatchSettings(new_tokens=positions))
     told = scorer.score(tmp_path / "base", documents, stats).samples[0]["completion"]
-    prompt = torch.from_numpy(documents[0].tokens[: answer_start(documents[0])])[None]
+    answer = last_answer(documents[0], stats.sequence_length, {stats.end_token_id})
+    prompt = torch.from_numpy(documents[0].tokens[: answer.start])[None]
     alone = model.generate(prompt, max_length=positions, do_sample=False)
     assert told == tokenizer.decode(alone[0, prompt.shape[1] :], skip_special_tokens=True)
     shown = GenerationSettings(new_tokens=positions)

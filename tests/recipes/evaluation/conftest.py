@@ -41,7 +41,6 @@ def make_evaluation(
             "candidate": ModelSource(path=candidate, fingerprint="candidate"),
             "shards": shards_folder,
             "shard_stats": shards,
-            "shards_fingerprint": "shards",
             "output": tmp_path / "output",
             "settings": settings,
         }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -60,6 +60,29 @@ def test_a_folder_is_taken_over_exactly(source: Path, tmp_path: Path) -> None:
     assert stats["parameters"] == sum(p.numel() for p in models[0].parameters())
     assert stats["weights_dtype"] == "F32"
     assert lines
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_same_weights_in_their_makers_own_layout_are_left_out(
+    source: Path, tmp_path: Path, is_sharded: bool
+) -> None:
+    expected = load_file(source / "model.safetensors")
+    identity = identify(BaseModelSettings(folder=str(source))) if not is_sharded else None
+    if is_sharded:
+        model = AutoModelForCausalLM.from_pretrained(source)
+        (source / "model.safetensors").unlink()
+        model.save_pretrained(source, max_shard_size="100KB")
+    own = {"layers.0.attention.wq.weight": torch.zeros(2, 2)}
+    save_file(own, source / "consolidated.safetensors", metadata={"format": "pt"})
+
+    stats = prepare(BaseModelSettings(folder=str(source)), tmp_path / "made")
+
+    weights = {}
+    for path in (tmp_path / "made").glob("*.safetensors"):
+        weights |= load_file(path)
+    assert weights.keys() == expected.keys()
+    assert stats["parameters"] == sum(one.numel() for one in expected.values())
+    assert identity in (None, identify(BaseModelSettings(folder=str(source))))
 
 
 def test_the_identity_follows_the_content_and_not_the_path(source: Path, tmp_path: Path) -> None:

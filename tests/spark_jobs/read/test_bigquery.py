@@ -118,6 +118,13 @@ def test_rows_without_an_id_are_set_aside_and_named(client: "Client", tmp_path: 
     assert stats["documents"] == 2 and stats["dropped"] == {"no_id": 1}
 
 
+def test_a_column_that_is_no_text_is_named(client: "Client", tmp_path: Path) -> None:
+    fill_table(client, TABLE, {"a": "first"})
+    source = settings(text_column="ingested_at", export=f"gs://{BUCKET}/no-text")
+    with pytest.raises(UserError, match="'ingested_at' is no text, but int; name another column"):
+        write_snapshot(RawCorpusSettings(sources=[source]), tmp_path / "raw")
+
+
 def test_files_of_an_export_that_was_given_up_are_not_read(client: "Client") -> None:
     fill_table(client, TABLE, {"a": "first"})
     source = settings(watermark_column="ingested_at", export=f"gs://{BUCKET}/given-up")

@@ -104,6 +104,15 @@ def test_damaged_utf_8_is_not_taken_for_the_declared_encoding(tmp_path: Path) ->
         snapshot(files_source(tmp_path / "a.txt", encoding="cp1250"), tmp_path / "raw")
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.csv"])
+def test_few_damaged_bytes_are_not_taken_for_the_declared_encoding(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes("text\nGr\u00f6\u00dfe \u00fcber alles\n".encode() + b"a\xffb\n")
+    with pytest.raises(UserError, match=f"{name}: the file is not UTF-8, nor cp1250"):
+        snapshot(files_source(tmp_path / name, encoding="cp1250"), tmp_path / "raw")
+
+
 @pytest.mark.parametrize("name", ["utf-16", "hex", "klingon"])
 def test_an_encoding_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' is not the name of a text encoding"):

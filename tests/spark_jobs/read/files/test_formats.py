@@ -222,6 +222,15 @@ def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
     assert stats["dropped"] == {} and stats["faults"] == []
 
 
+def test_an_archive_with_a_damaged_name_is_named(folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        archive.writestr("\u00e9\u00e9.md", "alpha")
+    damaged = (folder / "a.zip").read_bytes().replace("\u00e9\u00e9".encode(), b"\xff\xfe\xff\xfe")
+    (folder / "a.zip").write_bytes(damaged)
+    with pytest.raises(UserError, match=r"a.zip is not a readable zip archive .*Fetch it again"):
+        snapshot(files_source(folder), tmp_path / "raw")
+
+
 @pytest.mark.fault(
     "raw_corpus", "damaged file: {name}", sees="the file", then="nothing of it is read"
 )

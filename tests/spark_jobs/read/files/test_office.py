@@ -226,6 +226,16 @@ def test_mail_that_names_no_encoding_is_decoded_as_text_files_are(
     assert stats["decoded"] == {"windows-1252": 1}
 
 
+@pytest.mark.parametrize("charset", ["unknown-8bit", "x-unknown", "iso-8859-8-i"])
+def test_mail_in_an_encoding_that_nobody_knows_is_decoded_as_text_files_are(
+    folder: Path, charset: str
+) -> None:
+    head = f"Subject: Pumpe\nContent-Type: text/plain; charset={charset}\n\n"
+    (folder / "a.eml").write_bytes(f"{head}Das Ger\u00e4t l\u00e4uft.\n".encode())
+
+    assert texts_of(folder)["a.eml"] == "Pumpe\n\nDas Ger\u00e4t l\u00e4uft."
+
+
 def test_mail_goes_on_after_a_picture(folder: Path) -> None:
     mail = message("Pump", "First part.")
     mail.add_attachment(b"\x89PNG", maintype="image", subtype="png", disposition="inline")

@@ -10,6 +10,7 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.storage import files
 from spark_jobs.read.files.find import Walk, find_files
+from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import open_sources
@@ -115,6 +116,20 @@ def test_a_file_that_is_removed_before_it_is_read_does_not_end_the_look(
 
     assert seen.documents == 1 and seen.share == 1
     assert seen.unread.counts == {"removed while the folder was read": 1}
+
+
+@pytest.mark.parametrize("name", ["b.csv", "b.tsv", "b.json"])
+def test_what_is_looked_at_twice_counts_once_towards_how_much_was_read(
+    folder: Path, name: str
+) -> None:
+    line = '{"text": "The valve opens."}' if name == "b.json" else "The valve opens.\t2"
+    (folder / name).write_text("\n".join(["text\tnumber", *[line] * 5_000][name == "b.json" :]))
+    source = source_of(folder)
+    (file,) = (file for file in find_files(source).files if file.name == name)
+    read: list[int] = []
+
+    assert len(list(documents_of(file, source, read.append))) == 5_000
+    assert sum(read) == file.size
 
 
 def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Path) -> None:
