@@ -340,6 +340,11 @@ class ObjectLease:
     def _renew(self, content: bytes) -> None:
         generation = files.write_generation(self._blob, content, self._generation)
         if generation is None:
+            # The answer to a write that was made may be lost, and the client's own second try is
+            # refused then: what is there is this holder's.
+            found, current = files.read_generation(self._blob)
+            generation = current if found == content else None
+        if generation is None:
             self.lost = True
         else:
             self._generation, self._renewed = generation, time.monotonic()

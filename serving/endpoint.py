@@ -66,6 +66,9 @@ def start(
         running = status(state_folder)
         if running and _needs_new_server(running, settings):
             bearer_token(settings)
+            if settings.port not in (0, running.port):
+                # What cannot be had must not cost what is there.
+                listen(settings.host, settings.port).close()
             report(
                 "the endpoint's address, token, allowed origins or connection limits changed: "
                 "restarting it"

@@ -44,8 +44,14 @@ class Server:
         self._router = Router()
         self._dispatcher = Dispatcher(self._router, desired.settings, Metrics())
         before = state.status.read()
-        self._after_crash = before is not None and before.phase not in ("stopped", "failed")
         self._supervisor = os.getppid()
+        # Of this supervisor's alone: since an endpoint's own end, people may have rejected what was
+        # served.
+        self._after_crash = (
+            before is not None
+            and before.pid == self._supervisor
+            and before.phase not in ("stopped", "failed")
+        )
         self._outcome: RolloutOutcome | None = None
         self._phase: Phase = "starting"
         self._changed = asyncio.Event()
@@ -137,7 +143,11 @@ class Server:
         """
         routes = self._router.routes
         fits = any(r.share == 1.0 and wanted.fits_engine_of(r.engine.desired) for r in routes)
-        fault = None if fits else await self._roll_out(wanted)
+        try:
+            fault = None if fits else await self._roll_out(wanted)
+        except NoLongerWanted as error:
+            # Who asked has given way to another, whose outcome comes with the next change.
+            fault, is_asked = str(error), False
         if fault is None:
             self._desired = wanted
             self._dispatcher.settings = wanted.settings
@@ -171,7 +181,9 @@ class Server:
 
         try:
             await roll_out(traffic, wanted.settings.rollout, seconds, self._report, still_wanted)
-        except (RolledBack, NoLongerWanted) as error:
+        except NoLongerWanted:
+            raise
+        except RolledBack as error:
             return str(error)
         except Exception as error:
             # A fault in moving the traffic must not end what has it.

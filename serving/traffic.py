@@ -115,7 +115,11 @@ class EngineTraffic:
     async def promote(self) -> None:
         self._end_watch()
         for route in self._old:
-            await self._router.drain(route, self._settings.request_timeout)
+            # Its requests were given the time of the settings then.
+            allowed = max(
+                self._settings.request_timeout, route.engine.desired.settings.request_timeout
+            )
+            await self._router.drain(route, allowed)
             await route.engine.stop()
 
     async def roll_back(self) -> None:

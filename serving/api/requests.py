@@ -75,9 +75,12 @@ class Sampling(Strict):
         self, settings: EndpointSettings, prompt: str | list[int] | None = None, **asked: Any
     ) -> GenerateRequest:
         """The engine's request; raises ServingError 400 where a limit is passed."""
-        if self.max_tokens > settings.max_new_tokens:
+        max_tokens = self.max_tokens
+        if "max_tokens" not in self.model_fields_set:
+            max_tokens = min(max_tokens, settings.max_new_tokens)
+        if max_tokens > settings.max_new_tokens:
             raise invalid(
-                f"max_tokens is {self.max_tokens}; this endpoint generates at most "
+                f"max_tokens is {max_tokens}; this endpoint generates at most "
                 f"{settings.max_new_tokens}.",
                 "max_tokens",
             )
@@ -85,7 +88,7 @@ class Sampling(Strict):
             raise invalid("The prompt is empty.", "prompt")
         return GenerateRequest(
             prompt=prompt,
-            max_tokens=self.max_tokens,
+            max_tokens=max_tokens,
             max_prompt_tokens=settings.max_prompt_tokens,
             temperature=self.temperature if self.temperature >= LEAST_TEMPERATURE else 0.0,
             top_p=max(self.top_p, LEAST_TOP_P),
@@ -297,7 +300,8 @@ class ChatRequest(OpenAIRequest):
     def _check_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs")
-        self.max_tokens = self.max_completion_tokens or self.max_tokens
+        if self.max_completion_tokens:
+            self.max_tokens = self.max_completion_tokens
         return self
 
     def choice(self, chunk: Chunk, index: int = 0) -> dict[str, Any]:

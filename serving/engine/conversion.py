@@ -62,7 +62,8 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
         if weights in QUANTIZED:
             _quantize(converted, weights)
             _write(converted, target)
-    except Unsupported:
+    except (Unsupported, MemoryError, OSError):
+        # The latter say what this machine lacks just now, and nothing of the model.
         raise
     except Exception as error:
         # What a model does that tracing, the frontend or the scheduler cannot take surfaces as

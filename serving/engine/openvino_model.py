@@ -23,7 +23,7 @@ from openvino_genai import (
     SchedulerConfig,
 )
 
-from artifacts.model import context_tokens, end_tokens_of, read_config
+from artifacts.model import attention_window, context_tokens, end_tokens_of, read_config
 from artifacts.program.lifetime import LIBC
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
@@ -79,7 +79,9 @@ class OpenVinoModel(ServedModel):
         self.tokenizer = ServedTokenizer.read(converted)
         self.end_tokens = end_tokens_of(config)
         kept = settings.cache_tokens - BLOCK_TOKENS
-        self.context_tokens = min(context_tokens(config) or kept, kept)
+        # Of an attention window the paged cache knows nothing, so no request may pass it.
+        limits = (context_tokens(config), attention_window(config), kept)
+        self.context_tokens = min(filter(None, limits))
         self._pipeline = open_pipeline(
             converted, settings.weights, settings.cache_tokens, settings.threads
         )

@@ -17,7 +17,6 @@ import asyncio
 import importlib.metadata
 import os
 import platform
-import socket
 import sys
 import tempfile
 import time
@@ -40,7 +39,7 @@ from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
 from serving.journal import Journal
 from serving.logs import log
-from serving.settings import EndpointSettings, JournalSettings, OpenAIEngine
+from serving.settings import EndpointSettings, JournalSettings, OpenAIEngine, listen
 from serving.state import Desired
 from serving.traffic import probe
 from serving.vertex.context import longest_context
@@ -86,7 +85,7 @@ async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> in
     settings = _settings(environment)
     dispatcher = Dispatcher(Router(), settings, Metrics())
     with (
-        socket.create_server((environment.host, environment.port)) as listener,
+        listen(environment.host, environment.port, "`AIP_HTTP_PORT`") as listener,
         tempfile.TemporaryDirectory(prefix="model-") as folder,
     ):
         journal = Journal(Path(folder), lambda: settings.journal)

@@ -4,12 +4,14 @@ import json
 import re
 import time
 from multiprocessing import get_context
+from typing import Any
 
 import fsspec
 import pytest
 
 from artifacts.errors import UserError
 from artifacts.leases import object_is_held, object_lease
+from artifacts.storage import files
 from tests.waiting import wait_until
 
 LIFETIME = 1.2
@@ -84,6 +86,22 @@ def test_a_lease_that_nobody_renewed_for_long_is_held_by_nobody(
     assert object_is_held(url)
     monkeypatch.setattr("artifacts.leases.ABANDONED_SECONDS", 0.1)
     wait_until(lambda: not object_is_held(url))
+
+
+def test_a_renewal_whose_answer_was_lost_is_no_lost_lease(
+    cloud_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, write = f"{cloud_root}/lease", files.write_generation
+    tries: list[int | None] = []
+    with object_lease(url, lifetime_seconds=LIFETIME, poll_seconds=0.1) as lease:
+
+        def unanswered(*arguments: Any) -> int | None:
+            tries.append(write(*arguments))
+            return tries[-1] if tries[1:] else None
+
+        monkeypatch.setattr(files, "write_generation", unanswered)
+        wait_until(lambda: len(tries) > 2)
+        lease.check()
 
 
 def test_lost_lease_is_an_error_for_who_held_it(cloud_root: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -249,3 +250,11 @@ def test_a_refusal_is_the_parsers_last_line(
 def test_another_engine_is_named() -> None:
     assert parse_command(["python", "-m", "served"]) == {"engine": "python"}
     assert parse_command([]) == {"engine": "this project's own"}
+
+
+def test_a_port_that_is_taken_is_named_in_one_message(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert container(tmp_path, port, tmp_path / "log").wait(WAIT_SECONDS) == 1
+    said = (tmp_path / "log").read_text()
+    assert f"Cannot listen on 127.0.0.1 port {port}" in said and "Traceback" not in said

@@ -9,7 +9,7 @@ from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.settings import RolloutSettings
-from serving.state import StateFolder
+from serving.state import Phase, StateFolder
 from tests.serving.conftest import SETTINGS, Client, served, start
 
 
@@ -90,6 +90,29 @@ def test_a_changed_token_is_the_one_that_counts(
         assert status_with("battery-staple") == 200
 
 
+def test_a_port_that_is_taken_does_not_cost_the_endpoint_that_runs(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with served(tmp_path, tiny_model_folder) as client, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="Address already in use"):
+            start(tmp_path, tiny_model_folder, port=taken.getsockname()[1])
+        assert process_started(client.pid) is not None
+        assert client.complete(max_tokens=1).status_code == 200
+
+
+def test_a_request_that_says_no_length_fits_an_endpoint_of_short_answers(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with served(tmp_path, tiny_model_folder, max_new_tokens=4) as client:
+        answer = client.http.post("/v1/completions", json={"prompt": "The valve"})
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] <= 4
+        messages = [{"role": "user", "content": "The valve?"}]
+        refused = {"messages": messages, "max_completion_tokens": 64}
+        assert client.http.post("/v1/chat/completions", json=refused).status_code == 400
+
+
 @pytest.mark.parametrize("token", ["two\nlines", "battery-staple\n", "schlüssel"])
 @pytest.mark.fault(
     "endpoint",
@@ -114,14 +137,17 @@ def test_an_address_of_ipv6_is_told_as_clients_take_it(
         assert client.complete(max_tokens=1).status_code == 200
 
 
-def test_an_endpoint_that_was_stopped_begins_with_what_is_wanted_then(
-    tmp_path: Path, tiny_model_folder: Path
+@pytest.mark.parametrize("phase", ["stopped", "serving"])
+def test_an_endpoint_that_ended_begins_with_what_is_wanted_then(
+    tmp_path: Path, tiny_model_folder: Path, phase: Phase
 ) -> None:
-    """It did not crash, so what served before is not loaded first."""
+    """What served before is not loaded first, whether somebody stopped it or the power failed: it
+    may have been rejected since."""
     with served(tmp_path, tiny_model_folder, "1"):
         pass
     status = StateFolder(tmp_path).status.read()
     assert status is not None and status.phase == "stopped"
+    StateFolder(tmp_path).status.write(status.model_copy(update={"phase": phase}))
     with served(tmp_path, tiny_model_folder, "2"):
         pass
     assert StateFolder(tmp_path).log_path.read_text().count("loading version 1") == 1

@@ -153,7 +153,12 @@ def test_a_template_keeps_its_split_over_the_weeks_and_few_texts_come_to_it(
         assert len(later[0]) == len(later[1]) == 5 and stats["dropped"]["template"] > 0
 
 
-@pytest.mark.parametrize("documents_in_memory", [10**6, 0])
+either_decider = pytest.mark.parametrize(
+    "documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)]
+)
+
+
+@either_decider
 def test_texts_that_other_settings_change_stay_and_are_as_old_as_before(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, documents_in_memory: int
 ) -> None:
@@ -216,11 +221,6 @@ def clean_assigned(
 def by_kind(found: dict[str, str]) -> dict[str, set[str]]:
     """Kind to the splits of its reports."""
     return {kind: {s for name, s in found.items() if f" {kind}" in name} for kind in KINDS}
-
-
-either_decider = pytest.mark.parametrize(
-    "documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)]
-)
 
 
 @either_decider
