@@ -80,7 +80,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 GENERATION_NAME = "generation_config.json"
-INDEX_NAME = "model.safetensors.index.json"
 INPUT_PREFIX = "input_prefix"
 """Key of a generation config beside transformers' own: what stands before each input of the task
 that the model was taught, as `max_new_tokens` there is how long its targets may be."""

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from artifacts import checkpoints
 from artifacts.checkpoints import Checkpoint
 from artifacts.errors import DamagedArtifact, UserError, first_line
-from artifacts.model import GENERATION_NAME, INDEX_NAME, older_config, write_older_names
+from artifacts.model import GENERATION_NAME, INDEX, older_config, write_older_names
 from artifacts.storage import files
 from recipes.device import Device
 from recipes.distributed.strategy import Strategy
@@ -589,4 +589,4 @@ def _write_weights(weights: Weights, folder: Path) -> None:
         (folder / f"model-{number:05d}.safetensors").rename(folder / file)
         places |= dict.fromkeys(held, file)
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    (folder / INDEX_NAME).write_text(json.dumps(index, indent=2))
+    (folder / INDEX).write_text(json.dumps(index, indent=2))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from artifacts.errors import HUB_ADVICE, UserError, first_line
-from artifacts.model import INDEX_NAME, context_tokens, fitting_vocab_size
+from artifacts.model import INDEX, WEIGHTS, context_tokens, fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, sha256_of
@@ -390,7 +390,7 @@ def _without_safetensors(folder: Path | str, config: dict[str, Any], pickled: li
 def _copied_files(folder: Path) -> list[Path]:
     found = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
     # Beside a model's weights may lie the same ones in their maker's own layout, or adapters.
-    index, single = folder / INDEX_NAME, folder / "model.safetensors"
+    index, single = folder / INDEX, folder / WEIGHTS
     if index in found:
         weights = set(json.loads(index.read_text())["weight_map"].values())
     elif single in found:

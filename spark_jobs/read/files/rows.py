@@ -39,7 +39,7 @@ Row = tuple[str, str, str] | Fault
 
 def read_json(content: streams.Content) -> Iterator[Row]:
     """The rows of JSON lines, or of a file that is one list or one object."""
-    if content.file.format.ending == ".json" and not _holdsjson_lines(content):
+    if content.file.format.ending == ".json" and not _holds_lines(content):
         yield from _read_whole_json(content)
         return
     encodings: set[str] = set()
@@ -97,7 +97,7 @@ def load_json(found: bytes, content: streams.Content, encodings: set[str]) -> An
         return json.loads(text)
 
 
-def _holdsjson_lines(content: streams.Content) -> bool:
+def _holds_lines(content: streams.Content) -> bool:
     """Whether a `.json` file has an object on its first line, so that it is read line by line.
 
     An export that is one object on one line is read as a whole.

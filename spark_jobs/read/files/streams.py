@@ -507,6 +507,7 @@ def _zip(content: Content) -> Iterator[Member | SkippedMember]:
     with still_there(content.file), content.file.open(content.tick) as handle:
         try:
             archive = zipfile.ZipFile(handle)
+        # The last where a name that is marked as UTF-8 is none.
         except (zipfile.BadZipFile, NotImplementedError, OSError, UnicodeDecodeError) as error:
             need_drive(content.file.shown, error)
             raise _unreadable(content, "zip", error) from error

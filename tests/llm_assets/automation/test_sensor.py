@@ -217,15 +217,9 @@ def test_endpoint_that_serves_another_version_than_the_wanted_one_is_asked_again
     assert "the next try is at" in str(automated.tick("endpoint_follows"))
 
 
-@pytest.mark.parametrize("phase", ["serving", "stopped"])
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
-    automated: Automated, phase: Phase, by_hand: bool
-) -> None:
-    """Also where another version is wanted: it may be what the endpoint was stopped for. A machine
-    that goes down has its endpoint stop as well."""
-    state = StateFolder(endpoint_folder(load_settings(automated.project.config)))
-    status = Status(
+def ended(phase: Phase) -> Status:
+    """What an endpoint that no longer runs has left."""
+    return Status(
         pid=2**22 + 1,
         process_started="long ago",
         api_server_pid=2**22 + 2,
@@ -234,8 +228,18 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
         settings=EndpointSettings(),
         phase=phase,
     )
+
+
+@pytest.mark.parametrize("phase", ["serving", "stopped"])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
+    automated: Automated, phase: Phase, by_hand: bool
+) -> None:
+    """Also where another version is wanted: it may be what the endpoint was stopped for. A machine
+    that goes down has its endpoint stop as well."""
+    state = StateFolder(endpoint_folder(load_settings(automated.project.config)))
     state.folder.mkdir(parents=True)
-    state.status.write(status)
+    state.status.write(ended(phase))
     if by_hand:
         state.stopped_path.touch()
     for is_wanted in (True, False):
@@ -254,17 +258,7 @@ def test_an_endpoint_that_cannot_start_is_tried_as_often_as_any_run(automated: A
     state.folder.mkdir(parents=True)
     for _ in range(2):
         # Each start that fails writes its own.
-        state.status.write(
-            Status(
-                pid=2**22 + 1,
-                process_started="long ago",
-                api_server_pid=2**22 + 2,
-                host="127.0.0.1",
-                port=8011,
-                settings=EndpointSettings(),
-                phase="failed",
-            )
-        )
+        state.status.write(ended("failed"))
         automated.end(automated.launch(automated.tick("endpoint_follows")), succeeded=False)
 
     assert "2 runs did not resolve this" in str(automated.tick("endpoint_follows"))
