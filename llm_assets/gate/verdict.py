@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.settings import Settings
 
-CODE_VERSION = "6"
+CODE_VERSION = "7"
 
 
 class GateSettings(Settings):

@@ -215,7 +215,7 @@ def plan_removals(
     explained = {item for version in versions for item in version.lineage.items()}
     return [
         *_artifacts(contents, needed, explained, withdrawn),
-        *_runs(contents, needed, settings, oldest),
+        *_runs(contents, needed, pipeline, settings, oldest),
         *_leftovers(contents, oldest),
         *_cached(contents, settings),
     ]
@@ -302,11 +302,23 @@ def _artifacts(
 
 
 def _runs(
-    contents: Contents, needed: Container[Name], settings: RetentionSettings, oldest: float
+    contents: Contents,
+    needed: Container[Name],
+    pipeline: str,
+    settings: RetentionSettings,
+    oldest: float,
 ) -> Iterator[Removal]:
-    """Trainings: a finished one keeps what people look at, and its state only if asked for; one
-    that was broken off keeps the state that it goes on from."""
+    """Trainings: a finished one keeps what people look at, and its state only if asked for, which
+    is for the pipeline to say that made it; one that was broken off keeps the state that it goes on
+    from."""
     folders = contents.inventory.folders
+    others = [history for owner, history in contents.histories.items() if owner != pipeline]
+    of_others = {
+        entry.fingerprint
+        for history in others
+        if (known := history.assets.get("checkpoint"))
+        for entry in (known.current, *known.previous)
+    }
     for run in sorted(name for kind, name in folders if kind == layout.RUNS_FOLDER):
         name = ("checkpoint", run)
         place = f"{layout.RUNS_FOLDER}/{run}"
@@ -315,7 +327,7 @@ def _runs(
         if name in contents.running:
             continue
         if name in contents.manifests and name in needed:
-            if settings.optimizer_state:
+            if settings.optimizer_state or run in of_others:
                 continue
             for (_, part), folder in sorted(parts.items()):
                 if part.startswith(STATE_FOLDERS):

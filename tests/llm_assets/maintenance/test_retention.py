@@ -18,6 +18,7 @@ from artifacts.errors import DamagedArtifact
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft
+from llm_assets.automation.decision import Surveys, TextSnapshot
 from llm_assets.automation.jobs import build_schedules
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
@@ -118,6 +119,29 @@ def test_a_training_that_was_broken_off_keeps_the_state_that_it_goes_on_from(wee
     flip_bit(run / "step-24" / "state")
     weeks.clean(days=usual.days, versions=usual.versions)
     assert {path.name for path in run.glob("step-*")} == {"step-16", "step-20", "step-24"}
+
+
+def test_the_state_of_another_pipelines_training_is_for_that_pipeline_to_drop(weeks: Weeks) -> None:
+    other, inputs = Pipeline(weeks.store, "other"), {"base_model": weeks.base.fingerprint}
+    identity = Identity(kind="checkpoint", code_version="1", settings={"of": 2}, inputs=inputs)
+    made, _ = weeks.store.make(identity, lambda draft: None)
+    other.advance(made)
+    weeks.write(f"runs/{made.fingerprint}/step-8/state", 150 * KB)
+
+    weeks.clean(optimizer_state=False)
+
+    assert (Path(weeks.store.root) / f"runs/{made.fingerprint}/step-8/state").exists()
+
+
+def test_lists_of_files_that_sources_held_go_like_other_caches(weeks: Weeks) -> None:
+    text = TextSnapshot({"manual": "content"}, {"digest": 5}, is_all_files=True)
+    surveys = Surveys(weeks.store, "manual")
+    surveys.write(text)
+    assert surveys.changed_bytes(text, text.name) == 0
+
+    weeks.clean(cache_gb=1 / 1e9)
+
+    assert surveys.changed_bytes(text, text.name) is None
 
 
 def break_off(weeks: Weeks, permanent: list[int]) -> Path:
