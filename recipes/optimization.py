@@ -161,7 +161,8 @@ def learning_rate_factor(schedule: ScheduleSettings, step: int, steps: int) -> f
     if step < warmup:
         return step / warmup
     if schedule.shape == "cosine":
-        progress = _progress(step, warmup, steps)
+        # A warm-up that fills the run leaves its last step for the decay.
+        progress = _progress(step, min(warmup, max(steps - 1, 1)), steps)
         share = 0.5 * (1 + math.cos(math.pi * progress))
     else:
         decay_steps = round(steps * schedule.decay_fraction)

@@ -107,6 +107,7 @@ class ApiContext:
         """A stream; what of it was sent is kept in the journal at its end; raises ServingError."""
         self._admit(request)
         stream = await while_connected(request, self.dispatcher.stream(wanted))
+        request.state.stream = stream
         request.state.ended.callback(stream.work.cancel)
         request.state.ended.callback(
             lambda: self.journal.write(request.state.id, stream.by, [wanted], [stream.text])
@@ -149,6 +150,9 @@ class Guard:
             await error.response()(scope, receive, send_named)
         finally:
             request.state.ended.close()
+            if (stream := getattr(request.state, "stream", None)) and stream.is_broken:
+                # Its status was sent before the error came.
+                status = 503
             path, seconds = request.url.path, monotonic() - started
             metrics.request(path, status, version, seconds)
             said = {"id": name, "path": path, "status": status, "version": version}

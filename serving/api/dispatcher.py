@@ -212,12 +212,15 @@ class Stream:
         self.by, self.work = by, work
         self.text = ""
         """What was read of it."""
+        self.is_broken = False
+        """Whether it ended with an error."""
         self._pieces = pieces
 
     async def read(self) -> Chunk | None:
         """The next piece, None after the last one, which has a finish reason or an error."""
         if chunk := await self._pieces.get():
             self.text += chunk.text
+            self.is_broken = chunk.error is not None
         else:
             await self.work
         return chunk

@@ -68,6 +68,15 @@ def test_the_cosine_ends_at_its_final_share() -> None:
 
 
 @pytest.mark.parametrize("shape", ["warmup_stable_decay", "cosine"])
+@pytest.mark.parametrize("warmup", [None, 0, 4])
+def test_the_last_step_has_the_final_share_also_where_the_warm_up_fills_the_run(
+    shape: str, warmup: int | None
+) -> None:
+    given = {"shape": shape, "warmup_steps": warmup, "final_fraction": 0.2}
+    assert learning_rate_factor(ScheduleSettings.model_validate(given), 4, 4) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("shape", ["warmup_stable_decay", "cosine"])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_run_shorter_than_its_warm_up_has_a_learning_rate(shape: str, steps: int) -> None:
     schedule = ScheduleSettings.model_validate({"shape": shape, "warmup_steps": 3})

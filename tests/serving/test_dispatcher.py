@@ -6,15 +6,18 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from serving.api import dispatcher as dispatching
+from serving.api.app import ApiContext, build_app
 from serving.api.dispatcher import Dispatcher, Metrics, Route, Router, Stream
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest
 from serving.errors import ServingError, timed_out
+from serving.journal import Journal
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
 from serving.state import Desired
@@ -227,3 +230,25 @@ def test_nobody_can_tell_which_version_the_next_request_meets(
     numbers = [number for number, is_new in enumerate(met) if is_new]
     assert 40 < len(numbers) < 160
     assert len({after - before for before, after in pairwise(numbers)}) > 4, "never the nth"
+
+
+def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
+    loop: asyncio.Runner, versions: Versions, tmp_path: Path
+) -> None:
+    settings = IMPATIENT.model_copy(update={"max_new_tokens": 4_000})
+    dispatcher, *_ = versions.serve(settings=settings)
+    journal = Journal(tmp_path, lambda: settings.journal)
+    app = build_app(ApiContext(dispatcher, None, journal))
+    body = {"prompt": "The valve", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+
+    async def ask() -> tuple[httpx.Response, str]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            answer = await http.post("/v1/completions", json=body)
+            return answer, (await http.get("/metrics")).text
+
+    answer, metrics = loop.run(ask())
+
+    assert answer.status_code == 200 and "after 0.5 s" in answer.text.splitlines()[-2]
+    (line,) = [one for one in metrics.splitlines() if one.startswith("serving_requests_total{")]
+    assert 'status="503"' in line and line.endswith(" 1.0")
