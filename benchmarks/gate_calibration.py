@@ -2,10 +2,10 @@
 
 A year is a sequence of candidates none of which is better than the champion in truth: each one's
 true difference is 0. Nobody knows beforehand which shape the per-document differences of two models
-have, so there are six: those measured between SmolLM2-135M and itself after 32 steps on package
+have, so there are seven: those measured between SmolLM2-135M and itself after 32 steps on package
 documentation (447 held-out documents, in gate_calibration_measured.csv) and their mirror image; and
 made-up ones: even, mostly small gains with a few large ones, mostly small losses with a few large
-ones, and in clusters of near-copies.
+ones, large losses of one document in twenty, and in clusters of near-copies.
 
 Two searchers try for a year. One retries with other seeds; half of the variance of its candidates'
 differences is common to all of them. The other one reads the scores: its next candidate joins all
@@ -43,7 +43,7 @@ from recipes.evaluation.statistics import (
     summarize,
 )
 
-YEARS = {52: 400, 500: 100}
+YEARS = {52: 1_000, 500: 200}
 """Candidates of a year to years simulated."""
 ROUNDS = {36: (36,), 200: (50, 100, 200), 1_000: (250, 500, 1_000)}
 """Documents of the whole budget to those measured after each round."""

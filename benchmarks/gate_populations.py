@@ -20,6 +20,10 @@ SHAPES: dict[str, Shape] = {
     "few_large_losses": lambda random, size: (
         random.exponential(1.5, size) ** 1.3 + 0.4 * random.normal(size=size)
     ),
+    "rare_losses": lambda random, size: (
+        0.3 * random.normal(size=size)
+        + np.where(random.random(size) < 0.05, random.exponential(1.0, size), 0)
+    ),
     "clusters": lambda random, size: random.standard_t(4, size),
 }
 

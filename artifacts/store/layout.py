@@ -128,11 +128,5 @@ def endpoint(pipeline: str) -> str:
 
 
 def automation(pipeline: str) -> str:
-    """The folder of what automation has told about a pipeline."""
+    """The folder of what automation knows about a pipeline's source text."""
     return f"{AUTOMATION_FOLDER}/{pipeline}"
-
-
-def surveys(pipeline: str) -> str:
-    """The folder of lists of files that a pipeline's sources held; without them, automation does
-    not know how much of a text is new."""
-    return f"{CACHE_FOLDER}/{AUTOMATION_FOLDER}/{pipeline}"

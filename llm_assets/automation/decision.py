@@ -60,7 +60,7 @@ class Surveys:
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
-        self._folder = layout.surveys(pipeline)
+        self._folder = layout.automation(pipeline)
 
     def write(self, text: TextSnapshot) -> None:
         """Note a text's files; those that went before are noted already."""

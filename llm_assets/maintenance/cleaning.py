@@ -312,13 +312,13 @@ def _runs(
     is for the pipeline to say that made it; one that was broken off keeps the state that it goes on
     from."""
     folders = contents.inventory.folders
-    others = [history for owner, history in contents.histories.items() if owner != pipeline]
-    of_others = {
-        entry.fingerprint
-        for history in others
+    trained = {
+        owner: {entry.fingerprint for entry in (known.current, *known.previous)}
+        for owner, history in contents.histories.items()
         if (known := history.assets.get("checkpoint"))
-        for entry in (known.current, *known.previous)
     }
+    own = trained.pop(pipeline, set())
+    of_others = set().union(*trained.values()) - own
     for run in sorted(name for kind, name in folders if kind == layout.RUNS_FOLDER):
         name = ("checkpoint", run)
         place = f"{layout.RUNS_FOLDER}/{run}"

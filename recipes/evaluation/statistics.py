@@ -50,9 +50,9 @@ def sum_by_cluster(clusters: np.ndarray, *columns: np.ndarray) -> list[np.ndarra
     return [np.bincount(groups, weights=column) for column in columns]
 
 
-FIRST_TERM = 2.5
-SPENDING_SUM = 1.3766260114
-"""Of 1 / (n ln² n) over n = 2.5, 3.5, …: the parts are this series, which falls slowest among
+FIRST_TERM = 2.3
+SPENDING_SUM = 1.5844867764
+"""Of 1 / (n ln² n) over n = 2.3, 3.3, …: the parts are this series, which falls slowest among
 simple ones that have a sum. Where it begins weighs the first looks against later ones."""
 LAST_ROUND = 0.9
 """What of a look's part its last round spends; each one before it a tenth of the next one's, as
@@ -63,9 +63,6 @@ clusters; besides for the quantile times the skewness towards large losses over 
 number, the two orders in which the shape of the differences spoils Student's t (Hall 1992, section
 3). Found by simulating differences that are mostly small gains with a few large losses, down to 30
 clusters and levels of one in 100,000."""
-FEW_CLUSTERS = 50
-"""Up to so many, a bound is moved by all of it; past them by less, as the root of their number
-grows, to half of it at four times as many: the measured skewness is closer to the true one then."""
 FUTILITY = 0.05
 POWER = 0.8
 
@@ -238,8 +235,7 @@ def reach(
     # Both are symmetric, so the quantile at 1 - level is that at level with the sign turned.
     quantile = -ndtri(level)
     by_skewness = quantile * np.maximum(skewness, 0) / math.sqrt(clusters)
-    widening = BOUND_WIDENING * min(max(math.sqrt(FEW_CLUSTERS / clusters), 0.5), 1.0)
-    by_tails = widening * quantile**2 / clusters
+    by_tails = BOUND_WIDENING * quantile**2 / clusters
     return error * -stdtrit(clusters - 1, level) * (1 + by_skewness + by_tails)
 
 

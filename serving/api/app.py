@@ -150,9 +150,9 @@ class Guard:
             await error.response()(scope, receive, send_named)
         finally:
             request.state.ended.close()
-            if (stream := getattr(request.state, "stream", None)) and stream.is_broken:
-                # Its status was sent before the error came.
-                status = 503
+            if (stream := getattr(request.state, "stream", None)) and stream.error:
+                # 200 was sent before the error came.
+                status = stream.error.status
             path, seconds = request.url.path, monotonic() - started
             metrics.request(path, status, version, seconds)
             said = {"id": name, "path": path, "status": status, "version": version}

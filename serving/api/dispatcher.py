@@ -17,7 +17,7 @@ import prometheus_client as prometheus
 
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import Chunk, EngineLost, GenerateRequest, Refused
-from serving.errors import invalid, timed_out, unavailable
+from serving.errors import ServingError, invalid, timed_out, unavailable
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
 from serving.state import OfVersion, RouteStatus
@@ -212,15 +212,17 @@ class Stream:
         self.by, self.work = by, work
         self.text = ""
         """What was read of it."""
-        self.is_broken = False
-        """Whether it ended with an error."""
+        self.error: ServingError | None = None
+        """Why it ended early, once that was read."""
         self._pieces = pieces
 
     async def read(self) -> Chunk | None:
         """The next piece, None after the last one, which has a finish reason or an error."""
         if chunk := await self._pieces.get():
             self.text += chunk.text
-            self.is_broken = chunk.error is not None
+            if chunk.error is not None:
+                status, code = (504, "timeout") if chunk.is_late else (503, "unavailable")
+                self.error = ServingError(status, chunk.error, code)
         else:
             await self.work
         return chunk
@@ -370,7 +372,7 @@ class Dispatcher:
                         said = f"No engine could finish the answer: {error}."
                         if late:
                             said = str(timed_out(self.settings.request_timeout))
-                        return tell(route.engine.desired, 0, Chunk(error=said))
+                        return tell(route.engine.desired, 0, Chunk(error=said, is_late=late))
                     if late:
                         raise timed_out(self.settings.request_timeout) from None
                     # A dead engine counts as ready until its end is noticed, and would be drawn

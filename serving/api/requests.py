@@ -30,7 +30,7 @@ from serving.engine.protocol import (
     Message,
     TokenScore,
 )
-from serving.errors import ServingError, invalid
+from serving.errors import invalid
 from serving.settings import EndpointSettings
 from serving.state import OfVersion
 
@@ -164,8 +164,8 @@ class OpenAIRequest(Sampling):
         options, envelope = self.stream_options or StreamOptions(), self._envelope(name, stream.by)
         last, any_before = Chunk(), False
         while chunk := await stream.read():
-            if chunk.error is not None:
-                yield _event(ServingError(503, chunk.error, "unavailable").body)
+            if stream.error:
+                yield _event(stream.error.body)
                 return
             choice = self.choice(chunk)
             if any_before:

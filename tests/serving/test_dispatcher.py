@@ -251,4 +251,4 @@ def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
 
     assert answer.status_code == 200 and "after 0.5 s" in answer.text.splitlines()[-2]
     (line,) = [one for one in metrics.splitlines() if one.startswith("serving_requests_total{")]
-    assert 'status="503"' in line and line.endswith(" 1.0")
+    assert 'status="504"' in line and line.endswith(" 1.0")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from zipimport import zipimporter
 
+import pytest
 from pyspark.sql import SparkSession
 
 SESSION = """
@@ -71,3 +72,25 @@ def test_a_task_reads_no_archive_again_and_looks_for_garbage_in_nothing_imported
 
     assert archives == []
     assert frozen
+
+
+ACKNOWLEDGE = """
+import socket
+from spark_jobs import worker_daemon
+server = socket.create_server(("127.0.0.1", 0))
+java = socket.create_connection(server.getsockname())
+worker, _ = server.accept()
+at_once = lambda: worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+# Where each side answers at once, Linux puts acknowledgements off to send them with the answers.
+for _ in range(100):
+    java.sendall(b"x"), worker.recv(1), worker.sendall(b"y"), java.recv(1)
+before = at_once()
+worker_daemon._work = lambda received, sent: print(before, at_once())
+worker_daemon.work_on_task(worker.makefile("rb"), worker.makefile("wb"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is nothing to say")
+def test_a_worker_lets_no_piece_of_a_task_wait_for_an_acknowledgement() -> None:
+    done = subprocess.run([sys.executable, "-c", ACKNOWLEDGE], capture_output=True, text=True)
+    assert done.stdout == "0 1\n", done.stderr

@@ -18,7 +18,6 @@ from artifacts.errors import DamagedArtifact
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft
-from llm_assets.automation.decision import Surveys, TextSnapshot
 from llm_assets.automation.jobs import build_schedules
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
@@ -131,17 +130,6 @@ def test_the_state_of_another_pipelines_training_is_for_that_pipeline_to_drop(we
     weeks.clean(optimizer_state=False)
 
     assert (Path(weeks.store.root) / f"runs/{made.fingerprint}/step-8/state").exists()
-
-
-def test_lists_of_files_that_sources_held_go_like_other_caches(weeks: Weeks) -> None:
-    text = TextSnapshot({"manual": "content"}, {"digest": 5}, is_all_files=True)
-    surveys = Surveys(weeks.store, "manual")
-    surveys.write(text)
-    assert surveys.changed_bytes(text, text.name) == 0
-
-    weeks.clean(cache_gb=1 / 1e9)
-
-    assert surveys.changed_bytes(text, text.name) is None
 
 
 def break_off(weeks: Weeks, permanent: list[int]) -> Path:
