@@ -7,7 +7,7 @@ by Dagster's runs. So a daemon that is killed anywhere goes on.
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from dagster import DagsterRunStatus, RunRecord, RunRequest
 
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
 from llm_assets.automation.launched import QUESTION_TAG, Runs, forbidden
@@ -67,6 +68,12 @@ class Surveys:
         buffer = io.BytesIO()
         np.save(buffer, _as_array(text), allow_pickle=False)
         self._store.write_bytes(f"{self._folder}/{text.name}.npy", buffer.getvalue())
+
+    def keep(self, names: Container[str]) -> None:
+        """Remove what was noted of other texts: nobody will ask how much has changed since."""
+        for file in self._store.list_folder(self._folder):
+            if file.removesuffix(".npy") not in names:
+                files.remove(f"{self._store.root}/{self._folder}/{file}")
 
     def changed_bytes(self, text: TextSnapshot, before: str | None) -> int | None:
         """Bytes of files that came or went since the text of a name; None where nobody knows."""

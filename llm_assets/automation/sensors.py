@@ -101,12 +101,17 @@ def _watch(
         raise
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
     observe(context.instance, settings, opened)
-    text = text_of(opened)
+    text, state = text_of(opened), models.state()
+    known = _known_texts(pipeline, state)
     cursor = read_cursor(Cursor, context.cursor)
     if cursor is None or cursor.text != text.name or cursor.since > now.timestamp():
         cursor = Cursor(text=text.name, since=now.timestamp())
-        Surveys(pipeline.store, settings.name).write(text)
-    found = _decide(context, pipeline, models.state(), text, cursor, now)
+        surveys = Surveys(pipeline.store, settings.name)
+        surveys.write(text)
+        # A run under way may end as a version that knows one of the texts before.
+        if not Runs(context.instance, settings).unfinished():
+            surveys.keep({text.name, *known.values()})
+    found = _decide(context, pipeline, state, known, text, cursor, now)
     return conclude(context, pipeline, "waiting", found, cursor.model_dump_json())
 
 
@@ -114,19 +119,13 @@ def _decide(
     context: SensorEvaluationContext,
     pipeline: PipelineResource,
     state: RegistryState,
+    known: dict[int, str],
     text: TextSnapshot,
     cursor: Cursor,
     now: datetime,
 ) -> RunRequest | Wait:
     settings = pipeline.settings
     automation = settings.automation
-    older, newest = state.versions[:-NEWEST_VERSIONS], state.versions[-NEWEST_VERSIONS:]
-    wanted = state.find("wanted")
-    known = {
-        version.version: name
-        for version in [*(one for one in older if one == wanted), *newest]
-        if (name := _text_of(pipeline, version))
-    }
     versions = [one for one in state.versions if known.get(one.version) == text.name]
     question = ask(text.name, state, versions, automation)
     if isinstance(question, Wait):
@@ -164,6 +163,17 @@ def _too_early(
             f"The text changed {waited:.0f} s ago; waiting until it is unchanged for {quiet:.0f} s."
         )
     return None
+
+
+def _known_texts(pipeline: PipelineResource, state: RegistryState) -> dict[int, str]:
+    """The name of the text that each of the newest versions, and the wanted one, knows."""
+    older, newest = state.versions[:-NEWEST_VERSIONS], state.versions[-NEWEST_VERSIONS:]
+    wanted = state.find("wanted")
+    return {
+        version.version: name
+        for version in [*(one for one in older if one == wanted), *newest]
+        if (name := _text_of(pipeline, version))
+    }
 
 
 def _text_of(pipeline: PipelineResource, version: ModelVersion) -> str | None:

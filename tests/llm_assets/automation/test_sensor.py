@@ -72,6 +72,23 @@ def test_renamed_text_teaches_nothing_and_deleted_text_counts(automated: Automat
     assert isinstance(automated.tick(), RunRequest)
 
 
+def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: Automated) -> None:
+    """A tick notes the files of each new text. What no version knows goes at the next change, but
+    not while a run may make a version of it."""
+    folder = automated.project.folder / "store" / "automation" / "manual"
+    assert "knows this text" in str(automated.tick())
+    (wanted,) = folder.iterdir()
+    add(automated, "second.txt")
+    run = automated.launch(automated.tick())
+    add(automated, "third.txt")
+    assert "is under way" in str(automated.tick())
+    assert len(list(folder.iterdir())) == 3
+    automated.end(run, succeeded=False)
+    add(automated, "fourth.txt")
+    assert isinstance(automated.tick(), RunRequest)
+    assert wanted in (left := list(folder.iterdir())) and len(left) == 2
+
+
 def test_source_that_cannot_be_read_fails_the_tick_with_its_reason(automated: Automated) -> None:
     moved = automated.text.rename(automated.text.with_name("away"))
     with pytest.raises(Failure, match="matches no file"):
