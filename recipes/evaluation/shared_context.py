@@ -45,7 +45,12 @@ class SharedContextLM(HFLM):
     def __init__(self, model: Any, tokenizer: Any, batch_tokens: int) -> None:
         """Wrap a loaded causal model of transformers."""
         super().__init__(
-            pretrained=model, tokenizer=tokenizer, backend="causal", device=str(model.device)
+            pretrained=model,
+            tokenizer=tokenizer,
+            backend="causal",
+            device=str(model.device),
+            # What bfloat16 keeps of a sum of log-likelihoods tells no close choices apart.
+            softmax_dtype="float32",
         )
         self._batch_tokens = batch_tokens
         self._longest_row = _longest_row(model)
@@ -94,11 +99,17 @@ class SharedContextLM(HFLM):
         ).logits
         return [
             [
-                _likelihood(logits[row, [place - first for place in places]], continuation)
+                self._likelihood(logits[row, [place - first for place in places]], continuation)
                 for places, continuation in _predicting(question)
             ]
             for row, question in enumerate(batch)
         ]
+
+    def _likelihood(self, logits: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:
+        wanted = torch.tensor(continuation, device=logits.device)
+        likely = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)
+        greedy = bool((likely.argmax(dim=-1) == wanted).all())
+        return float(likely.gather(-1, wanted[:, None]).sum()), greedy
 
 
 def _longest_row(model: Any) -> float:
@@ -163,10 +174,3 @@ def _predicting(question: SharedContext) -> Iterator[tuple[list[int], list[int]]
         end = start + len(continuation) - 1
         yield [len(question.context) - 1, *range(start, end)], continuation
         start = end
-
-
-def _likelihood(logits: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:
-    wanted = torch.tensor(continuation, device=logits.device)
-    likely = torch.log_softmax(logits, dim=-1)
-    greedy = bool((likely.argmax(dim=-1) == wanted).all())
-    return float(likely.gather(-1, wanted[:, None]).sum()), greedy

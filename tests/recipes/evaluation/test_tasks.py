@@ -12,6 +12,7 @@ import datasets
 import lm_eval.tasks
 import pyarrow.parquet as pq
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -107,6 +108,27 @@ def test_scores_are_lm_evals_own(
     ):
         assert (mine.metric, mine.samples) == (theirs.metric, theirs.samples)
         assert mine.values.tolist() == theirs.values.tolist()
+
+
+@pytest.mark.parametrize("copies", [1, 60])
+def test_log_likelihoods_of_a_bfloat16_model_are_summed_in_float32(
+    copies: int, base_model: Path, tokenizer: Any
+) -> None:
+    """Choices in one row, and ones that stand alone since their context does not fit."""
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16).eval()
+    context = " ".join(["The valve opens."] * copies)
+    choice = " A pump fails at night, and pressure rises." * 2
+    requests = [Instance("loglikelihood", {}, (context, choice), 0)]
+    ours = SharedContextLM(model, tokenizer, 512)
+    [(found, _)] = ours.loglikelihood(requests, disable_tqdm=True)
+    tokens = torch.tensor(tokenizer.encode(context + choice))
+    scored = len(tokens) - len(tokenizer.encode(context))
+    tokens = tokens[-ours.max_length - 1 :]
+    with torch.inference_mode():
+        logits = model(tokens[None, :-1]).logits[0, -scored:].float()
+    expected = logits.log_softmax(-1).gather(-1, tokens[-scored:, None]).sum()
+    # Here one step of bfloat16 is 1; rows of other widths differ by some hundredths of it.
+    assert expected < -128 and found == pytest.approx(float(expected), abs=0.2)
 
 
 def test_questions_without_a_text_of_their_own_are_read_in_rows_of_bounded_length(
