@@ -10,7 +10,8 @@ from itertools import zip_longest
 
 from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
-from spark_jobs.read.files.streams import BadFile, SourceChanged, StoredFile
+from spark_jobs.read.files.rows import measure_parquet
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, StoredFile
 from spark_jobs.read.language import guess_language
 from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
@@ -49,7 +50,7 @@ class TextSurvey:
     languages: Counter[str | None] = field(default_factory=Counter)
     """What they seem to be written in, to how many; None where nothing tells."""
     share: float = 0.0
-    """Of the files' bytes, those that were read; 1 where everything was."""
+    """Of the bytes to read, those that were; 1 where everything was."""
 
 
 @dataclass
@@ -58,14 +59,24 @@ class _Kind:
 
     files: list[StoredFile]
     finished: int = 0
-    bytes: int = 0
+    bytes: float = 0.0
+    begun_bytes: int = 0
+    """Of the files that were begun, as stored."""
+    begun_to_read: int = 0
+    """Of these, those that are read: of a Parquet file those of some columns."""
     counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def size(self) -> float:
+        """Bytes to read; of files that were not begun, the share that it is of the others."""
+        stored = sum(file.size for file in self.files)
+        return stored * self.begun_to_read / self.begun_bytes if self.begun_bytes else stored
 
     def whole_over_read(self, name: str) -> float:
         if self.finished == len(self.files) or not self.bytes:
             return 1.0
         if name in ROWS or not self.finished:
-            return max(1.0, sum(file.size for file in self.files) / self.bytes)
+            return max(1.0, self.size / self.bytes)
         return len(self.files) / self.finished
 
 
@@ -115,14 +126,23 @@ class _Look:
         self._found = TextSurvey(unread=SkippedFiles(most=messages))
 
     def read(self, file: StoredFile, kind: _Kind) -> None:
+        name = file.format.name
+
         def tick(number: int) -> None:
-            kind.bytes += number
+            kind.bytes += number if name != "parquet" else 0
             if self._deadline is not None and time.monotonic() > self._deadline:
                 raise _TimeIsUpError
 
-        source = self._source if file.format.name == "archive" else self._streaming
+        source = self._source if name == "archive" else self._streaming
         try:
+            rows, to_read = 0, file.size
+            if name == "parquet":
+                # Of its bytes some megabytes are read ahead, and those of other columns never.
+                rows, to_read = measure_parquet(Content(file, source, tick))
+            kind.begun_bytes += file.size
+            kind.begun_to_read += to_read
             for one in documents_of(file, source, tick):
+                kind.bytes += to_read / rows if rows else 0
                 checked = one if isinstance(one, Fault) else check_document(one)
                 if isinstance(checked, Fault):
                     self._set_aside(checked)
@@ -171,7 +191,7 @@ class _Look:
             factor = kind.whole_over_read(name)
             for counted, number in kind.counts.items():
                 setattr(found, counted, getattr(found, counted) + factor * number)
-        total = sum(file.size for kind in kinds.values() for file in kind.files)
+        total = sum(kind.size for kind in kinds.values())
         read = sum(kind.bytes for kind in kinds.values())
         unfinished = any(kind.finished < len(kind.files) for kind in kinds.values())
         found.share = min(0.999, read / max(1, total)) if unfinished else 1.0

@@ -24,7 +24,7 @@ from artifacts.errors import UserError, first_line, install_advice
 from artifacts.settings import value_at
 from spark_jobs.read.document import Fault, Look, take_example
 from spark_jobs.read.files import streams
-from spark_jobs.read.settings import template_columns
+from spark_jobs.read.settings import Files, template_columns
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
 """Largest JSON file that is one value; it is read into memory as a whole."""
@@ -281,10 +281,8 @@ def read_parquet(content: streams.Content) -> Iterator[Row]:
     number = 0
     with content.open() as stream:
         schema = pq.ParquetFile(stream).schema_arrow
-        names = schema.names
-        _need_columns(content, names)
-        columns = [one for one in source.columns if _has(names, one) or not source.templates]
-        columns += ["input"] if source.examples else []
+        _need_columns(content, schema.names)
+        columns = _columns_to_read(schema, source)
         # Of a list or an object, Arrow has no column of that name, and each row is named.
         nested = {field.name for field in schema if pa.types.is_nested(field.type)}
         one_text = not (source.examples or source.templates or source.text_column in nested)
@@ -305,19 +303,47 @@ def read_parquet(content: streams.Content) -> Iterator[Row]:
                     yield pick(record, content, where, number)
 
 
-def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
-    """As many rows as have some megabytes, by the file's own account of its columns."""
-    largest = 1
+def measure_parquet(content: streams.Content) -> tuple[int, int]:
+    """A Parquet file's rows, and the bytes, as stored, of the columns that are read of them."""
+    with content.open(ahead=True) as stream:
+        parquet = pq.ParquetFile(stream)
+        columns = _columns_to_read(parquet.schema_arrow, content.source)
+        groups = _row_groups(parquet, columns)
+        return parquet.metadata.num_rows, sum(
+            column.total_compressed_size for _, read in groups for column in read
+        )
+
+
+def _columns_to_read(schema: pa.Schema, source: Files) -> list[str]:
+    columns = [one for one in source.columns if _has(schema.names, one) or not source.templates]
+    return [*columns, "input"] if source.examples else columns
+
+
+def _row_groups(
+    parquet: pq.ParquetFile, columns: list[str]
+) -> Iterator[tuple[int, list[pq.ColumnChunkMetaData]]]:
+    """Of each group its rows, and the file's own account of those columns."""
+    outermost = {column.split(".")[0] for column in columns}
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)
-        size = sum(
-            group.column(n).total_uncompressed_size
-            for n in range(group.num_columns)
-            if group.column(n).path_in_schema.split(".")[0] in {c.split(".")[0] for c in columns}
+        found = map(group.column, range(group.num_columns))
+        yield (
+            group.num_rows,
+            [one for one in found if one.path_in_schema.split(".")[0] in outermost],
         )
-        if group.num_rows:
-            largest = max(largest, size // group.num_rows)
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // largest))
+
+
+def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
+    """As many rows as have some megabytes."""
+    largest = max(
+        (
+            sum(column.total_uncompressed_size for column in read) // rows
+            for rows, read in _row_groups(parquet, columns)
+            if rows
+        ),
+        default=0,
+    )
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, largest)))
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeError]:

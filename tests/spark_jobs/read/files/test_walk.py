@@ -1,10 +1,13 @@
 """What lies in a folder: read, or counted by kind and named, and nothing hangs."""
 
 import os
+import random
 import shutil
 import socket
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import UserError
@@ -130,6 +133,29 @@ def test_what_is_looked_at_twice_counts_once_towards_how_much_was_read(
 
     assert len(list(documents_of(file, source, read.append))) == 5_000
     assert sum(read) == file.size
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_of_parquet_files_the_columns_that_are_read_tell_how_much_there_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    rows = range(4_000 // count)
+    pictures = [random.Random(row).randbytes(2_000) for row in rows]
+    for number in range(count):
+        texts = [f"Valve {row} of file {number} opens." for row in rows]
+        table = pa.table({"text": texts, "picture": pictures})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=200)
+    source = source_of(folder, formats=["parquet"])
+    read: list[str] = []
+    monkeypatch.setattr("spark_jobs.read.survey.guess_language", read.append)
+    # Time passes with each document that is read.
+    monkeypatch.setattr("time.monotonic", lambda: len(read))
+
+    seen = survey(source, find_files(source).files, 1, seconds=1_500)
+
+    assert 1_500 < seen.read < 4_000
+    assert seen.documents == pytest.approx(4_000, rel=0.02)
+    assert seen.share == pytest.approx(seen.read / 4_000, rel=0.02)
 
 
 def test_hidden_files_other_formats_and_the_store_are_counted_by_kind(folder: Path) -> None:
