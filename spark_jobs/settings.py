@@ -141,8 +141,8 @@ class CleanCorpusSettings(Settings):
     """Maximum length of a plain-text document, in characters; longer ones are dropped, since beyond
     ten million most are data dumps."""
     mask_personal_data: bool = False
-    """Replace e-mail addresses and public IPv4 addresses with placeholders; a version number of
-    four parts looks like an address. Off by default, since manuals often need theirs."""
+    """Replace e-mail addresses and public IPv4 and IPv6 addresses with placeholders; a version
+    number of four parts looks like an address. Off by default, since manuals often need theirs."""
     quality_filters: list[QualityFilter] = Field(default_factory=list)
     """Filters for English web text, applied in the order given; technical text fails many of
     them."""

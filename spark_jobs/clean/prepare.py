@@ -70,9 +70,20 @@ _ADDRESS = re.compile(
     # Neither a part of a longer number, such as of a section or an object id, nor of a name.
     rf"(?<![0-9A-Za-z])(?<![0-9A-Za-z]\.)(?:{_OCTET}\.){{3}}{_OCTET}(?![0-9A-Za-z]|\.[0-9])"
 )
+_HEX = "[0-9A-Fa-f]"
+_ADDRESS_V6 = re.compile(
+    # Of global unicast (2000::/3), so that no time, MAC address or name in a program is one.
+    rf"[23](?<![0-9A-Za-z][23])(?<![0-9A-Za-z]\.[23])(?<!::[23]){_HEX}{{3}}"
+    # Nor a part of more groups: a short word of hexadecimal digits before a colon is a group.
+    + "".join(f"(?<!(?<![0-9A-Za-z]){_HEX * digits}:{_HEX * 4})" for digits in range(1, 5))
+    + rf"(?:::?{_HEX}{{1,4}})++(?:::)?+(?![0-9A-Za-z]|:[0-9A-Za-z:]|\.[0-9])"
+)
+_FEWEST_GROUPS = 3
+"""Written of an address; `2000::2` may be a slice of an array."""
 _MASKED_EMAIL = "email@example.com"
-_MASKED_ADDRESS = "192.0.2.1"
-"""An address set aside for documentation (RFC 5737)."""
+_MASKED_ADDRESS, _MASKED_ADDRESS_V6 = "192.0.2.1", "2001:db8::1"
+"""Addresses set aside for documentation (RFC 5737, RFC 3849)."""
+_DOCUMENTATION = ipaddress.ip_network("2001:db8::/32"), ipaddress.ip_network("3fff::/20")
 
 
 @lru_cache
@@ -101,14 +112,26 @@ def quality_filter(name: QualityFilter) -> Check:
 
 
 def mask_personal_data(text: str) -> str:
-    """The text with placeholders for e-mail addresses and public IPv4 addresses.
+    """The text with placeholders for e-mail addresses and public IPv4 and IPv6 addresses.
 
     datatrove's patterns, which this replaces, pass over addresses that begin or end at a letter of
     any script, and take versions of packages and parts of longer numbers for addresses.
     """
     if "@" in text:
         text = _EMAIL.sub(_MASKED_EMAIL, text)
+    if ":" in text:
+        text = _ADDRESS_V6.sub(_mask_public_v6, text)
     return _ADDRESS.sub(_mask_public, text)
+
+
+def _mask_public_v6(found: re.Match[str]) -> str:
+    try:
+        address = ipaddress.IPv6Address(found[0])
+    except ValueError:  # too many or too few groups
+        return found[0]
+    is_slice = len(list(filter(None, found[0].split(":")))) < _FEWEST_GROUPS
+    is_example = any(address in network for network in _DOCUMENTATION)
+    return found[0] if is_slice or is_example else _MASKED_ADDRESS_V6
 
 
 def _mask_public(found: re.Match[str]) -> str:

@@ -1,11 +1,14 @@
 """The cleaning job, through its own door: folders in, folders and counts out."""
 
+import ipaddress
 import json
 import random
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
@@ -245,13 +248,57 @@ def test_personal_data_are_masked_where_asked(
         ("OID 1.3.6.1.4.1.311.21.20, section 12.1.2.33.4, v1.2.3.4567", None),
         ("12.34.56.789 and 10.0.0.1 and 1.2.3.04", None),
         ("react@18.2.0 lodash@4.17.21 git@github.com:org/pump.git @decorator.name", None),
+        ("Ping 2001:4860:4860::8888: it answers.", "Ping ADDRESS6: it answers."),
+        ("[2606:4700::1111]:443, IP:2620:fe::fe/64", "[ADDRESS6]:443, IP:ADDRESS6/64"),
+        ("Source:2A00:1450:4001:82b:0:0:0:200e.", "Source:ADDRESS6."),
+        ("地址是2001:4860:4860::8888。 2606:4700:4700::", "地址是ADDRESS6。 ADDRESS6"),
+        ("::ffff:8.8.8.8 64:ff9b::8.8.8.8", "::ffff:ADDRESS 64:ff9b::ADDRESS"),
+        ("::1 fe80::1ff:fe23:4567:890a fd12:3456:789a::1 2001:db8::2 3fff::a:1 ff02::1", None),
+        ("12:30:45 2031:03:14 2031:03:14:12:30:45 20:1a:2b:3c:4d:5e 2000:3b:00.0", None),
+        ("std::vector<int> 3ds::add::face x[2000::2] x[2000:3000:2] 2000:0100", None),
+        ("20:1a:2b:3c:4d:5e:6f:70 2a:1b:3c:4d:5e:6f:70:81:92:a3:b4:c5:d6:e7:f8:09", None),
+        ("2001:4860:4860:0:0:0:0:8888:1 face:2001:4860:4860::8888 2001:48601:1::2", None),
     ],
 )
 def test_addresses_are_masked_in_text_of_any_script_and_versions_are_not(
     text: str, masked: str | None
 ) -> None:
     expected = (masked or text).replace("MAIL", "email@example.com")
-    assert mask_personal_data(text) == expected.replace("ADDRESS", "192.0.2.1")
+    expected = expected.replace("ADDRESS6", "2001:db8::1").replace("ADDRESS", "192.0.2.1")
+    assert mask_personal_data(text) == expected
+
+
+@given(
+    # With three groups at least that are not 0.
+    number=st.integers(0x2 << 124, (0x4 << 124) - 1).map(lambda number: number | 1 << 96 | 1),
+    short=st.booleans(),
+    around=st.sampled_from(["{}", "[{}]:443", "a {}, b", "IP:{}.", "{}/64", "<{}>", "对{}对"]),
+)
+def test_every_public_address_of_ipv6_is_masked_and_no_other(
+    number: int, short: bool, around: str
+) -> None:
+    address = ipaddress.IPv6Address(number)
+    said = around.format(address.compressed if short else address.exploded)
+    example = around.format("2001:db8::1")
+    assume(not any(address in ipaddress.ip_network(one) for one in ("2001:db8::/32", "3fff::/20")))
+    assert mask_personal_data(said) == example
+    assert mask_personal_data(example) == example
+    private = ipaddress.IPv6Address(number | 0xF << 124)
+    assert mask_personal_data(around.format(private)) == around.format(private)
+
+
+@given(
+    st.lists(st.text("0123456789abcDEF", min_size=1, max_size=4), min_size=1, max_size=20),
+    st.sampled_from(["::", ":", " ", "-"]),
+)
+def test_runs_of_hexadecimal_digits_that_are_no_address_are_not_masked(
+    groups: list[str], between: str
+) -> None:
+    text = between.join(groups)
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        assert mask_personal_data(text) == text
 
 
 @pytest.mark.soak
