@@ -72,7 +72,11 @@ class CheckpointConfig(Config):
         ge=1,
         description="Multiplier of the usual length, if `continue_from_champion` is set.",
     )
-
+    from_version: int | None = Field(
+        default=None,
+        description="With `continue_from_champion`: continue from this version even if the same "
+        "text and settings were trained on before, which otherwise trains nothing.",
+    )
     without_forgotten: int | None = Field(
         default=None,
         description="A version whose runs are repeated without what was forgotten since. "
@@ -207,7 +211,8 @@ def checkpoint(
         artifact = train_once_more(pipeline.record, state, version, train, context.log.info)
         return materialization(artifact, checkpoint_view(artifact) | cost(artifact))
     settings = training.resolve(settings)
-    chosen = config.model_dump() | {"settings": settings.content()}
+    # The version arrives with the state of the registry; nobody chooses it to be another attempt.
+    chosen = config.model_dump(exclude={"from_version"}) | {"settings": settings.content()}
     if config.continue_from_champion:
         models = registry.open(pipeline)
         settings = continue_from_champion(settings, shards, models, config.longer)
@@ -216,7 +221,8 @@ def checkpoint(
     )
     start = ModelSource(path=base_model.url, fingerprint=base_model.fingerprint)
     if settings.starts_from == "champion":
-        start = find_start(pipeline.record, registry.open(pipeline), identity, start)
+        models = registry.open(pipeline)
+        start = find_start(pipeline.record, models, identity, start, config.from_version)
         identity = identity.extend(inputs={START_INPUT: start.fingerprint})
 
     def run_folder(fingerprint: str) -> str:

@@ -115,7 +115,12 @@ def _retrain(
     context: SensorEvaluationContext, settings: PipelineSettings, version: int
 ) -> RunRequest | Wait:
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
-    config = training_config(settings, {"continue_from_champion": True})
+    asked = runs.asking(question.name)
+    # What the same training made did not help.
+    helpless = sum(run.dagster_run.status is DagsterRunStatus.SUCCESS for run in asked)
+    # The text may be unchanged, and what was made from it would be found again.
+    given = {"continue_from_champion": True, "from_version": version, "longer": 2**helpless}
+    config = training_config(settings, given)
     return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)
 
 

@@ -73,7 +73,11 @@ START_INPUT = "start"
 
 
 def find_start(
-    record: Pipeline, registry: Registry, wanted: Identity, base: ModelSource
+    record: Pipeline,
+    registry: Registry,
+    wanted: Identity,
+    base: ModelSource,
+    from_version: int | None = None,
 ) -> ModelSource:
     """The wanted version, which is the base model before any candidate was better.
 
@@ -84,9 +88,11 @@ def find_start(
 
     Args:
         wanted: identity of the checkpoint about to be made, without its start.
+        from_version: takes the wanted version's place, whatever was made already.
 
     Raises:
         RegistryUnreachable: the registry cannot be asked.
+        UnknownVersion: it has no such version.
     """
     models = {
         version.model_fingerprint: ModelSource(
@@ -96,11 +102,11 @@ def find_start(
     } | {base.fingerprint: base}
     # By fingerprint, so that a checkpoint that was deleted is made again from the start it had.
     recorded = record.recorded(wanted.kind)
-    for model in models.values():
+    for model in models.values() if from_version is None else ():
         started = wanted.extend(inputs={START_INPUT: model.fingerprint})
         if recorded in record.store.names(started):
             return model
-    decided = registry.find("wanted")
+    decided = registry.find("wanted") if from_version is None else registry.get(from_version)
     if decided is None or not _has_base(record.store, decided, base):
         return base
     return models[decided.model_fingerprint]

@@ -6,7 +6,7 @@ import pytest
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact
-from llm_assets.registry.start import find_start
+from llm_assets.registry.start import START_INPUT, find_start
 from recipes.evaluation.settings import ModelSource
 from tests.conftest import Project
 from tests.llm_assets.maintenance.weeks import Weeks
@@ -34,6 +34,21 @@ def test_new_text_continues_from_the_champion_and_nothing_trains_on_itself(
     assert second.manifest.inputs["start"] == first.fingerprint
     start = second.stats["validation"]["start"]
     assert start < first.stats["validation"]["start"] / 1.3
+
+
+def test_the_same_training_trains_on_where_it_names_the_version_to_continue_from(
+    tmp_path: Path,
+) -> None:
+    weeks = Weeks(tmp_path / "store")
+    version = weeks.retrain(1, promoted=True)
+    made = weeks.current("checkpoint")
+    identity = made.manifest.identity
+    inputs = {name: one for name, one in identity.inputs.items() if name != START_INPUT}
+    same = identity.model_copy(update={"inputs": inputs})
+    base = ModelSource(path=weeks.base.url, fingerprint=weeks.base.fingerprint)
+    assert find_start(weeks.record, weeks.registry, same, base) == base, "it is found again"
+    again = find_start(weeks.record, weeks.registry, same, base, version)
+    assert again.fingerprint == made.fingerprint
 
 
 def start_of(weeks: Weeks, base: Artifact) -> str:

@@ -110,14 +110,22 @@ def test_what_failed_is_said_once_and_well_again_after_it(
     assert len(heard) == 2
 
 
-def test_a_version_that_got_worse_is_trained_on_once_where_the_settings_say_so(
+def test_a_version_that_got_worse_is_trained_further_and_longer_if_that_did_not_help(
     automated: Automated, live: Live
 ) -> None:
-    automated.automate(quality={"then": "retrain"})
+    automated.automate(quality={"then": "retrain"}, retry_minutes=0)
+    for longer, succeeds in ((1, False), (1, True), (2, True), (4, True)):
+        automated.cursor = half_failed(live)
+        request = automated.tick(SENSOR)
+        assert isinstance(request, RunRequest)
+        assert request.run_config["ops"]["checkpoint"]["config"] == {
+            "continue_from_champion": True,
+            "from_version": 1,
+            "longer": longer,
+        }
+        run = automated.launch(request)
+        automated.cursor = half_failed(live)
+        assert "is under way" in str(automated.tick(SENSOR))
+        automated.end(run, succeeds)
     automated.cursor = half_failed(live)
-    request = automated.tick(SENSOR)
-    assert isinstance(request, RunRequest)
-    assert request.run_config["ops"]["checkpoint"]["config"]["continue_from_champion"]
-    automated.launch(request)
-    automated.cursor = half_failed(live)
-    assert "is under way" in str(automated.tick(SENSOR))
+    assert "did not resolve this" in str(automated.tick(SENSOR))
