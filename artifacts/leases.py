@@ -188,34 +188,26 @@ def is_held(path: Path) -> bool:
 
 
 LIFETIME_SECONDS = 60.0
+"""So long a holder that died keeps others waiting."""
 ABANDONED_SECONDS = 30 * LIFETIME_SECONDS
 OBJECT_POLL_SECONDS = 1.0
+"""Between two looks of a waiting maker."""
 
 
 @contextmanager
-def object_lease(
-    url: str,
-    on_wait: Callable[[str], None] | None = None,
-    lifetime_seconds: float | None = None,
-    poll_seconds: float = OBJECT_POLL_SECONDS,
-) -> Iterator["ObjectLease"]:
+def object_lease(url: str, on_wait: Callable[[str], None] | None = None) -> Iterator["ObjectLease"]:
     """Hold the lease at `gs://bucket/name` while the block runs, renewing it all the time.
 
     Args:
         url: the lease object.
         on_wait: called once if the lease is taken, with the holder in words.
-        lifetime_seconds: how long a holder that died keeps others waiting; a minute by default.
-        poll_seconds: time between a waiting maker's looks.
 
     Raises:
         LeaseLost: the lease was lost during the block, because this machine was asleep or cut off
             from storage for longer than the lifetime.
     """
-    lifetime = LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
     blob = files.blob_of(url)
-    content, generation = _acquire(blob, lifetime, poll_seconds, on_wait)
-    lease = ObjectLease(url, blob, content, generation, lifetime)
-    lease.start()
+    lease = ObjectLease(url, blob, *_acquire(blob, on_wait))
     try:
         yield lease
     finally:
@@ -239,12 +231,7 @@ def object_is_held(url: str) -> bool:
     return written is not None and time.time() - written < ABANDONED_SECONDS
 
 
-def _acquire(
-    blob: "Blob",
-    lifetime: float,
-    poll_seconds: float,
-    on_wait: Callable[[str], None] | None,
-) -> tuple[bytes, int]:
+def _acquire(blob: "Blob", on_wait: Callable[[str], None] | None) -> tuple[bytes, int]:
     """Take the lease; returns the object's content and generation."""
     seen, since = files.ABSENT, time.monotonic()
     told = False
@@ -253,7 +240,7 @@ def _acquire(
         holder = (content or b"").decode(errors="replace")
         if current != seen:
             seen, since = current, time.monotonic()
-        is_free = current == files.ABSENT or time.monotonic() - since > lifetime
+        is_free = current == files.ABSENT or time.monotonic() - since > LIFETIME_SECONDS
         if is_free or is_gone(holder):
             own = _describe_hold().encode()
             taken = files.write_generation(blob, own, current)
@@ -263,33 +250,27 @@ def _acquire(
         if on_wait and not told:
             on_wait(holder_in_words(holder))
         told = True
-        time.sleep(poll_seconds)
+        time.sleep(OBJECT_POLL_SECONDS)
 
 
 class ObjectLease:
     """A lease that is held, and renewed until stopped."""
 
-    def __init__(
-        self, url: str, blob: "Blob", content: bytes, generation: int, lifetime: float
-    ) -> None:
+    def __init__(self, url: str, blob: "Blob", content: bytes, generation: int) -> None:
         self.lost = False
         self._url = url
         self._blob = blob
         self._content = content
         self._generation = generation
-        self._lifetime = lifetime
         self._renewed = time.monotonic()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep_renewing, daemon=True)
-
-    def start(self) -> None:
-        """Begin to renew."""
         self._thread.start()
 
     def check(self) -> None:
         """Raise LeaseLost where the lease is lost, or was not renewed for its lifetime."""
-        if self.lost or time.monotonic() - self._renewed > self._lifetime:
+        if self.lost or time.monotonic() - self._renewed > LIFETIME_SECONDS:
             self.lost = True
             raise LeaseLost(f"The lease {self._url} was lost: another maker may have taken over.")
 
@@ -325,13 +306,13 @@ class ObjectLease:
 
     def _keep_renewing(self) -> None:
         # So three renewals may fail before others take over.
-        while not self._stopped.wait(self._lifetime / 4):
+        while not self._stopped.wait(LIFETIME_SECONDS / 4):
             try:
                 with self._lock:
                     self._renew(self._content)
             except Exception:
                 # Unreachable for now: the lease holds until its lifetime is over.
-                if time.monotonic() - self._renewed < self._lifetime:
+                if time.monotonic() - self._renewed < LIFETIME_SECONDS:
                     continue
                 self.lost = True
             if self.lost:

@@ -277,6 +277,7 @@ class MaskedShardSet(ShardSet):
 
 
 CLUSTERS_AT_A_TIME = 2_000_000
+"""Held in memory where two splits are compared."""
 
 
 def list_documents(shards: ShardSet) -> pa.Table:
@@ -378,9 +379,7 @@ def _find_in(shard: Shard, wanted: pa.Array) -> list[Occurrence]:
     return occurrences
 
 
-def find_shared_clusters(
-    folder: str, stats: ShardStats, at_a_time: int = CLUSTERS_AT_A_TIME
-) -> list[str]:
+def find_shared_clusters(folder: str, stats: ShardStats) -> list[str]:
     """Ids of the clusters that have documents in two splits, in order.
 
     The clusters of the smaller splits are held, some at a time, against those of the larger ones,
@@ -388,7 +387,6 @@ def find_shared_clusters(
 
     Args:
         folder: of the `tokenized_shards` artifact, local or in an object store.
-        at_a_time: clusters held in memory.
     """
     sizes = {
         split: sum(entry.documents for entry in stats.shards if entry.split == split)
@@ -397,7 +395,7 @@ def find_shared_clusters(
     splits = sorted((split for split in ALL_SPLITS if sizes[split]), key=sizes.__getitem__)
     shared: set[str] = set()
     for place, small in enumerate(splits[:-1]):
-        for held in _batches(_clusters(folder, stats, small), at_a_time):
+        for held in _batches(_clusters(folder, stats, small)):
             for large in splits[place + 1 :]:
                 for clusters in _clusters(folder, stats, large):
                     both = pc.is_in(clusters, held)
@@ -410,16 +408,16 @@ def _clusters(folder: str, stats: ShardStats, split: Split) -> Iterator[pa.Chunk
         yield shard.documents(["cluster"])["cluster"]
 
 
-def _batches(parts: Iterator[pa.ChunkedArray], at_a_time: int) -> Iterator[pa.Array]:
-    """The parts joined until they hold so many, each value once."""
-    held: list[pa.ChunkedArray] = []
+def _batches(parts: Iterator[pa.ChunkedArray]) -> Iterator[pa.Array]:
+    """The parts joined until they hold `CLUSTERS_AT_A_TIME`, each value once."""
+    held: list[pa.Array] = []
     for part in parts:
-        held.append(part)
-        if sum(map(len, held)) >= at_a_time:
-            yield pc.unique(pa.chunked_array([c for one in held for c in one.chunks]))
+        held += part.chunks
+        if sum(map(len, held)) >= CLUSTERS_AT_A_TIME:
+            yield pc.unique(pa.chunked_array(held))
             held = []
     if held:
-        yield pc.unique(pa.chunked_array([c for one in held for c in one.chunks]))
+        yield pc.unique(pa.chunked_array(held))
 
 
 def text_numbers(hashes: Sequence[str]) -> np.ndarray:

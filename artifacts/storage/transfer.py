@@ -60,7 +60,6 @@ def upload_folder(
     folder: Path,
     url: str,
     uploads_url: str,
-    report: Report = lambda line: None,
     before_write: Callable[[], None] = lambda: None,
 ) -> list[FileEntry]:
     """Copy a local folder to `gs://bucket/path`, files that are there already left out.
@@ -69,7 +68,6 @@ def upload_folder(
         folder: the local folder.
         url: the target.
         uploads_url: folder in the same bucket for the parts of large files.
-        report: gets a line for each large file.
         before_write: called before each write; what it raises ends the upload.
 
     Returns:
@@ -79,7 +77,7 @@ def upload_folder(
         DamagedArtifact: what arrived has another checksum than what was sent.
     """
     filesystem, target = resolve(url)
-    present = _remote_checksums(filesystem, target)
+    present = _remote_checksums(url)
     before_write()
     with ThreadPoolExecutor(1) as pool:
         # Small files that are not there at all go up while everything is being read for checksums.
@@ -97,10 +95,9 @@ def upload_folder(
     for entry in missing:
         if entry.bytes > PART_BYTES:
             before_write()
-            report(f"Uploading {entry.path}, {entry.bytes / 1e6:,.0f} MB")
             _upload_parts(filesystem, folder, entry, target, uploads_url)
     # Storage's own checksums, of all files, those left out included: one listing.
-    _check_arrived(filesystem, target, entries)
+    _check_arrived(url, entries)
     return entries
 
 
@@ -178,17 +175,15 @@ def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
         yield items[start : start + size]
 
 
-def _remote_checksums(filesystem: Any, folder: str) -> dict[str, str]:
-    filesystem.invalidate_cache()
-    found = filesystem.find(folder, detail=True)
-    return {name[len(folder) + 1 :]: item["crc32c"] for name, item in found.items()}
+def _remote_checksums(url: str) -> dict[str, str | None]:
+    return {entry.path: entry.crc32c for entry in remote_entries(url)}
 
 
 def _upload_parts(
     filesystem: Any, folder: Path, entry: FileEntry, target: str, uploads_url: str
 ) -> None:
     # The part size is in the name, since parts of another size are other parts.
-    parts = f"{filesystem._strip_protocol(uploads_url)}/{entry.sha256}-{PART_BYTES}"
+    parts = f"{uploads_url}/{entry.sha256}-{PART_BYTES}"
     count = -(-entry.bytes // PART_BYTES)
     urls = [f"{parts}/{number:06d}" for number in range(count)]
     while True:
@@ -207,7 +202,7 @@ def _send_parts(filesystem: Any, path: Path, parts: str, urls: list[str]) -> Non
     """Write those parts of a file that are not in the folder `parts` yet."""
     import google_crc32c
 
-    present = _remote_checksums(filesystem, parts)
+    present = _remote_checksums(parts)
     with path.open("rb") as source:
         batch: dict[str, bytes] = {}
         for number, url in enumerate(urls):
@@ -237,12 +232,12 @@ def _join(filesystem: Any, parts: list[str], target: str) -> None:
     filesystem.merge(target, parts)
 
 
-def _check_arrived(filesystem: Any, folder: str, entries: list[FileEntry]) -> None:
-    present = _remote_checksums(filesystem, folder)
+def _check_arrived(url: str, entries: list[FileEntry]) -> None:
+    present = _remote_checksums(url)
     for entry in entries:
         if present.get(entry.path) != entry.crc32c:
             raise DamagedArtifact(
-                f"{folder}/{entry.path} did not arrive whole (its checksum in storage is "
+                f"{url}/{entry.path} did not arrive whole (its checksum in storage is "
                 f"{present.get(entry.path, 'absent')}). Run the same again: what arrived is kept."
             )
 

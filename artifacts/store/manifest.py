@@ -102,12 +102,10 @@ def find_faults(url: str, entries: Sequence[FileEntry], checksums: bool = True) 
     Sizes are compared first, since they cost one listing. A checksum is the one that storage keeps
     where the entry has it; otherwise the file is read, once a process as long as it is unchanged.
     """
-    filesystem, folder = files.resolve(url)
-    filesystem.invalidate_cache()
-    present = filesystem.find(folder, detail=True)
+    present = files.describe(url)
     whole: list[FileEntry] = []
     for entry in entries:
-        found = present.get(f"{folder}/{entry.path}")
+        found = present.get(entry.path)
         if found is None:
             yield f"{entry.path} is absent"
         elif found["size"] != entry.bytes:
@@ -116,9 +114,8 @@ def find_faults(url: str, entries: Sequence[FileEntry], checksums: bool = True) 
             whole.append(entry)
 
     def is_same(entry: FileEntry) -> bool:
-        path = f"{folder}/{entry.path}"
         if entry.crc32c is not None:
-            return bool(present[path]["crc32c"] == entry.crc32c)
+            return bool(present[entry.path]["crc32c"] == entry.crc32c)
         return sha256_of(f"{url}/{entry.path}") == entry.sha256
 
     if checksums:

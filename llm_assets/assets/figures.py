@@ -17,14 +17,15 @@ from dagster import MarkdownMetadataValue, MetadataValue
 from artifacts.cache import cache_key, cached
 
 SPARKS = "▁▂▃▄▅▆▇█"
+SPARKS_WIDTH = 40
 INK = "#1f4fd8"
 MUTED = "#9aa5b8"
 MOST_LABELS = 20
 
 
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """A curve of block characters, at most `width` of them; gaps where a value is not finite."""
-    step = max(1, math.ceil(len(values) / width))
+def sparkline(values: Sequence[float]) -> str:
+    """A curve of at most `SPARKS_WIDTH` block characters; gaps where a value is not finite."""
+    step = max(1, math.ceil(len(values) / SPARKS_WIDTH))
     chunks = [values[start : start + step] for start in range(0, len(values), step)]
     means = [sum(chunk) / len(chunk) for chunk in chunks]
     finite = [value for value in means if math.isfinite(value)]

@@ -5,7 +5,6 @@ since which the text is as it is: what the endpoint reflects is told by the regi
 by Dagster's runs. So a daemon that is killed anywhere goes on.
 """
 
-import hashlib
 import io
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from dagster import DagsterRunStatus, RunRecord, RunRequest
 
+from artifacts.shards.shard_set import text_numbers
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
@@ -88,9 +88,8 @@ class Surveys:
 
 
 def _as_array(text: TextSnapshot) -> np.ndarray:
-    short = (hashlib.blake2b(digest.encode(), digest_size=8).digest() for digest in text.sizes)
     table = np.empty(len(text.sizes), [("digest", np.uint64), ("size", np.int64)])
-    table["digest"] = np.frombuffer(b"".join(short), np.uint64)
+    table["digest"] = text_numbers(list(text.sizes))
     table["size"] = list(text.sizes.values())
     return table
 

@@ -25,6 +25,7 @@ from artifacts.numbers import spans
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles
+from artifacts.shards.span_index import first_places
 from artifacts.storage import files
 from artifacts.storage.files import cache_folder
 from artifacts.store import layout
@@ -479,7 +480,7 @@ def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[
         gone = np.flatnonzero(np.isin(shard.segments["document"], documents))
         if not len(gone):
             continue
-        places = _places(shard, gone)
+        places = spans(first_places(shard, gone), shard.segments["length"][gone])
         for end_of_name, values, blank in (
             ("tokens", shard.tokens, end),
             ("targets", shard.targets, 0),
@@ -488,13 +489,6 @@ def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[
                 copy = values.reshape(-1).copy()
                 copy[places] = blank
                 yield f"{shard.entry.name}.{end_of_name}", copy.tobytes()
-
-
-def _places(shard: Shard, segments: np.ndarray) -> np.ndarray:
-    """Where the tokens of some segments stand among all of the shard."""
-    rows = np.searchsorted(shard.row_offsets, segments, side="right") - 1
-    starts = rows * shard.tokens.shape[1] + shard.segments["start"][segments]
-    return spans(starts, shard.segments["length"][segments])
 
 
 def _shards(artifact: Artifact) -> Iterator[Shard]:

@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from artifacts import leases
 from artifacts.errors import UserError
 from artifacts.leases import object_is_held, object_lease
 from artifacts.storage import files
@@ -17,8 +18,15 @@ from tests.waiting import wait_until
 LIFETIME = 1.2
 
 
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LIFETIME_SECONDS", LIFETIME)
+    monkeypatch.setattr(leases, "OBJECT_POLL_SECONDS", 0.1)
+
+
 def hold(url: str, seconds: float) -> None:
-    with object_lease(url, lifetime_seconds=LIFETIME, poll_seconds=0.1):
+    leases.LIFETIME_SECONDS = LIFETIME
+    with object_lease(url):
         time.sleep(seconds)
 
 
@@ -40,7 +48,7 @@ def test_second_maker_waits_for_the_first_past_the_lifetime(cloud_root: str) -> 
     process = start_holder(url, 3 * LIFETIME)
     holders: list[str] = []
     started = time.monotonic()
-    with object_lease(url, holders.append, LIFETIME, 0.1):
+    with object_lease(url, holders.append):
         assert time.monotonic() - started > 1.5 * LIFETIME
     process.join()
     assert len(holders) == 1
@@ -48,13 +56,16 @@ def test_second_maker_waits_for_the_first_past_the_lifetime(cloud_root: str) -> 
     assert re.fullmatch(rf"process {process.pid} on \S+ \(since [-\d]+ [:\d]+ UTC\)", holders[0])
 
 
-def test_lease_of_a_holder_killed_on_this_machine_is_free_at_once(cloud_root: str) -> None:
+def test_lease_of_a_holder_killed_on_this_machine_is_free_at_once(
+    cloud_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LIFETIME_SECONDS", 60)
     url = f"{cloud_root}/lease"
     process = start_holder(url, 600)
     process.kill()
     process.join()
     started = time.monotonic()
-    with object_lease(url, None, lifetime_seconds=60, poll_seconds=0.1):
+    with object_lease(url):
         pass
     assert time.monotonic() - started < 30
 
@@ -71,7 +82,7 @@ def test_lease_of_a_holder_killed_elsewhere_expires(cloud_root: str) -> None:
     fsspec.filesystem("gs").pipe_file(url, json.dumps(elsewhere).encode())
     holders: list[str] = []
     started = time.monotonic()
-    with object_lease(url, holders.append, LIFETIME, 0.1):
+    with object_lease(url, holders.append):
         assert time.monotonic() - started > LIFETIME
     assert holders == ["process 1 on other"]
 
@@ -93,7 +104,7 @@ def test_a_renewal_whose_answer_was_lost_is_no_lost_lease(
 ) -> None:
     url, write = f"{cloud_root}/lease", files.write_generation
     tries: list[int | None] = []
-    with object_lease(url, lifetime_seconds=LIFETIME, poll_seconds=0.1) as lease:
+    with object_lease(url) as lease:
 
         def unanswered(*arguments: Any) -> int | None:
             tries.append(write(*arguments))
@@ -106,9 +117,6 @@ def test_a_renewal_whose_answer_was_lost_is_no_lost_lease(
 
 def test_lost_lease_is_an_error_for_who_held_it(cloud_root: str) -> None:
     url = f"{cloud_root}/lease"
-    with (
-        pytest.raises(UserError, match="lost"),
-        object_lease(url, lifetime_seconds=LIFETIME, poll_seconds=0.1),
-    ):
+    with pytest.raises(UserError, match="lost"), object_lease(url):
         fsspec.filesystem("gs").pipe_file(url, b"{}")
         time.sleep(LIFETIME)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.shards import format
+from artifacts.shards import format, shard_set
 from artifacts.shards.shard_set import (
     ShardSet,
     find_shared_clusters,
@@ -227,11 +227,12 @@ def test_who_reads_a_few_documents_copies_the_shards_that_hold_them(
 
 @pytest.mark.parametrize("at_a_time", [1, 1000])
 def test_clusters_in_two_splits_are_found_whatever_fits_into_memory(
-    tmp_path: Path, tiny_model_folder: Path, at_a_time: int
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, at_a_time: int
 ) -> None:
+    monkeypatch.setattr(shard_set, "CLUSTERS_AT_A_TIME", at_a_time)
     stats = tiny_shards(tmp_path, tiny_model_folder)
     folder = str(tmp_path)
-    assert find_shared_clusters(folder, stats, at_a_time) == []
+    assert find_shared_clusters(folder, stats) == []
 
     for name in ("train-00001", "validation-00000"):
         path = tmp_path / f"{name}.documents.parquet"
@@ -240,4 +241,4 @@ def test_clusters_in_two_splits_are_found_whatever_fits_into_memory(
         clusters = [held_out[len(held_out) - 1].as_py(), *table["cluster"].to_pylist()[1:]]
         pq.write_table(table.set_column(1, "cluster", pa.array(clusters)), path)
 
-    assert find_shared_clusters(folder, stats, at_a_time) == [clusters[0]]
+    assert find_shared_clusters(folder, stats) == [clusters[0]]
