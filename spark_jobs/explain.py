@@ -1,7 +1,6 @@
 """What became of one document: what it was merged with, which rows hold it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -94,7 +93,7 @@ def explain_document(
     occurrences: list[Occurrence] = []
     overlap = None
     if shards and stats:
-        occurrences = find_occurrences(Path(shards), stats, [survivor])
+        occurrences = find_occurrences(shards, stats, survivor)
         overlap = find_overlap(shards, survivor)
     return DocumentStory(
         id=identifier,

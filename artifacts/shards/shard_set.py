@@ -137,6 +137,12 @@ class Shard:
         return np.asarray(np.memmap(self._files.fetch(name), dtype, mode="r", shape=(count,)))
 
 
+def open_shards(folder: str, stats: ShardStats) -> Iterator[Shard]:
+    """Every shard that has rows, whatever its split."""
+    opened = ShardFiles(folder)
+    return (Shard(opened, entry, stats) for entry in stats.shards if entry.rows)
+
+
 class ShardSet(Sequence[tuple[np.ndarray, np.ndarray]]):
     """All rows of one split, or of several one after another, addressed by one global index.
 
@@ -347,36 +353,17 @@ class Occurrence:
     """Counted within the shard."""
 
 
-def find_occurrences(
-    shards: Path, stats: ShardStats, documents: Collection[str]
-) -> list[Occurrence]:
-    """Every row that holds one of the documents, training rows first.
-
-    Args:
-        shards: folder of the `tokenized_shards` artifact.
-        stats: that artifact's stats.
-        documents: ids.
-    """
-    wanted = pa.array(sorted(documents), pa.string())
-    return [
-        occurrence
-        for entry in sorted(stats.shards, key=lambda e: (ALL_SPLITS.index(e.split), e.name))
-        if entry.rows
-        for occurrence in _find_in(Shard(ShardFiles(shards), entry, stats), wanted)
-    ]
-
-
-def _find_in(shard: Shard, wanted: pa.Array) -> list[Occurrence]:
-    listed = shard.documents()
-    numbers = np.flatnonzero(np.asarray(pc.is_in(listed["id"], wanted)))
-    occurrences = []
-    for number in numbers:
-        segments = np.flatnonzero(shard.segments["document"] == number)
-        rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
-        document, source = listed["id"][number].as_py(), listed["source"][number].as_py()
-        entry = shard.entry
-        occurrences.append(Occurrence(document, source, entry.split, entry.name, rows.tolist()))
-    return occurrences
+def find_occurrences(folder: str, stats: ShardStats, document: str) -> list[Occurrence]:
+    """Every row that holds a document, by its id, training rows first."""
+    found = []
+    for shard in open_shards(folder, stats):
+        listed, entry = shard.documents(["id", "source"]), shard.entry
+        for number in np.flatnonzero(pc.equal(listed["id"], document)):
+            segments = np.flatnonzero(shard.segments["document"] == number)
+            rows = np.unique(np.searchsorted(shard.row_offsets, segments, side="right") - 1)
+            source = listed["source"][number].as_py()
+            found.append(Occurrence(document, source, entry.split, entry.name, rows.tolist()))
+    return sorted(found, key=lambda one: (ALL_SPLITS.index(one.split), one.shard))
 
 
 def find_shared_clusters(folder: str, stats: ShardStats) -> list[str]:

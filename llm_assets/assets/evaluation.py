@@ -20,7 +20,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import page_link, render_page
-from llm_assets.assets.stage import BuildPlan, drawn, number, one_line, readable, stage, table
+from llm_assets.assets.stage import BuildPlan, drawn, one_line, readable, stage, table
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
@@ -34,6 +34,7 @@ from llm_assets.registry.card import (
     describe_coverage,
     dollars_of,
     lineage,
+    number,
     page_path,
     procedure,
     render_card,

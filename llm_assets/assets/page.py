@@ -11,8 +11,8 @@ from typing import Any
 from dagster import MarkdownMetadataValue, MetadataValue
 from markdown_it import MarkdownIt
 
-from llm_assets.assets.stage import escape_markdown, from_here, number
-from llm_assets.registry.card import FIGURES
+from llm_assets.assets.stage import escape_markdown, from_here
+from llm_assets.registry.card import FIGURES, number
 
 _PAGE = """\
 <!doctype html>

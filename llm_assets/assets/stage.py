@@ -398,11 +398,6 @@ def drawn(metadata: Mapping[str, Any], cache: str) -> dict[str, Any]:
     }
 
 
-def number(value: float | None) -> str:
-    """Four digits, or `not finite`."""
-    return "not finite" if value is None else f"{value:.4f}"
-
-
 def readable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata whose figures have six digits; the manifest has them all."""
     return {

@@ -24,7 +24,7 @@ from artifacts.errors import DamagedArtifact, UserError, shown_in_line
 from artifacts.numbers import spans
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import Shard, ShardFiles
+from artifacts.shards.shard_set import open_shards
 from artifacts.shards.span_index import first_places
 from artifacts.storage import files
 from artifacts.storage.files import cache_folder
@@ -464,7 +464,7 @@ def _held(shards: Artifact, texts: Collection[str]) -> set[str]:
     """Those of the texts that stand in the shards."""
     wanted = pa.array(sorted(texts), pa.string())
     found: set[str] = set()
-    for shard in _shards(shards):
+    for shard in open_shards(shards.url, ShardStats.model_validate(shards.stats)):
         hashes = shard.documents(["text_hash"])["text_hash"]
         found.update(hashes.filter(pc.is_in(hashes, wanted)).to_pylist())
     return found
@@ -472,9 +472,9 @@ def _held(shards: Artifact, texts: Collection[str]) -> set[str]:
 
 def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Files of shards that hold one of the texts, its tokens overwritten with the end token."""
-    end = ShardStats.model_validate(shards.stats).end_token_id
+    stats = ShardStats.model_validate(shards.stats)
     wanted = pa.array(sorted(texts), pa.string())
-    for shard in _shards(shards):
+    for shard in open_shards(shards.url, stats):
         hashes = shard.documents(["text_hash"])["text_hash"]
         documents = np.flatnonzero(pc.is_in(hashes, wanted).to_numpy())
         gone = np.flatnonzero(np.isin(shard.segments["document"], documents))
@@ -482,19 +482,13 @@ def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[
             continue
         places = spans(first_places(shard, gone), shard.segments["length"][gone])
         for end_of_name, values, blank in (
-            ("tokens", shard.tokens, end),
+            ("tokens", shard.tokens, stats.end_token_id),
             ("targets", shard.targets, 0),
         ):
             if values is not None and (values.reshape(-1)[places] != blank).any():
                 copy = values.reshape(-1).copy()
                 copy[places] = blank
                 yield f"{shard.entry.name}.{end_of_name}", copy.tobytes()
-
-
-def _shards(artifact: Artifact) -> Iterator[Shard]:
-    stats = ShardStats.model_validate(artifact.stats)
-    opened = ShardFiles(artifact.url)
-    return (Shard(opened, entry, stats) for entry in stats.shards if entry.rows)
 
 
 def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:

@@ -109,8 +109,8 @@ def figures_table(version: ModelVersion) -> list[str]:
     for name, by_role in metrics.items():
         for role, figure in by_role.items():
             bounds = [figure.get(end) for end in ("low", "high")]
-            interval = "-" if None in bounds else " to ".join(map(_number, bounds))
-            lines.append(f"| {name} | {role} | {_number(figure.get('value'))} | {interval} |")
+            interval = "-" if None in bounds else " to ".join(map(number, bounds))
+            lines.append(f"| {name} | {role} | {number(figure.get('value'))} | {interval} |")
     return [*lines, ""] if metrics else []
 
 
@@ -128,7 +128,7 @@ def compare_figures(versions: Sequence[ModelVersion]) -> list[str]:
         if found := measured[one.version]:
             # A candidate that could not be measured has none.
             own = {
-                name: _number(by["candidate"].get("value"))
+                name: number(by["candidate"].get("value"))
                 for name, by in found.items()
                 if "candidate" in by
             }
@@ -200,7 +200,8 @@ def _story(state: RegistryState, version: ModelVersion) -> list[str]:
     return ["## Verdicts and decisions", "", *(f"- {line}" for line in story), ""] if story else []
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Four digits, or `not finite`."""
     return "not finite" if value is None else f"{value:.4f}"
 
 

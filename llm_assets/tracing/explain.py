@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
-from llm_assets.registry.card import describe_cost, describe_coverage, tell_story
+from llm_assets.registry.card import describe_cost, describe_coverage, number, tell_story
 from llm_assets.registry.start import REMOVED, find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.training_text import runs_behind
@@ -37,7 +37,7 @@ def explain(store: Store, state: RegistryState, version: ModelVersion) -> str:
         *tell_story(state, version),
     ]
     for metric, by_role in version.evaluation.get("metrics", {}).items():
-        figures = ", ".join(f"{role} {_figure(f)}" for role, f in by_role.items())
+        figures = ", ".join(f"{role} {number(of.get('value'))}" for role, of in by_role.items())
         lines.append(f"{metric}: {figures}")
     for name, manifest in _manifests(store, version):
         lines += ["", *_describe(store, name, version.lineage[name], manifest)]
@@ -91,11 +91,6 @@ def _is_small(value: Any) -> bool:
         and len(value) <= 5
         and not any(isinstance(item, dict | list) for item in value.values())
     )
-
-
-def _figure(figure: dict[str, float | None]) -> str:
-    value = figure.get("value")
-    return "not finite" if value is None else f"{value:.4f}"
 
 
 DUPLICATE_FILES = "duplicates*.parquet"

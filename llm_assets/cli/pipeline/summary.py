@@ -18,10 +18,10 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
 from llm_assets.assets.figures import loss_line
-from llm_assets.assets.stage import number
 from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
+from llm_assets.registry.card import number
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import Metric, Rounds
 from recipes.settings import BUDGETS, TrainingSettings

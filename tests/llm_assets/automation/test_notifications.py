@@ -234,18 +234,6 @@ def test_nothing_is_sent_to_a_mail_server_whose_certificate_nobody_vouches_for(
     assert "To: b@example.org" in lines
 
 
-def test_a_mail_server_that_is_down_does_not_have_the_webhook_told_again(
-    automated: Automated, webhook: list[str]
-) -> None:
-    email = {"host": "127.0.0.1", "port": 1, "sender": "a@example.org", "to": ["b@example.org"]}
-    automated.project.configure(notifications={"webhook_variable": VARIABLE, "email": email})
-    automated.text.rename(automated.text.with_name("away"))
-    for _ in range(2):
-        with pytest.raises(Failure, match="matches no file"):
-            automated.tick()
-    assert len(webhook) == 1
-
-
 def test_webhook_that_is_down_is_named_without_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
