@@ -179,7 +179,7 @@ def _unspaced_characters(content: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def shingle(texts: WordSums, words: int) -> Shingles:
     """Hash every run of `words` words; a text with fewer words is one shingle."""
     counts = np.maximum(texts.sizes - words + 1, 1)
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    offsets = ends_of(counts)
     first_words = np.cumsum(texts.sizes) - texts.sizes
     first = np.arange(offsets[-1]) + np.repeat(first_words - offsets[:-1], counts)
     last = np.minimum(first + words - 1, np.repeat(first_words + texts.sizes - 1, counts))

@@ -157,7 +157,7 @@ def ngrams_of(texts: WordSums, size: int) -> Shingles:
     if is_long.all():
         return shingles
     hashes = shingles.hashes[np.repeat(is_long, np.diff(shingles.offsets))]
-    return Shingles(hashes, np.concatenate([[0], np.cumsum(counts)]))
+    return Shingles(hashes, ends_of(counts))
 
 
 def text_ngrams(texts: list[str], size: int) -> NGrams:
@@ -250,10 +250,9 @@ def unpack_ngrams(packed: pa.ChunkedArray) -> Shingles:
     """What `pack_ngrams` packed."""
     column = packed.combine_chunks()
     column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
-    content = np.frombuffer(column.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    content, offsets = parquet.flat_bytes(column)
     hashes = content.view(np.uint64)
-    return Shingles(hashes, (offsets - offsets[0]) // hashes.itemsize)
+    return Shingles(hashes, offsets // hashes.itemsize)
 
 
 def save_evaluation_ngrams(

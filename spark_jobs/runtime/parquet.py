@@ -321,6 +321,19 @@ def cached_rows(
     return known.take(pc.index_in(ids, known["id"])).drop_columns("id")
 
 
+def flat_bytes(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """A string or binary column as all of its bytes and where each value begins, without a copy.
+
+    Returns:
+        uint8, and int64 of shape (values + 1,).
+    """
+    # A slice of a column shares the buffers of the whole.
+    _, offsets, content = column.buffers()
+    bounds = np.frombuffer(offsets or bytes(4), np.int32)[column.offset :][: len(column) + 1]
+    found = np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]]
+    return found, (bounds - bounds[0]).astype(np.int64)
+
+
 def to_stream(table: pa.Table) -> bytes:
     """A table as an Arrow stream, whose columns are read where they lie."""
     sink = pa.BufferOutputStream()

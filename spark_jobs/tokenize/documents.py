@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from artifacts.cache import cache_key
 from artifacts.errors import UserError
 from artifacts.examples import read_example
+from artifacts.numbers import ends_of
 from artifacts.shards.format import in_split
 from spark_jobs.decontaminate.overlap import LISTED_SCHEMA, PartOverlaps, entry_key
-from spark_jobs.runtime.parquet import Part, cached_rows
+from spark_jobs.runtime.parquet import Part, cached_rows, flat_bytes
 from spark_jobs.runtime.session import ARROW_BATCH_ROWS
 from spark_jobs.tokenize.shards import (
     FIRST_LIST,
@@ -279,11 +280,9 @@ def _count_bytes(texts: pa.Array, wanted: bytes) -> pa.Array:
     """How often any of some byte values occurs in each text."""
     counts = np.zeros(len(texts), np.int64)
     if wanted and len(texts):
-        offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1]
-        content = memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]].tobytes()
+        content, offsets = flat_bytes(texts)
         # Usually there is none at all, which one pass over the batch tells.
-        if len(content.translate(None, wanted)) < len(content):
-            is_wanted = np.isin(np.frombuffer(content, np.uint8), np.frombuffer(wanted, np.uint8))
-            before = np.concatenate([[0], np.cumsum(is_wanted)])
-            counts = np.diff(before[offsets - offsets[0]])
+        if len(content.tobytes().translate(None, wanted)) < len(content):
+            is_wanted = np.isin(content, np.frombuffer(wanted, np.uint8))
+            counts = np.diff(ends_of(is_wanted)[offsets])
     return pa.array(counts, pa.int64())

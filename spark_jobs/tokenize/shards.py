@@ -26,7 +26,7 @@ from artifacts.progress import Report
 from artifacts.shards import format
 from artifacts.storage import files
 from spark_jobs.decontaminate.overlap import References, write_list
-from spark_jobs.runtime.parquet import Part, to_stream
+from spark_jobs.runtime.parquet import Part, flat_bytes, to_stream
 from spark_jobs.runtime.tasks import progress, spread, user_errors
 from spark_jobs.settings import DecontaminationSettings, ExampleSettings
 from spark_jobs.tokenize.survey import Mixing
@@ -241,7 +241,8 @@ def write_documents(
     name: str, split: format.Split, documents: pa.Table, plan: ShardPlan
 ) -> dict[str, Any]:
     """Write documents (`SENT_SCHEMA`, in order) as one shard, and describe it."""
-    tokens, lengths = _flat_tokens(documents["tokens"].combine_chunks(), plan.dtype)
+    content, offsets = flat_bytes(documents["tokens"].combine_chunks())
+    tokens, lengths = content.view(plan.dtype), np.diff(offsets // plan.dtype.itemsize)
     marks = None
     if plan.form != "pretraining":
         marks = _flat_marks(documents["targets"], lengths)
@@ -303,14 +304,6 @@ def _pack(
         return rows
     unmarked = (rows.tokens & ((1 << MARK_BIT) - 1)).astype(plan.dtype)
     return replace(rows, tokens=unmarked, targets=(rows.tokens >> MARK_BIT).astype(np.uint8))
-
-
-def _flat_tokens(chunk: pa.Array, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """A binary column as `(all tokens, tokens of each document)`, without a copy."""
-    # A slice of a column shares the buffers of the whole.
-    offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset :][: len(chunk) + 1]
-    content = np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
-    return content.view(dtype), np.diff(offsets).astype(np.int64) // dtype.itemsize
 
 
 def _store(url: str, name: str, rows: format.PackedRows, documents: pa.Table) -> None:

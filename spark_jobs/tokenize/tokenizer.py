@@ -31,6 +31,7 @@ from artifacts.cache import cache_key, cached
 from artifacts.errors import UserError
 from artifacts.examples import Example, Form
 from artifacts.model import byte_letters, fitting_vocab_size
+from artifacts.numbers import ends_of
 from artifacts.storage import files
 from spark_jobs.runtime.parquet import Part
 from spark_jobs.settings import ExampleSettings
@@ -189,7 +190,7 @@ class DocumentTokenizer:
             texts.to_pylist(), add_special_tokens=False
         )
         ids = [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
-        offsets = np.concatenate([[0], np.cumsum([len(i) for i in ids], dtype=np.int64)])
+        offsets = ends_of(np.array([len(one) for one in ids], np.int64))
         return np.concatenate([np.empty(0, np.uint32), *ids]), offsets
 
     def _encode_gigatoken(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -199,13 +200,8 @@ class DocumentTokenizer:
         encoded = self._gigatoken.encode_batch(column, parallel=False).layout
         offsets = np.asarray(encoded.offsets.data).astype(np.int64)
         ids = np.asarray(encoded.content.data)[: offsets[-1]]
-        if not self.files.absent_letters:
-            return ids, offsets
         present = ids < self.files.first_absent_id
-        if present.all():
-            return ids, offsets
-        kept_before = np.concatenate([[0], np.cumsum(present)])
-        return ids[present], kept_before[offsets]
+        return (ids, offsets) if present.all() else (ids[present], ends_of(present)[offsets])
 
 
 def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[str]) -> float:

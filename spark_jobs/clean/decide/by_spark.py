@@ -321,16 +321,13 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
 
     is_same, judges = F.col("known.id") == F.col("id"), F.col("known.split") >= history.VALIDATION
     added = F.when(~is_same | past, 0).when(judges, history.ON_RECORD).when(is_same, 1).otherwise(0)
-    of_id = F.coalesce(F.col("known_id.split"), F.lit(history.NONE))
     return (
         documents.join(texts, "text_hash", "left")
         .withColumn("by_text", known("recorded_split", "split", history.NONE))
         .withColumn("slice", known("recorded_slice", "slice", slice_))
         .withColumn("rank", F.col("rank") + added)
         .join(ids, "id", "left")
-        .withColumn(
-            "by_id", F.when(F.col("by_text") == history.NONE, of_id).otherwise(history.NONE)
-        )
+        .withColumn("by_id", F.coalesce(F.col("known_id.split"), F.lit(history.NONE)))
     )
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from artifacts.cache import cache_key
-from artifacts.numbers import run_starts, sorted_unique
+from artifacts.numbers import ends_of, run_starts, sorted_unique
 from artifacts.progress import Report
 from artifacts.storage import files
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
@@ -151,7 +151,7 @@ def _as_matrix(sets: list[np.ndarray]) -> "csr_matrix":
     # scipy's column numbers are signed: of a hash's 64 bits the lowest goes.
     sets = [(one >> np.uint64(1)).astype(np.int64) for one in sets]
     indices = np.concatenate(sets)
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
+    offsets = ends_of(np.array([len(one) for one in sets]))
     matrix = csr_matrix(
         (np.ones(len(indices), np.int32), indices, offsets), shape=(len(sets), 2**63 - 1)
     )
@@ -327,7 +327,7 @@ class PreparedParts:
         self.parts = parts
         with ThreadPoolExecutor(READERS) as readers:
             tables = list(readers.map(lambda part: part.read(forgotten), parts))
-        self.offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables])])
+        self.offsets = ends_of(np.array([table.num_rows for table in tables], np.int64))
         """Shape (parts + 1,): where each part's documents begin."""
         self.documents = pa.concat_tables(tables).combine_chunks()
         """Rows of `DOCUMENT_SCHEMA`."""
@@ -362,12 +362,12 @@ class PreparedParts:
 Compare = Callable[[np.ndarray], np.ndarray]
 """Pairs of document numbers, of shape (m, 2), to their Jaccard similarities; NaN where the
 signatures have ruled out that the threshold is reached."""
-FetchSignatures = Callable[[np.ndarray], np.ndarray]
-FetchShingles = Callable[[np.ndarray], list[np.ndarray]]
 
 
 def comparison(
-    fetch_signatures: FetchSignatures, fetch_shingles: FetchShingles, threshold: float
+    fetch_signatures: Callable[[np.ndarray], np.ndarray],
+    fetch_shingles: Callable[[np.ndarray], list[np.ndarray]],
+    threshold: float,
 ) -> Compare:
     """Compares pairs of documents, signatures first since they are cheaper.
 
@@ -379,11 +379,26 @@ def comparison(
     def compare(pairs: np.ndarray) -> np.ndarray:
         similarity = np.full(len(pairs), np.nan)
         if len(pairs):
-            is_open = _plausible(pairs, fetch_signatures, threshold)
-            similarity[is_open] = _true_similarity(pairs[is_open], fetch_shingles)
+            numbers, places = _numbered(pairs)
+            signatures = fetch_signatures(numbers)
+            is_open = np.concatenate(
+                [
+                    plausible(signatures[chunk[:, 0]], signatures[chunk[:, 1]], threshold)
+                    for chunk in chunks(places)
+                ]
+            )
+            if is_open.any():
+                numbers, places = _numbered(pairs[is_open])
+                similarity[is_open] = jaccard(fetch_shingles(numbers), places)
         return similarity
 
     return compare
+
+
+def _numbered(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The documents of pairs, sorted, and the pairs as places among them."""
+    numbers, places = np.unique(pairs, return_inverse=True)
+    return numbers, places.reshape(pairs.shape)
 
 
 def fetch_shingles(
@@ -442,26 +457,6 @@ def remember_pairs(
     return compare_new
 
 
-def _plausible(pairs: np.ndarray, fetch: FetchSignatures, threshold: float) -> np.ndarray:
-    """Shape (m,): whether the signatures leave it open that a pair reaches the threshold."""
-    numbers, places = np.unique(pairs, return_inverse=True)
-    places = places.reshape(pairs.shape)
-    signatures = fetch(numbers)
-    return np.concatenate(
-        [
-            plausible(signatures[chunk[:, 0]], signatures[chunk[:, 1]], threshold)
-            for chunk in chunks(places)
-        ]
-    )
-
-
-def _true_similarity(pairs: np.ndarray, fetch: FetchShingles) -> np.ndarray:
-    if not len(pairs):
-        return np.empty(0)
-    numbers, places = np.unique(pairs, return_inverse=True)
-    return jaccard(fetch(numbers), places.reshape(pairs.shape))
-
-
 BANDS_AT_ONCE = 4
 """Each needs some 40 bytes a document besides the bands themselves."""
 
@@ -510,19 +505,19 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
     with ThreadPoolExecutor(BANDS_AT_ONCE) as threads:
         buckets = list(threads.map(_buckets, bands.T if count else []))
     stars = _unique(_star_pairs(buckets), count)
-    first = _verify(stars, count, compare, threshold)
-    component = components(first.edges, count)
+    first, compared_first = _verify(stars, count, compare, threshold)
+    component = components(first, count)
     # Most pairs of a large bucket are connected by now; only the others can change a component.
     window = _unique(_window_pairs(buckets, component), count)
     # Those were compared already.
     rest = np.setdiff1d(window, stars, assume_unique=True)
-    second = _verify(rest, count, compare, threshold)
-    edges = first.edges + second.edges
+    second, compared_second = _verify(rest, count, compare, threshold)
+    edges = first + second
     return NearDuplicates(
         components(edges, count),
         edges,
         candidates=len(stars) + len(rest),
-        verified=first.compared + second.compared,
+        verified=compared_first + compared_second,
     )
 
 
@@ -537,20 +532,16 @@ def components(edges: Edges, count: int) -> np.ndarray:
     return connected_components(graph, directed=False)[1]
 
 
-@dataclass(frozen=True)
-class _ComparedPairs:
-    edges: Edges
-    compared: int
-    """Pairs that the signatures had not ruled out."""
+def _verify(codes: np.ndarray, count: int, compare: Compare, threshold: float) -> tuple[Edges, int]:
+    """The pairs of these codes (`_unique`) that reach the threshold, and how many were compared.
 
-
-def _verify(codes: np.ndarray, count: int, compare: Compare, threshold: float) -> _ComparedPairs:
-    """Compare the pairs of these codes (`_unique`), and keep those that reach the threshold."""
+    Those are the pairs that the signatures had not ruled out.
+    """
     pairs = np.stack([codes // count, codes % count], axis=1) if count else np.empty((0, 2), int)
     similarity = compare(pairs)
     kept = similarity >= threshold
     edges = Edges(pairs[kept, 0], pairs[kept, 1], similarity[kept])
-    return _ComparedPairs(edges, int(np.sum(~np.isnan(similarity))))
+    return edges, int(np.sum(~np.isnan(similarity)))
 
 
 def _star_pairs(buckets: list[Buckets]) -> Iterator[np.ndarray]:

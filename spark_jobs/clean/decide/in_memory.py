@@ -178,7 +178,7 @@ class Recorded(NamedTuple):
     by_text: np.ndarray
     """Code of the split that its text was in."""
     by_id: np.ndarray
-    """Code of the split that its id was in, where its text is new."""
+    """Code of the split that its id was in."""
     slices: np.ndarray
     rank: np.ndarray
     """Added to `history.representative_rank`."""
@@ -200,7 +200,7 @@ def look_up(documents: pa.Table, history: History | None) -> Recorded:
     by_text = np.where(past, documents["recorded_split"].to_numpy(), splits[places])
     return Recorded(
         by_text,
-        np.where(by_text == NONE, splits[ids], NONE),
+        splits[ids],
         np.where(past, documents["recorded_slice"].to_numpy(), slices[places]),
         np.where(is_same & ~past, np.where(splits[places] >= VALIDATION, ON_RECORD, 1), 0),
     )

@@ -99,7 +99,7 @@ def unpacked(
         "gzip": lambda: gzip.GzipFile(fileobj=handle),
         "bz2": lambda: bz2.BZ2File(handle),
         "xz": lambda: lzma.LZMAFile(handle),  # noqa: SIM115 - its reader closes it
-        "zstd": lambda: _Arrow(pa.CompressedInputStream(pa.PythonFile(handle), "zstd")),
+        "zstd": lambda: pa.CompressedInputStream(pa.PythonFile(handle), "zstd"),
     }
     unpacked_bytes = 0
 
@@ -163,22 +163,6 @@ class _Watched(io.RawIOBase):
         super().close()
 
 
-class _Arrow:
-    """Arrow's decompressing stream as far as `_Watched` needs a file."""
-
-    def __init__(self, stream: pa.CompressedInputStream) -> None:
-        self._stream = stream
-
-    def seekable(self) -> bool:
-        return False
-
-    def read(self, size: int) -> bytes:
-        return bytes(self._stream.read(size))
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 class _Recoded(io.RawIOBase):
     """The text of an open file as bytes in UTF-8."""
 
@@ -237,9 +221,9 @@ class StoredFile(SourceFile):
     def state(self) -> object:
         """Another value whenever the content is another one; cheap to ask."""
 
-    @abstractmethod
     def state_when_found(self) -> object:
         """Its state when the source was listed, without asking again where the list has it."""
+        return self.state()
 
     @abstractmethod
     def digest(self, tick: Tick) -> str:
@@ -256,9 +240,6 @@ class LocalFile(StoredFile):
     def state(self) -> object:
         found = os.stat(self.path)
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-    def state_when_found(self) -> object:
-        return self.state()
 
     def digest(self, tick: Tick) -> str:
         digest = hashlib.sha256()
