@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
 
 from artifacts.errors import UserError
 from artifacts.examples import read_example
@@ -47,23 +46,6 @@ def fault_of(path: Path, record: dict[str, Any], **examples: Any) -> Fault:
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 TURNS = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-
-
-def test_messages_pairs_and_labels_are_taken_from_rows(tmp_path: Path) -> None:
-    chat = file_source(
-        tmp_path / "chat.jsonl", json.dumps({"messages": TURNS}) + "\n", form="conversations"
-    )
-    assert only(chat) == {"messages": TURNS}
-    table = file_source(
-        tmp_path / "pairs.tsv",
-        "article\thighlights\nA long text.\tShort.\n",
-        form="pairs",
-        document_column="article",
-        summary_column="highlights",
-    )
-    assert only(table) == {"input": "A long text.", "target": "Short."}
-    labels = file_source(tmp_path / "labels.csv", "text,label\nGood.,1\n", form="labeled")
-    assert only(labels) == {"text": "Good.", "label": "1"}
 
 
 ROWS: dict[str, tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = {
@@ -210,15 +192,6 @@ def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:
     )
     assert "### Input" not in without[0]["content"]
     assert without[1] == {"role": "assistant", "content": "Hello"}
-
-
-def test_columns_of_a_hugging_face_data_set(tmp_path: Path) -> None:
-    rows = [{"question": "2 + 2?", "answer": "4", "unused": 1}]
-    Dataset.from_list(rows).save_to_disk(str(tmp_path / "gsm"))
-    columns = {"layout": "prompt_answer", "prompt_column": "question"}
-    examples = {"form": "conversations", **columns}
-    source = {"type": "hugging_face", "dataset": str(tmp_path / "gsm"), "examples": examples}
-    assert [m["content"] for m in only(source)["messages"]] == ["2 + 2?", "4"]
 
 
 @pytest.mark.parametrize(

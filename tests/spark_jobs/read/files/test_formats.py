@@ -234,9 +234,15 @@ def test_an_archive_with_a_damaged_name_is_named(folder: Path, tmp_path: Path) -
 @pytest.mark.fault(
     "raw_corpus", "damaged file: {name}", sees="the file", then="nothing of it is read"
 )
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.docx", "a.pdf", "a.ipynb"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.zip", "a.tar.gz", "a.docx", "a.pdf", "a.ipynb"),
+        *("a.rtf", "a.odt", "a.pptx", "a.xlsx", "a.epub", "a.xml"),
+    ],
+)
 def test_what_is_no_such_file_is_named(folder: Path, name: str) -> None:
-    (folder / name).write_bytes(b"not what its name says")
+    (folder / name).write_bytes(b"%PNG not what its name says")
 
     with pytest.raises(UserError, match=rf"{name} (is not a readable|cannot be read|is damaged)"):
         texts_of(folder)

@@ -174,14 +174,6 @@ def test_a_book_is_its_chapters_in_their_order(folder: Path) -> None:
     assert texts_of(folder) == {"book.epub": "One\nIt öffnet.\nSo.\n\nIt closes."}
 
 
-@pytest.mark.parametrize("name", ["a.rtf", "a.odt", "a.pptx", "a.xlsx", "a.epub", "a.xml"])
-def test_what_is_no_such_document_is_named(folder: Path, name: str) -> None:
-    (folder / name).write_bytes(b"%PNG no such thing")
-
-    with pytest.raises(UserError, match=f"{name} cannot be read as {name[2:]}"):
-        texts_of(folder)
-
-
 def test_files_without_an_ending_that_people_write_are_read(folder: Path) -> None:
     for name in ("README", "LICENSE", "run.log"):
         (folder / name).write_text(f"The text of {name}.")
