@@ -146,6 +146,18 @@ class StepOutcome:
     """True where the gradient was not fit to be used and the weights were left as they were."""
 
 
+def count_positions(
+    batches: Sequence[Batch | ExampleBatch], workers: Workers
+) -> tuple[int, int, int]:
+    """Tokens, targets and pairs of a step, as in `StepOutcome`, over all workers."""
+    tokens, targets, pairs = workers.sum(
+        sum(batch.token_count for batch in batches),
+        sum(batch.target_count for batch in batches),
+        sum(batch.pair_count for batch in batches),
+    )
+    return int(tokens), int(targets), int(pairs)
+
+
 def train_step(
     strategy: Strategy,
     batches: Sequence[Batch | ExampleBatch],
@@ -160,14 +172,10 @@ def train_step(
     accumulation steps it is spread over. A gradient that is not finite, or whose norm is above
     `largest_norm`, is dropped. `before_update` is called when weights are about to change.
     """
-    tokens, targets, pairs = workers.sum(
-        sum(batch.token_count for batch in batches),
-        sum(batch.target_count for batch in batches),
-        sum(batch.pair_count for batch in batches),
-    )
+    tokens, targets, pairs = count_positions(batches, workers)
     began = time.perf_counter()
     # Gradients are averaged over workers, hence the factor.
-    local_loss = strategy.accumulate(batches, workers.dp_size / max(targets, 1.0))
+    local_loss = strategy.accumulate(batches, workers.dp_size / max(targets, 1))
 
     @functools.cache
     def loss_sum() -> float:
@@ -177,11 +185,11 @@ def train_step(
         learning_rate, largest_norm, lambda: math.isfinite(loss_sum()), before_update
     )
     return StepOutcome(
-        loss=loss_sum() / max(targets, 1.0),
+        loss=loss_sum() / max(targets, 1),
         gradient_norm=update.gradient_norm,
-        tokens=int(tokens),
-        targets=int(targets),
-        pairs=int(pairs),
+        tokens=tokens,
+        targets=targets,
+        pairs=pairs,
         compute_seconds=time.perf_counter() - began,
         skipped=update.skipped,
     )

@@ -22,8 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from artifacts.errors import UserError, first_line
 from recipes.data.batch import IGNORED, Batch
-from recipes.data.reader import StepInput
-from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy
+from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy, count_positions
 from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.causal_model import TrainableModel, summed_loss
 from recipes.model.lora import DOWN
@@ -277,6 +276,26 @@ class NoTokenizer:
     pad_id = 0
 
 
+class LossOfTargets(nn.Module):
+    """A recipe's loss, which is the mean over targets: of none, zero with a gradient of zero.
+
+    Batches have none where all their texts are forgotten.
+    """
+
+    def __init__(self, mean: nn.Module) -> None:
+        super().__init__()
+        self._mean, self.ignore_index = mean, IGNORED
+
+    def forward(self, logits: torch.Tensor | list[torch.Tensor], labels: torch.Tensor) -> Any:
+        """The loss in nats, which is not made to wait for whether there are targets."""
+        has_targets = (labels != IGNORED).any()
+        # Of none, the mean over one of them is finite, and counts nothing.
+        labels = labels.clone()
+        first = labels.view(-1)[:1]
+        first.copy_(torch.where(has_targets, first, 0))
+        return self._mean(logits, labels) * has_targets
+
+
 def open_recipe(program: Program, config: Any, batches: Batches, workers: Workers) -> Any:
     """A recipe of torchtune, set up to train on some batches.
 
@@ -305,6 +324,8 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         recipe.setup(config)
     except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error
+    if not is_preference(program):
+        recipe._loss_fn = LossOfTargets(recipe._loss_fn)
     if program.endswith("_distributed"):
         _draw_adapters(recipe, config["seed"])
     # What a recipe writes after its epoch are checkpoints of its own form; the graph has its own.
@@ -465,36 +486,36 @@ class TuneTrainer(Trainer):
                 # Dropout, where there is any, is another in every step and on every worker.
                 torch.manual_seed(hash((self._training.seed, self._step, self._workers.rank)))
                 rate = self._recipe._optimizer.param_groups[0]["lr"]
+                tokens, targets, pairs = count_positions(step_input.batches, self._workers)
                 for batch in step_input.batches:
                     if isinstance(batch, PreferenceBatch):
                         yield batch.tokens, batch.targets
-                    else:
-                        assert isinstance(batch, Batch)
-                        yield model_inputs(batch)
-                outcome = self._outcome(step_input, time.perf_counter() - began - waited)
+                        continue
+                    assert isinstance(batch, Batch)
+                    inputs = model_inputs(batch)
+                    if not targets:
+                        # A recipe divides by the number of labels, of which it never asks for the
+                        # first: nothing comes before it.
+                        inputs["labels"][0, 0] = 0
+                    yield inputs
+                seconds = time.perf_counter() - began - waited
+                outcome = self._outcome(tokens, targets, pairs, seconds)
             self._record(outcome, rate, waited)
             self._end_step()
 
-    def _outcome(self, step_input: StepInput, seconds: float) -> StepOutcome:
+    def _outcome(self, tokens: int, targets: int, pairs: int, seconds: float) -> StepOutcome:
         assert isinstance(self._training, TorchtuneSettings)
-        said, batches = {"loss": 0.0, "grad_norm": 0.0}, step_input.batches
+        said = {"loss": 0.0, "grad_norm": 0.0}
         if self._workers.is_rank_zero:
             said = {"grad_norm": self._gradient_norm} | self._recipe._metric_logger.last
             if self._training.run == "lora_dpo_distributed":
                 # It tells the sum over the workers of their means.
                 said["loss"] /= self._workers.count
-        loss, norm, *counts = self._workers.sum(
-            said["loss"],
-            said["grad_norm"],
-            sum(batch.token_count for batch in batches),
-            sum(batch.target_count for batch in batches),
-            sum(batch.pair_count for batch in batches),
-        )
+        loss, norm = self._workers.sum(said["loss"], said["grad_norm"])
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._state.diverged = (
                 f"Training stopped at step {self._step}: loss {loss}, gradient norm {norm}. Every "
                 "checkpoint that was saved can be loaded. Lower `optimizer.lr` by "
                 "`checkpoint.overrides`."
             )
-        tokens, targets, pairs = map(int, counts)
         return StepOutcome(loss, norm, tokens, targets, pairs, seconds, skipped=False)

@@ -16,6 +16,7 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import read_batch
+from recipes.data.reader import DataOrder
 from recipes.model.causal_model import load_model
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
@@ -119,12 +120,31 @@ def test_it_learns_and_exports_what_it_learnt(
     assert_learnt(spec, make_spec, tolerance=1e-5)
 
 
-def test_it_trains_on_the_rows_of_our_own_engine(make: Make, make_spec: SpecMaker) -> None:
+@pytest.mark.parametrize("program", ["full_finetune_single_device", "lora_finetune_distributed"])
+@pytest.mark.parametrize("forgotten", [0, 4, 8])
+def test_it_trains_on_the_rows_of_our_own_engine(
+    program: str, forgotten: int, make: Make, make_spec: SpecMaker, train_split: ShardSet
+) -> None:
+    """A step of two batches of four rows, one or both of which may hold forgotten texts alone."""
     ours = make_spec("ours", steps=1, global_batch_size=8)
-    theirs = make("full_finetune_single_device", {"max_steps_per_epoch": 1})
+    theirs = make(program, {"max_steps_per_epoch": 1})
+    rows = DataOrder.of(ours).rows(0, 8)[:forgotten]
+    masked = {"masked": texts_of(train_split, rows)}
+    ours, theirs = (spec.model_copy(update=masked) for spec in (ours, theirs))
     train_here(ours)
     trained(theirs)
-    assert course(theirs)[0][0] == pytest.approx(course(ours)[0][0], rel=1e-5)
+    assert losses(theirs) == pytest.approx(losses(ours), rel=1e-5)
+    assert (losses(ours) == [0]) is (forgotten == 8)
+
+
+def texts_of(shards: ShardSet, rows: np.ndarray) -> tuple[str, ...]:
+    """The texts, by their `text_hash`, that some rows hold tokens of."""
+    found: list[str] = []
+    for row in rows.tolist():
+        (shard,) = (s for s in shards.shards if s.entry == shards.locate(row)[0])
+        hashes = shard.documents(["text_hash"])["text_hash"].to_pylist()
+        found += [hashes[document] for document in shards[row][1]["document"]]
+    return tuple(found)
 
 
 @pytest.mark.parametrize(
