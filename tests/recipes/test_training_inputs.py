@@ -111,6 +111,9 @@ def test_rows_longer_than_the_models_window_are_refused(
     folder = change_config(Path(spec.base_model_folder), tmp_path / "model", sliding_window=32)
     message = refuse(on_model(spec, folder))
     assert "Rows of 64 tokens are longer than the base model's sliding window of 32" in message
+    # As Qwen2 is published: it has a window, and does not use it.
+    check_row_length(64, {"sliding_window": 32, "use_sliding_window": False})
+    check_row_length(32, {"sliding_window": 32})
 
 
 def test_the_program_prints_a_users_fault_alone_and_once(make_spec: SpecMaker) -> None:
