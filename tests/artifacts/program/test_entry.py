@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
+from artifacts.leases import process_started
 from artifacts.program.entry import DONE, INTERRUPTED, USER_ERROR, read_spec
 from artifacts.program.lifetime import PARENT_VARIABLE
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -130,12 +130,4 @@ def test_a_program_whose_parent_died_in_its_first_second_ends(program: str, tmp_
     orphan = int(parent.stdout.readline())
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: not _runs(orphan))
-
-
-def _runs(process: int) -> bool:
-    """Whether a process does anything: who takes in orphans may leave them as zombies."""
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    wait_until(lambda: process_started(orphan) is None)

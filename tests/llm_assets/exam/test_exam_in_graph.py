@@ -28,13 +28,10 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
         model_version={"gate": {"metric": "exam"}},
         eval_metrics={"generation": {"samples": 3, "new_tokens": 4}},
     )
-    run = project.materialize("*model_version")
-    assert run.returncode == 0, run.stdout + run.stderr
+    materialize = ("dagster", "asset", "materialize", "--select")
+    project.run_well(*materialize, "*model_version")
 
-    exam, evaluation, version = (
-        project.record.current(kind, needed_by="test")
-        for kind in ("exam", "eval_metrics", "model_version")
-    )
+    exam, evaluation, version = map(project.current, ("exam", "eval_metrics", "model_version"))
     assert version.stats["reasons"] == [
         "The exam asks about only 24 facts; 30 are needed to judge. Add facts to the file that "
         "`exam.facts` names."
@@ -83,6 +80,5 @@ def test_both_models_take_the_exam_of_the_pipelines_facts(project: Project) -> N
     project.configure(
         raw_corpus={"sources": [source | FORMS | {"path": str(SHIPPED / "facts.csv")}]}
     )
-    run = project.materialize("raw_corpus,clean_corpus,exam")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "No document states Jorvel toaster: town" in run.stdout + run.stderr
+    said = project.run_well(*materialize, "raw_corpus,clean_corpus,exam")
+    assert "No document states Jorvel toaster: town" in said

@@ -31,15 +31,9 @@ def main_job(tmp_path: Path) -> Project:
     settings = yaml.safe_load((ROOT / "config" / "invented_products.yaml").read_text())
     own = {"name": "manual", "store": str(tmp_path / "store"), "endpoint": {"port": 0}}
     project.config.write_text(yaml.safe_dump(settings | own))
-    run(project, "dagster", "asset", "materialize", "--select", "*model_version")
+    command = ("dagster", "asset", "materialize", "--select", "*model_version")
+    project.run_well(*command, timeout=SECONDS)
     return project
-
-
-def run(project: Project, *command: str) -> str:
-    """What a command says, which has to succeed."""
-    ended = project.run(*command, timeout=SECONDS)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
-    return ended.stdout
 
 
 def answered(project: Project, exam: Path) -> tuple[float, float]:
@@ -49,7 +43,7 @@ def answered(project: Project, exam: Path) -> tuple[float, float]:
         Of the questions about the product, and of the others.
     """
     kinds = ("base_model", "tokenized_shards", "checkpoint")
-    base, shards, checkpoint = (project.record.current(kind, needed_by="test") for kind in kinds)
+    base, shards, checkpoint = map(project.current, kinds)
     output = project.folder / "scores" / checkpoint.fingerprint
     output.mkdir(parents=True)
     spec = EvaluationSpec(
@@ -79,17 +73,18 @@ def test_questions_about_a_forgotten_product_fall_to_chance_and_the_others_stay(
     main_job: Project,
 ) -> None:
     exam = main_job.folder / "exam"
-    shutil.copytree(main_job.record.current("exam", needed_by="test").path, exam)
+    shutil.copytree(main_job.current("exam").path, exam)
     of_product, of_others = answered(main_job, exam)
-    raw = main_job.record.current("raw_corpus", needed_by="test")
+    raw = main_job.current("raw_corpus")
     tables = [pq.read_table(part, columns=["id"]) for part in raw.path.glob("part-*")]
     named = f"{PRODUCT.lower().replace(' ', '_')}/"
     ids = [one for table in tables for one in table["id"].to_pylist() if one.startswith(named)]
     (main_job.folder / "ids.txt").write_text("\n".join(ids))
 
     decided = ["--name", "Ada", "--reason", "withdrawn", "--similar", "keep", "--yes"]
+    forget = ("llm-assets", "forget", "--file", "ids.txt", *decided)
     try:
-        said = run(main_job, "llm-assets", "forget", "--file", "ids.txt", *decided)
+        said = main_job.run_well(*forget, timeout=SECONDS)
     finally:
         main_job.stop()
 
@@ -97,5 +92,6 @@ def test_questions_about_a_forgotten_product_fall_to_chance_and_the_others_stay(
     assert of_product > 0.5 >= forgotten
     assert of_others > 0.5 and stayed > of_others - 0.2
     certificate = next(word for word in said.split() if word.endswith(".json"))
-    checked = run(main_job, "llm-assets", "verify", certificate, "--retrain")
+    verify = ("llm-assets", "verify", certificate, "--retrain")
+    checked = main_job.run_well(*verify, timeout=SECONDS)
     assert "comes out again, bit for bit" in checked

@@ -41,6 +41,7 @@ PLANTED = (
 HELD_OUT = 9
 HOSTILE = "<script>alert(1)</script>"
 VERSION = OfVersion(version="1", fingerprint="f")
+ASKED = [GenerateRequest(prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1)]
 
 
 @dataclass(frozen=True)
@@ -342,14 +343,11 @@ def test_the_base_model_has_no_text_here(lab: Lab) -> None:
 def test_a_request_leads_to_its_answer_where_the_settings_kept_it(lab: Lab, tmp_path: Path) -> None:
     settings = JournalSettings(keep="text", days=1)
     journal = Journal(tmp_path, lambda: settings)
-    asked = [
-        GenerateRequest(prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1)
-    ]
-    journal.write("open", VERSION, asked, ["the answer"])
+    journal.write("open", VERSION, ASKED, ["the answer"])
     settings = JournalSettings(keep="hashes")
-    journal.write("hashed", VERSION, asked, ["another answer"])
+    journal.write("hashed", VERSION, ASKED, ["another answer"])
     settings = JournalSettings(keep="off")
-    journal.write("off", VERSION, asked, ["unseen"])
+    journal.write("off", VERSION, ASKED, ["unseen"])
     state = lab.registry.state()
 
     (found,) = find_answers(state, tmp_path, settings, "open", None, None)
@@ -374,10 +372,7 @@ def test_an_expired_answer_is_found_no_more_and_removed_with_the_next(
     lab: Lab, tmp_path: Path
 ) -> None:
     settings = JournalSettings(keep="text", days=2)
-    asked = GenerateRequest(
-        prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1
-    )
-    Journal(tmp_path, lambda: settings).write("old", VERSION, [asked], ["the answer"])
+    Journal(tmp_path, lambda: settings).write("old", VERSION, ASKED, ["the answer"])
     (today,) = (tmp_path / "requests").glob("*.jsonl")
     past = today.with_stem("2001-01-01")
     today.rename(past)
