@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import Any
 
 from artifacts.checkpoints import find_superfluous, verify
+from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store import layout
-from artifacts.store.layout import CACHE_FOLDER, RUNS_FOLDER
 from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import Pipeline, PipelineHistory, read_histories
 from artifacts.store.store import Store
@@ -28,7 +28,7 @@ from llm_assets.forgetting.erase import read_list
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.base import Registry
 from llm_assets.registry.start import retire
-from llm_assets.registry.state import Alias
+from llm_assets.registry.state import Alias, ModelVersion, RegistryState
 
 FINGERPRINT = re.compile(r"[0-9a-f]{20}")
 
@@ -66,7 +66,7 @@ class Inventory:
 
     def may_be_artifact(self, kind: str, name: str) -> bool:
         """Whether `<kind>/<name>` is the name of an artifact, finished or not."""
-        return kind != RUNS_FOLDER and bool(FINGERPRINT.fullmatch(name))
+        return kind != layout.RUNS_FOLDER and bool(FINGERPRINT.fullmatch(name))
 
 
 def take_inventory(store: Store) -> Inventory:
@@ -74,15 +74,15 @@ def take_inventory(store: Store) -> Inventory:
     found = Inventory()
     for path, size, changed, used in _files(store):
         parts = PurePosixPath(path).parts
-        if parts[0] == CACHE_FOLDER:
+        if parts[0] == layout.CACHE_FOLDER:
             found.cached.append(CachedFile(path, size, used))
         elif len(parts) > 2:
             key = (parts[0], parts[1])
-            if parts[0] == RUNS_FOLDER:
+            if parts[0] == layout.RUNS_FOLDER:
                 # Each folder of a training counts by itself.
                 found.folders.setdefault(key, Folder())
                 if len(parts) > 3:
-                    key = (f"{RUNS_FOLDER}/{parts[1]}", parts[2])
+                    key = (f"{layout.RUNS_FOLDER}/{parts[1]}", parts[2])
             folder = found.folders.setdefault(key, Folder())
             folder.bytes += size
             folder.changed = max(folder.changed, changed)
@@ -120,16 +120,6 @@ STATE_FOLDERS = ("step-", "best")
 TEMPORARY = (layout.DAMAGED_FOLDER, layout.UPLOADS_FOLDER, layout.DRAFTS_FOLDER)
 """Folders of what was set aside, of uploads that were broken off, and of what makers write into
 (`<kind>-<fingerprint>-...`) until it is whole."""
-
-
-@dataclass(frozen=True)
-class Version:
-    """A registered version as far as retention looks at it."""
-
-    number: int
-    aliases: tuple[str, ...]
-    lineage: Mapping[str, str]
-    """Asset to fingerprint of everything behind it, its weights included."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +168,7 @@ def read_contents(store: Store) -> Contents:
     }
     # Files in a bucket would have to be fetched for their checksums.
     check = partial(verify, checksums=store.is_local)
-    runs = {("checkpoint", name) for kind, name in inventory.folders if kind == RUNS_FOLDER}
+    runs = {("checkpoint", name) for kind, name in inventory.folders if kind == layout.RUNS_FOLDER}
     return Contents(
         inventory=inventory,
         manifests=manifests,
@@ -194,7 +184,7 @@ def read_contents(store: Store) -> Contents:
 def plan_removals(
     contents: Contents,
     pipeline: str,
-    versions: Sequence[Version],
+    state: RegistryState,
     settings: RetentionSettings,
     now: float,
     withdrawn: Mapping[Name, str] = MappingProxyType({}),
@@ -202,17 +192,17 @@ def plan_removals(
     """Everything that no rule keeps, artifacts first.
 
     Args:
-        pipeline: whose versions are given; what another one ever made stays.
+        pipeline: whose registry's state is given; what another one ever made stays.
         now: in seconds since 1970.
         withdrawn: checkpoints that go whatever keeps them, each with the reason.
     """
     oldest = now - settings.days * DAY_SECONDS
-    lasting = dict(_lasting(contents, pipeline, versions, settings))
+    lasting = dict(_lasting(contents, pipeline, state, settings))
     inputs = {name: manifest.inputs for name, manifest in contents.manifests.items()}
     needed = reach(inputs | contents.running, _young(contents, settings, oldest) | lasting)
-    gone = {*withdrawn, *_outdated_weights(contents, versions, lasting)}
+    gone = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
     needed = {name: reason for name, reason in needed.items() if name not in gone}
-    explained = {item for version in versions for item in version.lineage.items()}
+    explained = {item for version in state.versions for item in version.lineage.items()}
     return [
         *_artifacts(contents, needed, explained, withdrawn),
         *_runs(contents, needed, pipeline, settings, oldest),
@@ -248,7 +238,7 @@ def _young(contents: Contents, settings: RetentionSettings, oldest: float) -> di
 
 
 def _outdated_weights(
-    contents: Contents, versions: Sequence[Version], lasting: Container[Name]
+    contents: Contents, versions: Sequence[ModelVersion], lasting: Container[Name]
 ) -> Iterator[Name]:
     """Weights of versions that nobody serves or goes back to, and that no running work reads.
 
@@ -263,18 +253,20 @@ def _outdated_weights(
 
 
 def _lasting(
-    contents: Contents, pipeline: str, versions: Sequence[Version], settings: RetentionSettings
+    contents: Contents, pipeline: str, state: RegistryState, settings: RetentionSettings
 ) -> Iterator[tuple[Name, str]]:
     """What is needed at any age; the last reason given for an artifact holds."""
-    newest = sorted(version.number for version in versions)[-settings.versions :]
-    for version in versions:
-        lasting = list(version.aliases)
-        if version.number in settings.keep:
+    aliases = state.aliases
+    newest = sorted(version.version for version in state.versions)[-settings.versions :]
+    for version in state.versions:
+        number = version.version
+        lasting: list[str] = [alias for alias, at in aliases.items() if at == number]
+        if number in settings.keep:
             lasting.append("kept by the settings")
-        if settings.versions and version.number in newest:
+        if settings.versions and number in newest:
             lasting.append(f"of the newest {settings.versions}")
         for item in version.lineage.items() if lasting else ():
-            yield item, f"behind version {version.number} ({', '.join(lasting)})"
+            yield item, f"behind version {number} ({', '.join(lasting)})"
     for owner, history in contents.histories.items():
         for asset, entries in history.assets.items():
             known = [entries.current] if owner == pipeline else [entries.current, *entries.previous]
@@ -409,11 +401,8 @@ def reach(inputs: Mapping[Name, Mapping[str, str]], roots: Mapping[Name, str]) -
 
 
 SERVING: tuple[Alias, ...] = ("wanted", "champion")
-ALIASES: tuple[Alias, ...] = (*SERVING, "previous")
 LISTED_FILES = 10
 """Files of caches that a listing names one by one."""
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -455,12 +444,9 @@ def clean(
         RegistryUnreachable: nobody knows what serves, so nothing is removed.
         DamagedArtifact: a manifest or a record cannot be read; nothing is removed.
     """
-    contents = read_contents(record.store)
-    now = time.time()
-    withdrawn = find_withdrawn(record, registry, forgetting, now)
-    removals = plan_removals(
-        contents, record.name, find_versions(registry), settings, now, withdrawn
-    )
+    contents, state, now = read_contents(record.store), registry.state(), time.time()
+    withdrawn = find_withdrawn(record, state, forgetting, now)
+    removals = plan_removals(contents, record.name, state, settings, now, withdrawn)
     stored = sum(folder.bytes for folder in contents.inventory.folders.values())
     stored += sum(file.bytes for file in contents.inventory.cached)
     found = Cleaning(removals, stored - sum(removal.bytes for removal in removals))
@@ -488,10 +474,10 @@ def _list(found: Cleaning, report: Report) -> None:
 
 
 def find_withdrawn(
-    record: Pipeline, registry: Registry, settings: ForgettingSettings, now: float
+    record: Pipeline, state: RegistryState, settings: ForgettingSettings, now: float
 ) -> dict[Name, str]:
     """Checkpoints that were trained on forgotten text and whose time is over, with the reason."""
-    serving = {found.model_fingerprint for alias in SERVING if (found := registry.find(alias))}
+    serving = {found.model_fingerprint for alias in SERVING if (found := state.find(alias))}
     return {
         (
             "checkpoint",
@@ -502,15 +488,3 @@ def find_withdrawn(
         if one.checkpoint not in serving
         and one.at.timestamp() <= now - settings.grace_days * DAY_SECONDS
     }
-
-
-def find_versions(registry: Registry) -> list[Version]:
-    """The registered versions with their aliases, as retention looks at them."""
-    named: dict[int, tuple[str, ...]] = {}
-    for alias in ALIASES:
-        if found := registry.find(alias):
-            named[found.version] = (*named.get(found.version, ()), alias)
-    return [
-        Version(version.version, named.get(version.version, ()), version.lineage)
-        for version in registry.versions()
-    ]

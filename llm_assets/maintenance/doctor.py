@@ -36,7 +36,7 @@ from llm_assets.forgetting.erase import (
     keep_copy,
     read_list,
 )
-from llm_assets.maintenance.cleaning import Inventory, Version, find_versions, take_inventory
+from llm_assets.maintenance.cleaning import Inventory, take_inventory
 from llm_assets.registry.base import Registry, read_decisions
 from llm_assets.registry.card import weights_at
 from llm_assets.registry.start import find_manifest, retire
@@ -346,9 +346,8 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
     """Whether the registry can be read and fits together, and its versions are what there is."""
     place = layout.registry(pipeline)
     try:
-        versions = find_versions(registry)
-        contradictions = list(find_contradictions(registry.state()))
-        contradictions += _other_weights(store, registry.versions())
+        state = registry.state()
+        contradictions = [*find_contradictions(state), *_other_weights(store, state.versions)]
     except RegistryDamaged as error:
         remedy = "restored to its newest readable state"
         yield StoreFault(place, first_line(error), remedy, registry.restore)
@@ -365,15 +364,15 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
     except DamagedArtifact:
         then = "rewritten from the registry at its next change"
         yield _aside(store, layout.decisions(pipeline), "cannot be read", then)
-    current = _recorded(Pipeline(store, pipeline))
-    behind: dict[tuple[str, str], list[Version]] = defaultdict(list)
-    for version in versions:
+    current, pointed = _recorded(Pipeline(store, pipeline)), state.aliases
+    behind: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for version in state.versions:
         for item in version.lineage.items():
-            behind[item].append(version)
+            behind[item].append(version.version)
     for (kind, fingerprint), standing in behind.items():
         name = f"{kind}/{fingerprint}"
-        aliases = {alias for version in standing for alias in version.aliases}
-        numbers = ", ".join(str(version.number) for version in standing)
+        aliases = [alias for alias, number in pointed.items() if number in standing]
+        numbers = ", ".join(map(str, standing))
         if kind in MODELS and aliases and not store.exists(kind, fingerprint):
             fault = f"{name}, behind {' and '.join(sorted(aliases))}, is no longer there"
             yield StoreFault(place, fault, f"rebuild it, if it is current: {make_command(kind)}")
@@ -446,9 +445,9 @@ def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
 
     Without it the next corpus would not know the splits that models were trained on.
     """
-    versions = sorted(find_versions(registry), key=lambda version: version.number)
+    versions = registry.versions()
     record.store.set_aside(place)
-    for version in versions:
+    for version in sorted(versions, key=lambda version: version.version):
         for kind, fingerprint in version.lineage.items():
             if record.store.exists(kind, fingerprint):
                 record.advance(record.store.load(kind, fingerprint))

@@ -7,7 +7,7 @@ models, which are known by their weights. Lists only grow.
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -129,20 +129,24 @@ class RegistryState(BaseModel):
         """The version that these weights are registered as."""
         return next((known for known in self.versions if known.weights == weights), None)
 
-    def find(self, alias: Alias) -> ModelVersion | None:
-        """The version an alias points to, or None where it points nowhere."""
-        places = {
+    @property
+    def aliases(self) -> dict[Alias, int]:
+        """Alias to the number of the version that it points to, of those that point anywhere."""
+        places: dict[Alias, int | None] = {
             "wanted": self.succession[-1] if self.succession else None,
             "champion": self.champion,
             "previous": self._version_before(self._place_to_leave()),
         }
-        number = places[alias]
+        return {alias: number for alias, number in places.items() if number is not None}
+
+    def find(self, alias: Alias) -> ModelVersion | None:
+        """The version an alias points to, or None where it points nowhere."""
+        number = self.aliases.get(alias)
         return None if number is None else self.get(number)
 
     def aliases_of(self, version: int) -> list[Alias]:
         """The aliases that point to a version."""
-        found = {alias: self.find(alias) for alias in get_args(Alias)}
-        return [alias for alias, at in found.items() if at and at.version == version]
+        return [alias for alias, number in self.aliases.items() if number == version]
 
     def verdicts_of(self, weights: str, against: str | None = None) -> list[Verdict]:
         """What the gate found about a model, or about it against one other, oldest first."""

@@ -13,6 +13,7 @@ from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.maintenance.cleaning import plan_removals, read_contents, remove, take_inventory
 from llm_assets.maintenance.doctor import check_artifacts
 from llm_assets.operation_settings import RetentionSettings
+from llm_assets.registry.state import RegistryState
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
@@ -36,7 +37,7 @@ def test_the_same_rules_hold_and_damage_is_set_aside(
     def plan() -> list[str]:
         settings = RetentionSettings(days=0)
         contents = read_contents(store)
-        removals = plan_removals(contents, "manual", [], settings, time.time() + 1)
+        removals = plan_removals(contents, "manual", RegistryState(), settings, time.time() + 1)
         remove(store, removals)
         return [removal.place for removal in removals]
 

@@ -25,13 +25,13 @@ from llm_assets.definitions import build_definitions
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
 from llm_assets.maintenance.cleaning import (
     Name,
-    Version,
     plan_removals,
     reach,
     read_contents,
     take_inventory,
 )
 from llm_assets.operation_settings import RetentionSettings
+from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest, flip_bit
 from tests.llm_assets.maintenance.weeks import KB, KINDS, Weeks
@@ -66,8 +66,7 @@ def test_roots_and_all_that_they_were_made_from_stay_and_nothing_else(
 
 
 def test_a_listing_says_what_goes_and_why_and_removes_nothing(weeks: Weeks) -> None:
-    for week in range(5):
-        weeks.retrain(week, promoted=True)
+    weeks.pass_by(5, promoted=True)
     before = weeks.bytes
     lines = weeks.clean(delete=False)
     assert weeks.bytes == before
@@ -104,8 +103,7 @@ def test_thirty_weeks_level_off_and_every_version_explains_itself(weeks: Weeks) 
 
 def test_a_training_that_was_broken_off_keeps_the_state_that_it_goes_on_from(weeks: Weeks) -> None:
     """As much as three models, beside the three that any pipeline keeps."""
-    for week in range(5):
-        weeks.retrain(week, promoted=True)
+    weeks.pass_by(5, promoted=True)
     run, usual = break_off(weeks, permanent=[]), RetentionSettings()
     weeks.clean(days=usual.days, versions=usual.versions)
     assert [path.name for path in run.glob("step-*")] == ["step-24"]
@@ -184,8 +182,7 @@ def _make_the_oldest_previous(weeks: Weeks) -> dict[str, object]:
 def test_what_a_rule_keeps_stays_with_all_behind_it(
     weeks: Weeks, reason: Callable[[Weeks], dict[str, object]]
 ) -> None:
-    for week in range(6):
-        weeks.retrain(week, promoted=False)
+    weeks.pass_by(6, promoted=False)
     settings = reason(weeks)
     weeks.clean(**settings)
     oldest = weeks.registry.get(1)
@@ -194,8 +191,7 @@ def test_what_a_rule_keeps_stays_with_all_behind_it(
 
 
 def test_what_is_young_stays_but_the_weights_of_older_versions(weeks: Weeks) -> None:
-    for week in range(6):
-        weeks.retrain(week, promoted=False)
+    weeks.pass_by(6, promoted=False)
     weeks.clean(days=1)
     oldest = dict(weeks.registry.get(1).lineage)
     assert weeks.store.find_named("checkpoint", oldest.pop("checkpoint")) is None
@@ -204,8 +200,7 @@ def test_what_is_young_stays_but_the_weights_of_older_versions(weeks: Weeks) -> 
 
 
 def test_what_running_work_reads_stays(weeks: Weeks) -> None:
-    for week in range(6):
-        weeks.retrain(week, promoted=False)
+    weeks.pass_by(6, promoted=False)
     oldest = weeks.registry.get(1).lineage
     identity = Identity(kind="eval_metrics", code_version="2", inputs=oldest)
 
@@ -227,8 +222,7 @@ def test_what_running_work_reads_stays(weeks: Weeks) -> None:
 
 
 def test_what_another_pipeline_made_stays(weeks: Weeks) -> None:
-    for week in range(6):
-        weeks.retrain(week, promoted=False)
+    weeks.pass_by(6, promoted=False)
     oldest = weeks.store.load("checkpoint", first_checkpoint(weeks))
     other = Pipeline(weeks.store, "other")
     other.advance(oldest)
@@ -263,8 +257,7 @@ def test_of_the_caches_the_least_recently_used_goes(weeks: Weeks) -> None:
 
 
 def test_nothing_goes_where_a_manifest_cannot_be_read(weeks: Weeks) -> None:
-    for week in range(6):
-        weeks.retrain(week, promoted=True)
+    weeks.pass_by(6, promoted=True)
     cut_manifest(weeks.current("clean_corpus"))
     before = weeks.bytes
     with pytest.raises(DamagedArtifact, match="llm-assets doctor --repair clean_corpus/"):
@@ -278,8 +271,8 @@ def test_what_was_never_finished_goes_when_it_is_old(weeks: Weeks) -> None:
     settings = RetentionSettings(days=7)
 
     def places(now: float) -> list[str]:
-        versions: list[Version] = []
-        return [r.place for r in plan_removals(contents, "manual", versions, settings, now)]
+        state = RegistryState()
+        return [r.place for r in plan_removals(contents, "manual", state, settings, now)]
 
     assert places(time.time()) == []
     assert places(time.time() + 8 * 86_400) == [f"checkpoint/{'a' * 20}"]
@@ -293,7 +286,8 @@ def test_what_a_job_needed_meanwhile_goes_when_it_is_old(weeks: Weeks) -> None:
         weeks.write(f"{name}.scratch/prepared/part-0.parquet", KB)
     contents, week = read_contents(weeks.store), time.time() + 8 * 86_400
 
-    removals = plan_removals(contents, "manual", [], RetentionSettings(days=7), week)
+    state = weeks.registry.state()
+    removals = plan_removals(contents, "manual", state, RetentionSettings(days=7), week)
 
     places = {removal.place for removal in removals if ".scratch" in removal.place}
     assert places == {f"{kept}.scratch", f"clean_corpus/{'a' * 20}.scratch"}
