@@ -3,7 +3,6 @@
 Their remedies are those of docs/operations.md.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
-from llm_assets.history import Activity
+from llm_assets.history import Activity, dagster_home
 
 LEAST_FREE_BYTES = 10e9
 MOST_SILENT_SECONDS = 300.0
@@ -78,8 +77,8 @@ def find_alarms(
 
 def _spent_hours(settings: PipelineSettings, now: datetime) -> float:
     """Hours of this month's runs; 0 outside a project."""
-    home = Path(os.environ.get("DAGSTER_HOME") or Path.cwd())
-    if not (home / "dagster.yaml").exists():
+    home = dagster_home(Path.cwd())
+    if home is None:
         return 0.0
     # Dagster's import takes longer than all else of a command, and few have a budget.
     from dagster import DagsterInstance

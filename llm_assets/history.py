@@ -99,6 +99,12 @@ class Activity:
     """Why nothing of this is known, in words."""
 
 
+def dagster_home(folder: Path) -> Path | None:
+    """The folder of the dagster.yaml in force, `folder` by default; None where it has none."""
+    home = Path(os.environ.get("DAGSTER_HOME") or folder)
+    return home if (home / "dagster.yaml").exists() else None
+
+
 def sqlite_folder(home: Path) -> Path | None:
     """Dagster's folder of databases, relative to where its programs run, as dagster.yaml has it.
 
@@ -120,8 +126,8 @@ def make_history_private() -> None:
 
     Their databases and logs hold extracts of documents, and Dagster itself has them readable.
     """
-    home = Path(os.environ.get("DAGSTER_HOME") or ".")
-    if not (home / "dagster.yaml").exists():
+    home = dagster_home(Path())
+    if home is None:
         return
     settings = read_yaml(home / "dagster.yaml")
     places = [value_at(settings, f"{name}.config.base_dir") for name in LOCAL]
@@ -160,8 +166,8 @@ def is_switched_on(settings: PipelineSettings, name: str, status: str | None) ->
 
 
 def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
-    home = Path(os.environ.get("DAGSTER_HOME") or folder)
-    if not (home / "dagster.yaml").exists():
+    home = dagster_home(folder)
+    if home is None:
         return Activity()
     base = sqlite_folder(home)
     if base is None:

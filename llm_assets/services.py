@@ -31,6 +31,7 @@ from artifacts.errors import UserError, install_advice
 from artifacts.program.lifetime import Child
 from artifacts.progress import Report
 from artifacts.storage.files import make_private
+from serving.settings import listen
 
 HOST = "127.0.0.1"
 PORT = 3000
@@ -138,8 +139,8 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
     make_history_private()
     # What a supervisor that was killed has left still holds the ports.
     end_leftovers(state)
-    _check_port("--port", port)
-    _check_port("--board-port", board_port)
+    for option, number in (("--port", port), ("--board-port", board_port)):
+        listen(HOST, number, f"port with {option}").close()
     programs, workspace = Path(sys.executable).parent, ("-w", "workspace.yaml")
     webserver = str(programs / "dagster-webserver")
     services = {
@@ -266,18 +267,6 @@ def end_leftovers(state: Path) -> int:
     _signal(remaining, signal.SIGKILL)
     (state / SESSION_NAME).unlink(missing_ok=True)
     return len(leftovers)
-
-
-def _check_port(option: str, port: int) -> None:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((HOST, port))
-        except OSError as error:
-            raise UserError(
-                f"Port {port} of {HOST} cannot be used ({error.strerror}). Stop what listens "
-                f"there, or choose another port with {option}."
-            ) from None
 
 
 def _wait(state: Path, ports: tuple[int, ...], report: Report) -> None:

@@ -192,7 +192,6 @@ def routes(board: Board) -> list[Route]:
             board,
             request,
             "decide.html",
-            state=state,
             versions=[one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
             decided=_read_log(state),
             forgotten=read_list(board.store, board.settings.name).active[::-1],

@@ -100,5 +100,6 @@ def test_a_port_in_use_is_named_before_anything_starts(
 ) -> None:
     with socket.create_server(("127.0.0.1", int(ports[0]))):
         done = ready.run("llm-assets", "up", "--port", ports[0], "--board-port", ports[1])
-    assert done.returncode == 1 and f"Port {ports[0]} of 127.0.0.1 cannot be used" in done.stderr
+    assert done.returncode == 1 and f"Cannot listen on 127.0.0.1 port {ports[0]}" in done.stderr
+    assert "choose another port with --port" in done.stderr
     assert read_states(ready.folder / STATE_FOLDER) is None
