@@ -23,16 +23,9 @@ from llm_assets import preflight
 from llm_assets.config import NAME, OTHER_FILES, PipelineSettings
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
-from spark_jobs.read.document import EXAMPLES
+from spark_jobs.read.document import EXAMPLES, Fault
 from spark_jobs.read.files.find import NoFiles, find_files
-from spark_jobs.read.files.rows import (
-    PROSE_WORDS,
-    WHOLE_JSON_BYTES,
-    json_lines,
-    load_json,
-    table_rows,
-    wrapped_rows,
-)
+from spark_jobs.read.files.rows import PROSE_WORDS, json_records, table_rows
 from spark_jobs.read.files.streams import (
     BadFile,
     Content,
@@ -174,11 +167,15 @@ def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | 
 
 def _rows(content: Content) -> Iterator[Any]:
     form = content.file.format
+    if form.name == "json":
+        found = islice(json_records(content), ROWS)
+        yield from (one[0] for one in found if not isinstance(one, Fault))
+        return
     with content.open() as stream:
         if form.name == "parquet":
             batches = pq.ParquetFile(stream).iter_batches(ROWS)
             yield from (row for batch in batches for row in batch.to_pylist())
-        elif form.name == "csv":
+        else:
             csv.field_size_limit(content.maximum_bytes)
             head = stream.read(HEAD_BYTES)
             if encoding := utf_16_of(head):
@@ -192,8 +189,6 @@ def _rows(content: Content) -> Iterator[Any]:
             rows = list(islice(table, ROWS))
             _need_names(list(table.fieldnames or []), text_columns(rows))
             yield from rows
-        else:
-            yield from _json_rows(content)
 
 
 class _UnnamedError(Exception):
@@ -215,23 +210,6 @@ def _need_names(names: list[str], chosen: Columns | None) -> None:
             f"several columns have the name {shown_in_line(repeated[0])!r}, of which only the last "
             "would be read; rename all but one"
         )
-
-
-def _json_rows(content: Content) -> Iterator[Any]:
-    encodings: set[str] = set()
-    with json_lines(content, encodings) as lines:
-        some = (line for line in lines if line != b"\n" and isinstance(line, bytes))
-        try:
-            row = load_json(next(some, b""), content, encodings)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            yield from wrapped_rows(row) or [row]
-            yield from (load_json(line, content, encodings) for line in some)
-            return
-    with content.open() as stream:
-        found = load_json(stream.read(WHOLE_JSON_BYTES), content, encodings)
-        yield from wrapped_rows(found) or (found if isinstance(found, list) else [found])
 
 
 CODE_SHARE = 0.2

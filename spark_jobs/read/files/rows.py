@@ -37,13 +37,27 @@ Row = tuple[str, str, str] | Fault
 """A document's id, its text (of an example, `take_example`) and its place, or its fault."""
 
 
+JsonRecord = tuple[Any, str, int]
+"""What a row says, its place and its number."""
+
+
 def read_json(content: streams.Content) -> Iterator[Row]:
     """The rows of JSON lines, or of a file that is one list or one object."""
+    for found in json_records(content):
+        yield found if isinstance(found, Fault) else pick(found[0], content, *found[1:])
+
+
+def json_records(content: streams.Content) -> Iterator[JsonRecord | Fault]:
+    """What the rows of JSON lines say, or of a file that is one list or one object.
+
+    Raises:
+        BadFile: on reading, the file is damaged, or is one value that is too large or no JSON.
+    """
     if content.file.format.ending == ".json" and not _holds_lines(content):
         yield from _read_whole_json(content)
         return
     encodings: set[str] = set()
-    with json_lines(content, encodings) as lines:
+    with _json_lines(content, encodings) as lines:
         for number, line in enumerate(lines, start=1):
             where = f"line {number}"
             if isinstance(line, streams.OverlongLine):
@@ -54,7 +68,7 @@ def read_json(content: streams.Content) -> Iterator[Row]:
 
 
 @contextmanager
-def json_lines(
+def _json_lines(
     content: streams.Content, encodings: set[str], ahead: bool = False
 ) -> Iterator[Iterator[bytes | streams.OverlongLine]]:
     """A file's lines, in UTF-8 where the file is in UTF-16; that is noted among the encodings.
@@ -77,17 +91,17 @@ def json_lines(
 
 def _parse(
     line: bytes, content: streams.Content, where: str, number: int, encodings: set[str]
-) -> Row:
+) -> JsonRecord | Fault:
     try:
-        record = load_json(line, content, encodings)
+        record = _load_json(line, content, encodings)
     except UnicodeDecodeError as error:
         return streams.not_utf8(content, where, error)
     except (ValueError, RecursionError) as error:
         return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({error}).")
-    return pick(record, content, where, number)
+    return record, where, number
 
 
-def load_json(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
+def _load_json(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
     """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings."""
     try:
         return json.loads(found)
@@ -102,19 +116,19 @@ def _holds_lines(content: streams.Content) -> bool:
 
     An export that is one object on one line is read as a whole.
     """
-    with json_lines(content, set(), ahead=True) as lines:
+    with _json_lines(content, set(), ahead=True) as lines:
         some = (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip())
         first, second = next(some, b""), next(some, None)
     if isinstance(first, streams.OverlongLine):
         return False
     try:
-        record = load_json(first, content, set())
+        record = _load_json(first, content, set())
     except (ValueError, RecursionError):
         return False
-    return isinstance(record, dict) and (second is not None or wrapped_rows(record) is None)
+    return isinstance(record, dict) and (second is not None or _wrapped_rows(record) is None)
 
 
-def wrapped_rows(value: Any) -> list[Any] | None:
+def _wrapped_rows(value: Any) -> list[Any] | None:
     """The rows of an object that only wraps them, as exports do: `{"total": 2, "issues": [...]}`.
 
     Returns:
@@ -131,7 +145,7 @@ def wrapped_rows(value: Any) -> list[Any] | None:
     return lists[0] if len(lists) == 1 and not says else None
 
 
-def _read_whole_json(content: streams.Content) -> Iterator[Row]:
+def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
     with content.open() as stream:
         found = stream.read(WHOLE_JSON_BYTES + 1)
     if len(found) > WHOLE_JSON_BYTES:
@@ -142,15 +156,15 @@ def _read_whole_json(content: streams.Content) -> Iterator[Row]:
     # JSON's own reader knows UTF-16, and tells nobody.
     encodings = {encoding for encoding in [streams.utf_16_of(found)] if encoding}
     try:
-        records = load_json(found, content, encodings)
+        records = _load_json(found, content, encodings)
     except UnicodeDecodeError as error:
         raise streams.unknown_encoding(content, error) from error
     except (ValueError, RecursionError) as error:
         raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
     yield from (streams.decoded(content, encoding) for encoding in encodings)
-    rows = wrapped_rows(records) or (records if isinstance(records, list) else [records])
+    rows = _wrapped_rows(records) or (records if isinstance(records, list) else [records])
     for number, record in enumerate(rows, start=1):
-        yield pick(record, content, f"element {number}", number)
+        yield record, f"element {number}", number
 
 
 def read_csv(content: streams.Content) -> Iterator[Row]:
