@@ -1,5 +1,6 @@
 """Fixtures shared by the whole suite."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -122,9 +123,10 @@ class Project:
             "COLUMNS": "120",
         }
 
-    def materialize(self, select: str) -> subprocess.CompletedProcess[str]:
+    def materialize(self, select: str, **run_config: object) -> subprocess.CompletedProcess[str]:
         """Run `dagster asset materialize --select ...` as a user types it."""
-        return self.run("dagster", "asset", "materialize", "--select", select)
+        config = ("--config-json", json.dumps(run_config)) if run_config else ()
+        return self.run("dagster", "asset", "materialize", "--select", select, *config)
 
     def fork(self, *command: str) -> ForkedProcess:
         """Start an installed command, in a process group of its own.

@@ -4,6 +4,7 @@ The one runner that differs from the project's own trains here instead of in a c
 """
 
 import json
+import shlex
 import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,9 +20,12 @@ from dagster import (
     AssetSelection,
     DagsterInstance,
     Definitions,
+    asset,
+    define_asset_job,
 )
 
 from artifacts.errors import UserError
+from artifacts.store.store import Artifact
 from llm_assets.cli.main import commands
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
@@ -32,6 +36,14 @@ from recipes.evaluate import run as measure
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.spec import TrainingResult, TrainingSpec
 from tests.conftest import Project
+
+
+@asset
+def anything() -> None: ...
+
+
+ANY_JOB = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
+"""For runs that only have to be on record."""
 
 
 def ask(
@@ -86,6 +98,31 @@ def type_in(project: Project, *arguments: str) -> Result:
     # `main` tells a user's error in a line; any other would be a traceback.
     assert isinstance(ended.exception, SystemExit | UserError | None), ended.exc_info
     return ended
+
+
+def follow(project: Project, line: str) -> None:
+    """Do what a message prescribes, in this process."""
+    for command in line.split(" && "):
+        program, *arguments = shlex.split(command)
+        if program == "dagster":
+            assert ask(project, arguments[-1]) == ""
+        else:
+            ended = CliRunner().invoke(commands, arguments)
+            assert ended.exit_code == 0, ended.output
+
+
+UNPROMISED = ("metrics.jsonl", "program.log", "result.json", "spec.json")
+"""Files that say how long something took."""
+
+
+def content(artifact: Artifact) -> dict[str, str | None]:
+    """The promised bytes of an artifact; evaluation and verdict promise figures alone."""
+    if artifact.manifest.kind == "eval_metrics":
+        return {"metrics": str(artifact.stats["metrics"])}
+    if artifact.manifest.kind == "model_version":
+        return {"promoted": str(artifact.stats["promoted"])}
+    files = artifact.manifest.files
+    return {entry.path: entry.sha256 for entry in files if entry.path not in UNPROMISED}
 
 
 class TrainingHere(LocalTrainingRunner):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus, Definitions, asset, define_asset_job
+from dagster import DagsterInstance, DagsterRunStatus
 
 from llm_assets import alarms
 from llm_assets.cli.session import Session
@@ -15,6 +15,7 @@ from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE
 from llm_assets.config import TrainingRunnerSettings, load_settings
 from llm_assets.history import RUNS_DATABASE, Activity, read_activity, sqlite_folder
 from tests.conftest import ROOT, Project
+from tests.llm_assets.in_process import ANY_JOB
 
 TICKED = re.compile("`[^`]+`")
 
@@ -28,18 +29,14 @@ def alarms_of(project: Project, activity: Activity) -> dict[str, alarms.Alarm]:
 def test_every_alarm_has_its_row_of_the_runbook_and_tells_the_commands_of_it(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @asset
-    def anything() -> None: ...
-
     monkeypatch.chdir(project.folder)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     (project.folder / "store").mkdir()
     session = Session(load_settings(project.config), project.config)
     assert status_of(session)["alarms"] == []
-    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
     with DagsterInstance.from_config(str(project.folder)) as instance:
         for _ in range(alarms.MOST_FAILED + 1):
-            instance.create_run_for_job(job, status=DagsterRunStatus.FAILURE)
+            instance.create_run_for_job(ANY_JOB, status=DagsterRunStatus.FAILURE)
     project.configure(automation={"monthly_hours": 40})
     monkeypatch.setattr(alarms, "LEAST_FREE_BYTES", float("inf"))
     monkeypatch.setattr(alarms, "NEARLY_SPENT", -1.0)

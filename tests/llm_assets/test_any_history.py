@@ -23,8 +23,7 @@ from tests import upgrade
 from tests.conftest import Project
 from tests.damage import DAMAGES, prescribed
 from tests.llm_assets.conftest import EVALUATION
-from tests.llm_assets.in_process import ProjectHere, ask
-from tests.llm_assets.maintenance.asking import content, follow
+from tests.llm_assets.in_process import ProjectHere, ask, content, follow
 from tests.llm_assets.oracle import Oracle, names_in
 from tests.tiny import story, with_a_word_changed
 

@@ -1,9 +1,6 @@
 """Every setting of a stage may be another for one run, by Dagster's own run config."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -20,17 +17,12 @@ from pyspark.sql import SparkSession
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.launchpad import config_fields, overrides
-from tests.conftest import Project, make_project
+from tests.conftest import Project
 from tests.llm_assets.in_process import ask
 
 SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
 SECTIONS += ("eval_metrics", "model_version", "endpoint")
 PYSPARK = "llm_assets__pyspark"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return make_project(tmp_path / "project", base_model=tmp_path, documents=3)
 
 
 def leaves(fields: dict[str, Field], path: str) -> Iterator[tuple[str, Field]]:
@@ -131,25 +123,14 @@ def test_a_section_of_the_file_may_be_left_out_of_one_run(project: Project) -> N
     assert changed({"seed": settings.checkpoint.seed}) == {}
 
 
-def materialize(project: Project, asset: str, **config: object) -> CompletedProcess[str]:
-    run_config = json.dumps({"ops": {asset: {"config": config}}})
-    command = ("dagster", "asset", "materialize", "--select", asset, "--config-json")
-    return project.run(*command, run_config)
-
-
-def sources(project: Project, **changed: object) -> list[dict[str, object]]:
-    settings = load_settings(project.config).raw_corpus.model_dump(mode="json")
-    return [settings["sources"][0] | changed]
-
-
 def test_what_a_run_has_otherwise_is_shown_with_the_artifact(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The history's folder is relative to where one is.
     monkeypatch.chdir(project.folder)
-    done = materialize(
-        project, "raw_corpus", sources=sources(project, maximum_document_megabytes=3)
-    )
+    (source,) = load_settings(project.config).raw_corpus.model_dump(mode="json")["sources"]
+    changed = {"sources": [source | {"maximum_document_megabytes": 3}]}
+    done = project.materialize("raw_corpus", ops={"raw_corpus": {"config": changed}})
     assert done.returncode == 0, done.stdout + done.stderr
     again = project.materialize("raw_corpus")
     assert again.returncode == 0, again.stdout + again.stderr
@@ -186,14 +167,13 @@ def test_what_a_run_has_otherwise_is_shown_with_the_artifact(
 def test_a_wrong_value_is_refused_with_its_field_before_anything_is_made(
     project: Project, asset: str, config: dict[str, object], told: str
 ) -> None:
-    refused = materialize(project, asset, **config)
+    refused = project.materialize(asset, ops={asset: {"config": config}})
     printed = refused.stdout + refused.stderr
     assert refused.returncode != 0 and told in printed, printed
     assert not (project.folder / "store" / asset).exists()
 
 
 def test_steps_run_in_processes_of_their_own_where_run_config_says_so(project: Project) -> None:
-    run_config = json.dumps({"execution": {"config": {"multiprocess": {"max_concurrent": 1}}}})
-    command = ("dagster", "asset", "materialize", "--select", "raw_corpus", "--config-json")
-    done = project.run(*command, run_config)
+    processes = {"multiprocess": {"max_concurrent": 1}}
+    done = project.materialize("raw_corpus", execution={"config": processes})
     assert done.returncode == 0 and "Launching subprocess" in done.stderr, done.stderr

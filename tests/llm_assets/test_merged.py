@@ -1,8 +1,5 @@
 """Pipelines in the code location of a team's Dagster project, among its own definitions."""
 
-from pathlib import Path
-
-import pytest
 import yaml
 from dagster import (
     AssetKey,
@@ -20,12 +17,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact
 from llm_assets.assets.stage import failure_reason
 from llm_assets.component import LanguageModel
-from tests.conftest import Project, make_project
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return make_project(tmp_path / "project", base_model=tmp_path, documents=1)
+from tests.conftest import Project
 
 
 def component(project: Project, **settings: str) -> Definitions:

@@ -9,7 +9,7 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
-from dagster import DagsterInstance, DagsterRunStatus, Definitions, asset, define_asset_job
+from dagster import DagsterInstance, DagsterRunStatus
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,6 +24,7 @@ from llm_assets.registry.base import LocalRegistry
 from recipes.spec import METRICS_NAME
 from serving.api.dispatcher import Metrics
 from tests.conftest import ROOT, Project
+from tests.llm_assets.in_process import ANY_JOB
 from tests.llm_assets.registry.conftest import base_entry
 
 ALERTS = yaml.safe_load((ROOT / "infrastructure/prometheus/alerts.yml").read_text())
@@ -63,12 +64,8 @@ def _values(text: str) -> dict[str, float]:
 
 
 def test_the_graphs_state_is_in_its_metrics(project: Project, instance: DagsterInstance) -> None:
-    @asset
-    def anything() -> None: ...
-
-    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
     for status in (DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE, DagsterRunStatus.FAILURE):
-        instance.create_run_for_job(job, status=status)
+        instance.create_run_for_job(ANY_JOB, status=status)
     record = project.record
     identity = Identity(kind="raw_corpus", code_version="1", inputs={})
     artifact, _ = record.store.make(identity, lambda draft: draft.stats.update(documents=1))

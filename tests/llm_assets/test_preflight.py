@@ -44,6 +44,14 @@ def settings(tmp_path: Path, **sections: object) -> PipelineSettings:
     return PipelineSettings.model_validate(content | sections)
 
 
+def select(wanted: PipelineSettings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write the settings into the pipeline file in force."""
+    file = folder / "manual.yaml"
+    file.write_text(wanted.model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    return file
+
+
 def write_sparse_weights(path: Path, size: int) -> None:
     """A safetensors file of one tensor of so many bytes, without the bytes."""
     tensor = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size // 4 * 4]}
@@ -83,9 +91,7 @@ def test_a_wrong_path_is_named(tmp_path: Path) -> None:
 
 
 def test_programs_read_the_notes_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "manual.yaml"
-    file.write_text(settings(tmp_path).model_dump_json(exclude_defaults=True))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    select(settings(tmp_path), tmp_path, monkeypatch)
     told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
     assert told["ok"] and "will be held out" in told["notes"][-1]
     assert told["text"][0].startswith("120 documents, ")
@@ -116,9 +122,7 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     for number in range(7):
         (tmp_path / "text" / f"{number}.png").write_bytes(b"x")
         (tmp_path / "text" / f"{number}.jsonl").write_text("no JSON\n")
-    file = tmp_path / "manual.yaml"
-    file.write_text(wanted.model_dump_json(exclude_defaults=True))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    file = select(wanted, tmp_path, monkeypatch)
 
     ended = CliRunner().invoke(commands, ["--config", str(file), "check"])
     listing = f"list all of them: llm-assets --config {file} check --all"
@@ -253,9 +257,7 @@ def test_a_file_in_place_of_the_store_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     (tmp_path / "store").write_text("no folder")
-    file = tmp_path / "manual.yaml"
-    file.write_text(settings(tmp_path).model_dump_json(exclude_defaults=True))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    select(settings(tmp_path), tmp_path, monkeypatch)
 
     program = "from llm_assets.cli.main import main; main()"
     ended = subprocess.run(

@@ -1,20 +1,9 @@
 """An asset that has not changed is made again where somebody asks for it."""
 
-from pathlib import Path
-
-import pytest
-from click.testing import CliRunner
-
 from artifacts.errors import UserError
-from llm_assets.cli.main import commands
 from llm_assets.pipeline import REBUILD_TAG
-from tests.conftest import Project, make_project
-from tests.llm_assets.in_process import ask
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return make_project(tmp_path / "project", base_model=tmp_path, documents=3)
+from tests.conftest import Project
+from tests.llm_assets.in_process import ask, type_in
 
 
 def test_unchanged_text_is_read_again_and_what_was_there_is_kept_aside(project: Project) -> None:
@@ -33,10 +22,6 @@ def test_unchanged_text_is_read_again_and_what_was_there_is_kept_aside(project: 
     assert (aside / "manifest.json").exists()
 
 
-def test_what_cannot_be_made_again_is_refused_by_name(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(project.config))
-    monkeypatch.chdir(project.folder)
-    told = CliRunner().invoke(commands, ["run", "--rebuild", "chekpoint"])
+def test_what_cannot_be_made_again_is_refused_by_name(project: Project) -> None:
+    told = type_in(project, "run", "--rebuild", "chekpoint")
     assert isinstance(told.exception, UserError) and "no asset chekpoint" in str(told.exception)

@@ -4,12 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from artifacts.errors import UserError
-from llm_assets.cli.main import commands
 from tests.conftest import Project, make_project
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import ask, type_in
 
 
 @pytest.fixture
@@ -32,15 +30,12 @@ def copy(project: Project, folder: Path) -> Project:
     sees="both paths, and what to do if the file was only moved",
     then="the second one builds, decides and shows nothing",
 )
-def test_a_second_file_of_one_name_and_store_is_refused(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_file_of_one_name_and_store_is_refused(project: Project, tmp_path: Path) -> None:
     second = copy(project, tmp_path / "second")
     said = ask(second, "raw_corpus")
     assert str(project.config) in said and str(second.config) in said and "another `name`" in said
 
-    monkeypatch.setenv("LLM_ASSETS_CONFIG", str(second.config))
-    told = CliRunner().invoke(commands, ["status"])
+    told = type_in(second, "status")
     assert isinstance(told.exception, UserError) and str(project.config) in str(told.exception)
     assert ask(project, "raw_corpus") == "", "the first one goes on"
 

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dagster import (
-    DagsterInstance,
-    DagsterRunStatus,
-    Definitions,
-    asset,
-    define_asset_job,
-)
+from dagster import DagsterInstance, DagsterRunStatus
 
 from artifacts.settings import read_yaml
 from llm_assets.alarms import MOST_SILENT_SECONDS
@@ -32,7 +26,7 @@ from llm_assets.history import (
 from llm_assets.registry.base import LocalRegistry
 from tests.conftest import Project
 from tests.dagster_services import daemon
-from tests.llm_assets.in_process import type_in
+from tests.llm_assets.in_process import ANY_JOB, type_in
 from tests.llm_assets.registry.conftest import base_entry, judge
 from tests.waiting import wait_until
 
@@ -60,18 +54,23 @@ def test_a_quick_command_loads_nothing_slow(project: Project, arguments: tuple[s
     assert done.stderr.strip() == ""
 
 
+def have_dagster_read_the_history(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name its folder by a variable, which Dagster alone looks up."""
+    settings = read_yaml(project.folder / "dagster.yaml")
+    history = settings["storage"]["sqlite"]
+    monkeypatch.setenv("HISTORY", history["base_dir"])
+    history["base_dir"] = {"env": "HISTORY"}
+    (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
+
+
 def test_status_names_what_runs_and_why_the_sensors_wait(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @asset
-    def anything() -> None: ...
-
     monkeypatch.chdir(project.folder)
     project.configure(automation={"enabled": True, "check_seconds": 1})
-    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
     with DagsterInstance.from_config(str(project.folder)) as instance:
         ids = {
-            status: instance.create_run_for_job(job, status=status).run_id
+            status: instance.create_run_for_job(ANY_JOB, status=status).run_id
             for status in (DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS)
         }
     ticks = ("source_text_changed waits", "endpoint_follows waits")
@@ -107,11 +106,7 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
     project.configure(automation={"enabled": False})
     assert not told_of(failed), "nothing ticks any more"
     project.configure(automation={"enabled": True, "check_seconds": 1})
-    settings = read_yaml(project.folder / "dagster.yaml")
-    history = settings["storage"]["sqlite"]
-    monkeypatch.setenv("HISTORY", history["base_dir"])
-    history["base_dir"] = {"env": "HISTORY"}
-    (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
+    have_dagster_read_the_history(project, monkeypatch)
     assert "matches no file" in told_of(failed)[0], "as Dagster itself reads it"
     project.configure(automation={"enabled": False})
     assert not told_of(failed), "nothing ticks any more"
@@ -145,30 +140,21 @@ def test_status_tells_of_runs_of_this_pipeline_that_are_alive(
     project: Project, monkeypatch: pytest.MonkeyPatch, by_dagster: bool
 ) -> None:
     """Another pipeline shares the history, and a run was killed."""
-
-    @asset
-    def anything() -> None: ...
-
     monkeypatch.chdir(project.folder)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    job = Definitions([anything], jobs=[define_asset_job("any")]).resolve_job_def("any")
     describe = "from artifacts.leases import describe_holder; print(describe_holder())"
     dead = subprocess.run(
         [sys.executable, "-c", describe], capture_output=True, text=True, check=True
     ).stdout.strip()
     started, failed = DagsterRunStatus.STARTED, DagsterRunStatus.FAILURE
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        create = partial(instance.create_run_for_job, job)
+        create = partial(instance.create_run_for_job, ANY_JOB)
         ours = create(status=started, tags={PIPELINE_TAG: "manual"}).run_id
         create(status=started, tags={PIPELINE_TAG: "manual", PROCESS_TAG: dead})
         for status in (started, failed):
             create(status=status, tags={PIPELINE_TAG: "letters"})
     if by_dagster:
-        settings = read_yaml(project.folder / "dagster.yaml")
-        history = settings["storage"]["sqlite"]
-        monkeypatch.setenv("HISTORY", history["base_dir"])
-        history["base_dir"] = {"env": "HISTORY"}
-        (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
+        have_dagster_read_the_history(project, monkeypatch)
 
     activity = read_activity(project.folder, load_settings(project.config))
 

@@ -1,6 +1,5 @@
 """What an experiment may try, and what is refused before any work."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,15 +7,10 @@ import pytest
 from artifacts.errors import UserError
 from llm_assets.experiments.job import parse_changes, plan_trials, read_trial
 from llm_assets.pipeline import PipelineResource
-from tests.conftest import Project, make_project
+from tests.conftest import Project
 from tests.llm_assets.in_process import type_in
 
 RATE = "checkpoint.optimizer.learning_rate"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return make_project(tmp_path / "project", base_model=tmp_path, documents=1)
 
 
 def test_all_combinations_are_tried_each_under_a_name_that_says_them(project: Project) -> None:

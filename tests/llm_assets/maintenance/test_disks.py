@@ -8,8 +8,7 @@ import pytest
 from tests.conftest import Project
 from tests.damage import delete
 from tests.faults import Disk, small_disk
-from tests.llm_assets.in_process import ask
-from tests.llm_assets.maintenance.asking import content
+from tests.llm_assets.in_process import ask, content
 
 MEGABYTES = 256
 ROOM = {

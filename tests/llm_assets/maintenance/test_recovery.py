@@ -12,8 +12,7 @@ from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.card import verify_model
 from tests.conftest import Project
 from tests.damage import DAMAGES, delete, flip_bit, largest_file, prescribed
-from tests.llm_assets.in_process import ask
-from tests.llm_assets.maintenance.asking import content, follow
+from tests.llm_assets.in_process import ask, content, follow
 from tests.llm_assets.maintenance.weeks import Weeks
 
 READER = {
