@@ -1,4 +1,4 @@
-"""The jobs, run without a word to anyone, and the documents in what they made."""
+"""The jobs, run without a word to anyone, and what they made: its files and documents."""
 
 from pathlib import Path
 from typing import Any
@@ -68,3 +68,12 @@ def shard_documents(folder: Path, stats: dict[str, Any], split: Split) -> list[t
     """The id and the tokens of each document of a split, as often as it is in the shards."""
     shards = ShardSet(folder, ShardStats(**stats), split)
     return [(str(record["id"]), tokens.tolist()) for record, tokens in read_documents(shards)]
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """The content of each file below a folder, by its path from there."""
+    return {
+        file.relative_to(folder).as_posix(): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }

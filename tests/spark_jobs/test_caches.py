@@ -16,8 +16,8 @@ from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import tokens_key
 from spark_jobs.tokenize.tokenizer import Engine, load_tokenizer
 from tests.example_shards import plan_shards
-from tests.spark_jobs.jobs import clean_corpus
-from tests.spark_jobs.test_growth import Texts, files_below, make, source_files, write_raw
+from tests.spark_jobs.jobs import clean_corpus, files_below
+from tests.spark_jobs.test_growth import Texts, make, source_files, write_raw
 
 
 @pytest.fixture(scope="module")
@@ -79,27 +79,24 @@ def other_version(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
-@pytest.mark.parametrize("package", ["datatrove", "ftfy", "spacy"])
-def test_rows_prepared_with_other_libraries_are_others(
-    package: str, monkeypatch: pytest.MonkeyPatch
+def test_rows_prepared_with_other_settings_or_libraries_are_others(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     filtered = CleanCorpusSettings(quality_filters=["c4"])
-    before = preparation_key(filtered, None, {})
-    other_version(monkeypatch, package)
-    assert preparation_key(filtered, None, {}) != before
-
-
-def test_rows_prepared_with_other_settings_are_others() -> None:
-    settings = [
+    changes: list[dict] = [
         {},
         {"unicode_form": "NFKC"},
         {"minimum_characters": 3},
         {"repair_encodings": False},
     ]
-    keys = {preparation_key(CleanCorpusSettings.model_validate(one), None, {}) for one in settings}
-    keys.add(preparation_key(CleanCorpusSettings(), "folder/ngrams-1.npz", {}))
-    keys.add(preparation_key(CleanCorpusSettings(), None, {"language": "b1"}))
-    assert len(keys) == 6
+    keys = [preparation_key(CleanCorpusSettings.model_validate(one), None, {}) for one in changes]
+    keys.append(preparation_key(filtered, "folder/ngrams-1.npz", {}))
+    keys.append(preparation_key(filtered, None, {"language": "b1"}))
+    keys.append(preparation_key(filtered, None, {}))
+    for package in ("datatrove", "ftfy", "spacy"):
+        other_version(monkeypatch, package)
+        keys.append(preparation_key(filtered, None, {}))
+    assert len(set(keys)) == len(keys) == 10
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from artifacts.errors import UserError
 from spark_jobs.clean.decide import pairs
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings
 from tests.spark_jobs.conftest import forget
-from tests.spark_jobs.jobs import clean_corpus
+from tests.spark_jobs.jobs import clean_corpus, files_below
 from tests.spark_jobs.test_duplicates import edited, families
 
 SPLIT = SplitSettings(
@@ -98,9 +98,13 @@ def clean_by(
     )
 
 
-def check_second_week(spark: SparkSession, folder: Path, seed: int) -> dict:
-    """The stats of the second week, equal by both deciders."""
-    generator = random.Random(seed)
+@pytest.mark.soak
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**6))
+def test_both_deciders_give_the_same_bytes_for_any_text_of_a_second_week(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    folder, generator = tmp_path_factory.mktemp("lineage"), random.Random(seed)
     documents = first_texts(generator)
     write_raw(folder / "raw", documents, generator)
     clean_by(spark, IN_MEMORY, folder / "raw", folder / "first")
@@ -114,29 +118,8 @@ def check_second_week(spark: SparkSession, folder: Path, seed: int) -> dict:
     assert in_memory == by_spark
     assert in_memory["dropped"]["similar_to_forgotten"] > 3
     assert list(in_memory) == list(by_spark)
-    contents = [
-        {path.relative_to(root): path.read_bytes() for path in root.rglob("*.parquet")}
-        for root in (folder / "memory", folder / "spark")
-    ]
-    assert contents[0].keys() == contents[1].keys()
-    assert [name for name in contents[0] if contents[0][name] != contents[1][name]] == []
-    return in_memory
-
-
-@pytest.mark.soak
-def test_both_deciders_give_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
-    stats = check_second_week(spark, tmp_path, seed=1)
-
-    assert stats["dropped"]["template"]
-
-
-@pytest.mark.soak
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 10**6))
-def test_both_deciders_give_the_same_bytes_for_any_text(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
-    check_second_week(spark, tmp_path_factory.mktemp("lineage"), seed)
+    assert in_memory["dropped"]["template"]
+    assert files_below(folder / "memory") == files_below(folder / "spark")
 
 
 @pytest.mark.parametrize("documents_in_memory", [IN_MEMORY, BY_SPARK])

@@ -96,6 +96,13 @@ def test_hardly_any_pair_is_missed() -> None:
     assert count > 200 and connected >= 0.99 * count
 
 
+def test_texts_of_the_same_shingles_are_copies_though_one_says_it_more_often() -> None:
+    once = "the pump runs at night and the pump runs at night and the pump runs at night"
+    found, (one, other) = cluster([once, f"{once} and the pump runs at night"])
+
+    assert one == other and found.component[0] == found.component[1]
+
+
 def test_a_large_bucket_stays_affordable_and_complete() -> None:
     generator = random.Random(1)
     body = " ".join(f"w{number}" for number in range(200))

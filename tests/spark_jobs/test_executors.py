@@ -16,9 +16,9 @@ from spark_jobs.read import opened
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import write_snapshot
 from spark_jobs.tokenize import job as tokenize
+from tests.spark_jobs.jobs import files_below
 from tests.spark_jobs.read.test_job import settings_of, spec_of, write_texts
 from tests.spark_jobs.test_decide import SPLIT, first_texts, write_raw
-from tests.spark_jobs.test_growth import files_below
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 CLEANING = settings.CleanCorpusSettings(minimum_characters=40, split=SPLIT)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.clean.write import writing_key
 from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TokenizedShardsSettings
-from tests.spark_jobs.jobs import clean_corpus, tokenize_corpus
+from tests.spark_jobs.jobs import clean_corpus, files_below, tokenize_corpus
 from tests.spark_jobs.test_duplicates import families
 
 CLEAN = CleanCorpusSettings(
@@ -66,14 +66,6 @@ def write_raw(folder: Path, texts: Texts) -> None:
         ids, contents = zip(*file, strict=True)
         table = pa.table({"id": ids, "text": contents, "source": ["manual"] * len(ids)})
         pq.write_table(table, folder / f"part-{number:05d}.parquet")
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
 
 
 def source_files(generator: random.Random, documents: int, files: int) -> Texts:

@@ -23,14 +23,11 @@ def test_normalising_joins_combining_marks_and_drops_lone_surrogates() -> None:
     assert normalize("\ufb01n", "NFKC") == ("fin", False)
 
 
-@pytest.mark.parametrize("text", ["a\x00b", "a\ufeffb", "\u00e9\x07", "half \ufffd", "\ud800"])
-def test_a_text_that_loses_characters_is_known(text: str) -> None:
-    assert normalize(text, "NFC")[1]
-
-
-@pytest.mark.parametrize("text", [" a\r\nb\t", "a\rb", "caf\u00e9\u2028b", "e\u0301", ""])
-def test_other_line_ends_forms_and_blanks_are_no_loss(text: str) -> None:
-    assert not normalize(text, "NFC")[1]
+def test_a_text_that_loses_characters_is_known_and_line_ends_forms_and_blanks_are_no_loss() -> None:
+    for lost in ("a\x00b", "a\ufeffb", "\u00e9\x07", "half \ufffd", "\ud800"):
+        assert normalize(lost, "NFC")[1], lost
+    for whole in (" a\r\nb\t", "a\rb", "caf\u00e9\u2028b", "e\u0301", ""):
+        assert not normalize(whole, "NFC")[1], whole
 
 
 @pytest.mark.fault(

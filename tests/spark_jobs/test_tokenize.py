@@ -18,7 +18,7 @@ from spark_jobs.settings import (
 )
 from spark_jobs.text import text_hash
 from tests.spark_jobs.conftest import spark_settings
-from tests.spark_jobs.jobs import shard_documents, tokenize_corpus
+from tests.spark_jobs.jobs import files_below, shard_documents, tokenize_corpus
 from tests.spark_jobs.splits import clean_table, split_of
 from tests.tiny import tiny_texts
 
@@ -92,11 +92,7 @@ def test_partition_counts_and_engines_give_the_same_bytes(
         settings = SETTINGS.model_copy(update={"engine": engine})
         with spark_settings(spark, files__maxPartitionBytes=size, shuffle__partitions=partitions):
             stats = run(spark, clean, model_folder, tmp_path / engine, settings)
-        files = {
-            str(file.relative_to(tmp_path / engine)): file.read_bytes()
-            for file in (tmp_path / engine).rglob("*.*")
-        }
-        written.append((stats["shards"], files))
+        written.append((stats["shards"], files_below(tmp_path / engine)))
 
     assert written[0] == written[1]
     assert sum(shard["split"] == "train" for shard in written[0][0]) > 1
@@ -237,15 +233,15 @@ def test_cached_tokens_give_the_same_shards(
 
     def run_with_cache(clean: str, name: str) -> dict[str, bytes]:
         run(spark, clean, model_folder, tmp_path / name, cache=cache)
-        return {file.name: file.read_bytes() for file in (tmp_path / name).glob("*.*")}
+        return files_below(tmp_path / name)
 
     run_with_cache(write_clean(tmp_path / "first", texts[:145]), "a")
-    before = {file.name: file.read_bytes() for file in cache.iterdir()}
+    before = files_below(cache)
     grown = write_clean(tmp_path / "grown", texts)
     second = run_with_cache(grown, "b")
-    after = {file.name: file.read_bytes() for file in cache.iterdir()}
+    after = files_below(cache)
     run(spark, grown, model_folder, tmp_path / "fresh")
 
-    assert second == {file.name: file.read_bytes() for file in (tmp_path / "fresh").glob("*.*")}
+    assert second == files_below(tmp_path / "fresh")
     assert before.items() < after.items()
     assert len(after) - len(before) < len(before)

@@ -170,19 +170,12 @@ def test_special_tokens_in_text_are_text_where_they_are_pieces_as_well(
     assert alike.tolist() == whole.ids
 
 
-def test_an_unknown_start_token_is_refused_with_the_known_ones(model_folder: Path) -> None:
+def test_a_tokenizer_that_does_not_serve_is_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"start_token.*'<s>'.*<\|endoftext\|>"):
         load_tokenizer(str(model_folder)).start_and_end("<s>", None)
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(model_folder, tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 300}))
-
-    with pytest.raises(UserError, match=r"outside the model's vocabulary of 300"):
-        load_tokenizer(str(folder))
-
-
-def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no tokenizer.json"):
         load_tokenizer(str(tmp_path))
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 300}))
+    with pytest.raises(UserError, match=r"outside the model's vocabulary of 300"):
+        load_tokenizer(str(folder))

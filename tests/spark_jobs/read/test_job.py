@@ -24,7 +24,7 @@ from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import open_sources, write_snapshot
 from spark_jobs.runtime.session import end_local_session, local_session
 from spark_jobs.runtime.tasks import Work
-from tests.spark_jobs.test_growth import files_below
+from tests.spark_jobs.jobs import files_below
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_texts
 

@@ -16,6 +16,7 @@ from artifacts.errors import UserError
 from spark_jobs.read.docstrings import docstrings_of
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import fingerprints_of, open_sources, write_snapshot
+from tests.spark_jobs.jobs import files_below
 
 
 def settings_of(**source: object) -> RawCorpusSettings:
@@ -165,7 +166,7 @@ def test_the_same_source_gives_the_same_bytes_wherever_it_lies(tmp_path: Path) -
             (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " * 18_000)
         settings = files_source(tmp_path / place)
         snapshot(settings, tmp_path / f"raw-{place}")
-        written = {f.name: f.read_bytes() for f in (tmp_path / f"raw-{place}").iterdir()}
+        written = files_below(tmp_path / f"raw-{place}")
         found.append((settings.content(), fingerprints_of(open_sources(settings)), written))
 
     assert found[0] == found[1]
@@ -262,7 +263,7 @@ def test_only_what_is_new_is_read_again_and_the_result_is_that_of_a_run_from_not
     after = {file.name for file in cache.iterdir()}
     assert before < after and len(after - before) < len(after) / 2
     assert grown == full and full["repeated_ids"] > 0
-    assert _bytes_of(tmp_path / "grown") == _bytes_of(tmp_path / "full")
+    assert files_below(tmp_path / "grown") == files_below(tmp_path / "full")
 
 
 def test_an_edit_is_read_of_either_of_two_files_of_one_name(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) 
     entries[0].unlink()
     write_snapshot(settings, tmp_path / "again", lambda line: None, str(cache))
 
-    assert _bytes_of(tmp_path / "again") == _bytes_of(tmp_path / "whole")
+    assert files_below(tmp_path / "again") == files_below(tmp_path / "whole")
 
 
 @pytest.mark.fault(
@@ -320,12 +321,8 @@ def test_runs_on_other_text_at_once_do_not_meet(tmp_path: Path) -> None:
         for turn in range(3):
             folder = tmp_path / f"together{number}-{turn}"
             write_snapshot(sources[number], folder, lambda line: None, str(tmp_path / "cache"))
-        return _bytes_of(folder)
+        return files_below(folder)
 
     with ThreadPoolExecutor(4) as runs:
         together = list(runs.map(run, sources))
-    assert together == [_bytes_of(tmp_path / f"alone{number}") for number in sources]
-
-
-def _bytes_of(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert together == [files_below(tmp_path / f"alone{number}") for number in sources]

@@ -109,20 +109,6 @@ def test_a_file_that_grows_while_it_is_read_is_noticed(tmp_path: Path) -> None:
         write_snapshot(settings, tmp_path / "again", lambda line: None, opened=opened)
 
 
-def test_reading_millions_of_blank_lines_says_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("artifacts.progress.REPORT_SECONDS", 0.05)
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\n" * 3_000_000 + b'{"text": "end"}', compresslevel=1))
-    lines: list[str] = []
-    settings = files_source(path, maximum_expansion=10_000)
-
-    write_snapshot(settings, tmp_path / "raw", lines.append)
-
-    assert any("reading" in line for line in lines)
-
-
 def test_little_that_unpacks_to_much_says_that_it_is_read_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
