@@ -148,7 +148,9 @@ def materialize_command(*selected: str) -> str:
     prefix = os.environ.get(PREFIX_VARIABLE)
     before = f"{prefix}/" if prefix else ""
     keys = ",".join(re.sub(r"^(\*?)", rf"\1{before}", name) for name in selected)
-    return f'dagster asset materialize --select "{keys}"'
+    # In a project that `llm-assets init` made, that file tells Dagster where the definitions are.
+    told = "DAGSTER_MODULE_NAME" in os.environ or not Path("env.sh").exists()
+    return f'{"" if told else ". ./env.sh && "}dagster asset materialize --select "{keys}"'
 
 
 def mend_command(folder: str) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.history import Activity, dagster_home
@@ -71,7 +73,7 @@ def find_alarms(
     if store.is_local and Path(store.root).exists():
         free = shutil.disk_usage(store.root).free
         if free < LEAST_FREE_BYTES:
-            text = f"Only {free / 1e9:.1f} GB are free for the store."
+            text = f"Only {decimal(free)} are free for the store."
             yield Alarm("DiskNearlyFull", text, "`llm-assets clean --yes`; shorten `retention`")
 
 

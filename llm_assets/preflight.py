@@ -12,6 +12,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from artifacts.errors import DamagedArtifact, UserError, reason_of
 from artifacts.model import POSITION_KEYS
 from artifacts.progress import format_duration
@@ -26,7 +28,7 @@ from recipes.evaluation.statistics import POWER, level, reach
 from recipes.model import base_model
 from recipes.settings import BUDGETS
 from serving import endpoint as process
-from serving.settings import listen
+from serving.settings import bearer_token, listen
 from spark_jobs.read.docstrings import find_package
 from spark_jobs.read.document import EMPTY, EXAMPLES, judge_faults
 from spark_jobs.read.facts import open_facts, read_facts, read_forms
@@ -42,6 +44,8 @@ BYTES_PER_TOKEN, BEYOND_ASCII = 4, 2
 has 4.9 of English, 2.5 of Russian, 1.5 of Chinese, Japanese and Thai)."""
 LANGUAGE_SHARE = 0.1
 """Of the documents, from which on another language than English is worth a word."""
+ORDER_OF_COUNTING = ("held_out", "validation", None, "train", "replay")
+"""Of the places that a source's text may have: a text that two have counts where it is kept."""
 MOST_HELD_OUT = 0.5
 """Largest share that is held out of little text, so that a model still learns from most of it."""
 HELD_OUT_DOCUMENTS = 60
@@ -150,13 +154,17 @@ def look_at(
     documents = 0.0
     files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
     unread = [one.name for one in settings.raw_corpus.sources if not isinstance(one, Files)]
+    texts: set[int] = set()
+    # Text that is held out is trained on nowhere, and text that is also replayed is no replay.
+    files.sort(key=lambda one: ORDER_OF_COUNTING.index(places.get(one.name)))
     for source in files:
         found = find_files(source, Store(settings.store).root, messages)
         if seconds == 0 or not is_local(source.path):
             unread.append(source.name)
             continue
         part = None if seconds is None else seconds / len(files)
-        seen = survey(source, found.files, settings.clean_corpus.minimum_characters, part, messages)
+        least = settings.clean_corpus.minimum_characters
+        seen = survey(source, found.files, least, part, messages, texts)
         if source.on_bad_file == "stop":
             sound = seen.read + seen.faults[EMPTY]
             share = source.maximum_faulty_share
@@ -405,6 +413,7 @@ def preflight(
     base = _base(settings)
     base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
     if settings.platform == "local":
+        bearer_token(settings.endpoint)
         _need_port(settings)
     text = look_at(settings, seconds, messages)
     if refusal := all_too_short(settings, text):
@@ -485,9 +494,9 @@ def _need_space(store: str, needed: float) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
-            f"`store`: {folder} has {free / 1e9:,.1f} GB free, and a run with this text and base "
-            f"model needs up to {needed / 1e9:,.1f} GB there at a time. Free some space, or set "
-            "`store` to another disk."
+            f"`store`: {folder} has {decimal(free)} free, and a run with this text and base model "
+            f"needs up to {decimal(int(needed))} there at a time. Free some space, or set `store` "
+            "to another disk."
         )
 
 

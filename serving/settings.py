@@ -1,5 +1,6 @@
 """What the local endpoint offers and how much it takes on, where it listens, and who may ask it."""
 
+import errno
 import os
 import re
 import socket
@@ -180,6 +181,11 @@ def listen(
     except OSError as error:
         # Python adds the address, in brackets, to what the system says.
         reason = (error.strerror or str(error)).partition(" (")[0]
+        if error.errno in (socket.EAI_NONAME, socket.EAI_AGAIN, errno.EADDRNOTAVAIL):
+            raise UserError(
+                f"Cannot listen on {host}, which is no address of this machine ({reason}). Set "
+                "`endpoint.host` to one that is, such as 127.0.0.1."
+            ) from error
         raise UserError(
             f"Cannot listen on {host} port {port} ({reason}). Another program may be using it: "
             f"choose another {chosen_by}, or end that program."

@@ -79,6 +79,8 @@ def check_place(url: str) -> str:
             f"{shown_in_line(scheme)}:// is not read here; copy the files to this machine or to "
             "Cloud Storage, and give their local path or gs://bucket/path"
         )
+    if scheme == "gs" and not rest.partition("/")[0]:
+        raise ValueError("the name of a bucket is missing; give gs://bucket/path")
     if "@" in rest.partition("/")[0]:
         raise ValueError("a user or password has no place in a path; give it as gs://bucket/path")
     return url

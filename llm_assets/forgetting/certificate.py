@@ -185,6 +185,25 @@ def readings(store: Store, state: RegistryState, texts: Sequence[str]) -> list[R
     return found
 
 
+def find_doubtful(store: Store, state: RegistryState) -> dict[int, list[str]]:
+    """Versions that may have been trained on any text: the names of the runs behind each of which
+    there is no record.
+
+    Those that are withdrawn, or whose weights are gone, are left out; the one that serves is not.
+    """
+    serving = state.find("champion") or state.find("wanted")
+    doubtful = {}
+    for version in state.versions:
+        is_in_use = version == serving or (
+            store.exists("checkpoint", version.model_fingerprint)
+            and not state.is_rejected(version.weights)
+        )
+        runs = runs_behind(store, state, version) if is_in_use else []
+        if unknown := [run.name for run in runs if run.record is None]:
+            doubtful[version.version] = unknown
+    return doubtful
+
+
 def search_corpora(
     store: Store,
     corpora: Sequence[Artifact],

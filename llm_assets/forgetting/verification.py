@@ -15,13 +15,13 @@ from artifacts.store.store import Store
 from llm_assets.forgetting.certificate import (
     Forgetting,
     Replacement,
+    find_doubtful,
     readings,
     search_again,
     weights_of,
 )
 from llm_assets.forgetting.erase import ForgottenList, find_holders, read_list
 from llm_assets.registry.state import RegistryState
-from llm_assets.tracing.training_text import runs_behind
 from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec, command
 from spark_jobs.clean.forgotten import tell_similar
 
@@ -82,16 +82,16 @@ def examine(
 def _of_versions(
     store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
 ) -> Iterator[Finding]:
+    doubtful = find_doubtful(store, state)
     if serving := state.find("champion") or state.find("wanted"):
         name = f"version {serving.version}, which serves,"
-        unknown = [run.name for run in runs_behind(store, state, serving) if run.record is None]
         if any(one.version == serving.version for one in readings(store, state, texts)):
             yield False, f"{name} was trained on some of them"
-        elif unknown:
-            gone = f"there is no record of {', '.join(unknown)}"
-            yield None, f"{name} may have been trained on some of them: {gone}"
-        else:
+        elif serving.version not in doubtful:
             yield True, f"{name} was trained on none of them"
+    for version, unknown in doubtful.items():
+        gone = f"there is no record of {', '.join(unknown)}"
+        yield None, f"version {version} may have been trained on some of them: {gone}"
     for one in stated.read_by:
         rejected = state.is_rejected(state.get(one.version).weights)
         there = store.exists("checkpoint", one.checkpoint)

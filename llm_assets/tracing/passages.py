@@ -63,7 +63,8 @@ class Exposure:
             fate = "trained on by " + "; by ".join(map(str, self.lessons))
             return fate if self.is_trained else f"{fate}, but not in this place"
         aside = self.split.replace("_", " ") if self.split in ("validation", "held_out") else ""
-        return f"{aside} text, never trained on" if aside else "never trained on"
+        trained = "not known whether trained on" if self.unknown else "never trained on"
+        return f"{aside} text, {trained}" if aside else trained
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ def find_stretches(
     matches = [one.index.matches(tokens, one.shard) for one in shards]
     texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
     lessons = training_text.stretches_of(records, np.unique(np.concatenate(texts)), read)
-    readers = [np.array([url in shard.records for url in records]) for shard in shards]
+    readers = [np.array([url in shard.records for url in records], bool) for shard in shards]
     columns = [
         _trained_part(one, found, of, lessons, number, readers[number])
         for number, (one, found, of) in enumerate(zip(shards, matches, texts, strict=True))

@@ -86,6 +86,7 @@ def survey(
     least_characters: int,
     seconds: float | None = None,
     messages: int = EXAMPLES,
+    seen: set[int] | None = None,
 ) -> TextSurvey:
     """Read files of a source, of every format some, until the time is up.
 
@@ -93,11 +94,13 @@ def survey(
         least_characters: of a document that cleaning keeps.
         seconds: None reads everything.
         messages: of each reason, how many are kept.
+        seen: texts of other sources, by `hash64`, of which copies count as copies; those of this
+            one are added.
 
     Raises:
         UserError: a file cannot be read, and the source sets none aside; or a library is missing.
     """
-    look = _Look(source, least_characters, seconds, messages)
+    look = _Look(source, least_characters, seconds, messages, set() if seen is None else seen)
     kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
     for file in sorted(files, key=lambda one: hash64(one.name)):
         kinds[file.format.name].files.append(file)
@@ -116,13 +119,18 @@ class _TimeIsUpError(Exception):
 
 class _Look:
     def __init__(
-        self, source: Files, least_characters: int, seconds: float | None, messages: int
+        self,
+        source: Files,
+        least_characters: int,
+        seconds: float | None,
+        messages: int,
+        seen: set[int],
     ) -> None:
         self._source, self._least, self._messages = source, least_characters, messages
         # Else a large file would be read to its end before its first row is seen.
         self._streaming = source.model_copy(update={"on_bad_file": "stop"})
         self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._seen: set[int] = set()
+        self._seen = seen
         self._found = TextSurvey(unread=SkippedFiles(most=messages))
 
     def read(self, file: StoredFile, kind: _Kind) -> None:
@@ -170,7 +178,7 @@ class _Look:
             self._seen.add(digest)
             kind.counts["documents"] += 1
             self._found.languages[guess_language(text)] += 1
-            content = document.text.encode()
+            content = document.text.encode("utf-8", "surrogatepass")
             kind.counts["bytes"] += len(content)
             kind.counts["beyond_ascii"] += len(content.translate(None, ASCII))
 

@@ -84,6 +84,53 @@ def test_a_port_of_another_is_named(tmp_path: Path) -> None:
     sees="the path",
     then="refused before any work",
 )
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ({"host": "0.0.0.0"}, "which others can reach: set `endpoint.token_variable`"),
+        ({"token_variable": "NO_SUCH_TOKEN"}, "names NO_SUCH_TOKEN, which is not set"),
+        ({"host": "no-such-host.invalid", "token_variable": "HOME"}, "Set `endpoint.host`"),
+    ],
+)
+def test_an_endpoint_that_could_not_start_is_told_before_any_work(
+    tmp_path: Path, endpoint: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        preflight(settings(tmp_path, endpoint={"port": 1} | endpoint))
+
+
+def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path) -> None:
+    wanted = settings(tmp_path)
+    alone = preflight(wanted).text
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for number in range(40):
+        shutil.copy(tmp_path / "text" / f"{number}.md", folder)
+    sources = [
+        {"type": "files", "path": str(tmp_path / "text")},
+        {"type": "files", "path": str(folder), "name": "judged"},
+    ]
+    split = {"held_out": 0.4, "sources": {"judged": "held_out"}}
+    both = preflight(
+        settings(
+            tmp_path,
+            raw_corpus={"sources": sources},
+            clean_corpus={"minimum_characters": 20, "split": split},
+        )
+    ).text
+    assert alone.documents is not None and both.documents == alone.documents - 40
+    assert (both.held_out, both.copies) == (40, alone.copies + 40)
+
+
+def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) -> None:
+    wanted = settings(tmp_path)
+    before = preflight(wanted).text
+    row = json.dumps({"text": "A cut emoji \ud83d stands in this text about a valve and a pump."})
+    (tmp_path / "text" / "cut.jsonl").write_text(row)
+    after = preflight(wanted).text
+    assert before.documents is not None and after.documents == before.documents + 1
+
+
 def test_a_wrong_path_is_named(tmp_path: Path) -> None:
     wrong = {"sources": [{"type": "files", "path": str(tmp_path / "nothing")}]}
     with pytest.raises(UserError, match="matches no file"):

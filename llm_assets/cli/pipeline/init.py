@@ -32,7 +32,7 @@ from spark_jobs.read.files.streams import (
     SourceChanged,
     StoredFile,
     decode,
-    utf_16_of,
+    wide_encoding_of,
 )
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import FORMATS, TABLES, Files, FormatName, template_columns
@@ -178,7 +178,7 @@ def _rows(content: Content) -> Iterator[Any]:
         else:
             csv.field_size_limit(content.maximum_bytes)
             head = stream.read(HEAD_BYTES)
-            if encoding := utf_16_of(head):
+            if encoding := wide_encoding_of(head):
                 text = codecs.getincrementaldecoder(encoding)().decode(head)
             elif len(head) == HEAD_BYTES:
                 # A character may be cut at the end.

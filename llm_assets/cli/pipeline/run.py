@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import dagster as dg
 from rich.console import Console, JustifyMethod
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
@@ -206,8 +207,8 @@ def _clean_store(console: Console) -> None:
         return
     if cleaning.removals:
         console.print(
-            f"Deleted {cleaning.bytes / 1e9:,.1f} GB outside the limits of `retention`; "
-            f"{cleaning.bytes_kept / 1e9:,.1f} GB remain.",
+            f"Deleted {decimal(cleaning.bytes)} outside the limits of `retention`; "
+            f"{decimal(cleaning.bytes_kept)} remain.",
             highlight=False,
         )
 

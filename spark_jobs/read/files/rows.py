@@ -28,6 +28,7 @@ from spark_jobs.read.settings import Files, template_columns
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
 """Largest JSON file that is one value; it is read into memory as a whole."""
+TOO_DEEP = "its values lie too deep within one another"
 PROSE_WORDS = 4
 """Words from which on a value is taken for text."""
 BATCH_BYTES = 8 * 1024 * 1024
@@ -80,7 +81,7 @@ def _json_lines(
         BadFile: on reading, its UTF-16 is cut off or damaged.
     """
     with content.open(ahead) as stream:
-        if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
+        if encoding := streams.wide_encoding_of(stream.peek(streams.LOOKED_AT)):
             encodings.add(encoding)
             stream = streams.recoded(stream, encoding)
         try:
@@ -97,7 +98,8 @@ def _parse(
     except UnicodeDecodeError as error:
         return streams.not_utf8(content, where, error)
     except (ValueError, RecursionError) as error:
-        return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({error}).")
+        why = TOO_DEEP if isinstance(error, RecursionError) else error
+        return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({why}).")
     return record, where, number
 
 
@@ -153,14 +155,18 @@ def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
             f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
             "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
         )
-    # JSON's own reader knows UTF-16, and tells nobody.
-    encodings = {encoding for encoding in [streams.utf_16_of(found)] if encoding}
+    # JSON's own reader knows UTF-16 and UTF-32, and tells nobody.
+    encodings = {encoding for encoding in [streams.wide_encoding_of(found)] if encoding}
     try:
         records = _load_json(found, content, encodings)
     except UnicodeDecodeError as error:
         raise streams.unknown_encoding(content, error) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
+    except RecursionError as error:
+        raise streams.BadFile(
+            f"{content.file.shown} is JSON that cannot be read: {TOO_DEEP}."
+        ) from error
     yield from (streams.decoded(content, encoding) for encoding in encodings)
     rows = _wrapped_rows(records) or (records if isinstance(records, list) else [records])
     for number, record in enumerate(rows, start=1):
@@ -174,6 +180,8 @@ def read_csv(content: streams.Content) -> Iterator[Row]:
     if encoding:
         yield streams.decoded(content, encoding)
     with content.open() as stream:
+        if not stream.peek(1):
+            return
         text = io.TextIOWrapper(stream, encoding=encoding or "utf-8-sig", newline="")
         try:
             plain = _has_plain_quotes(content, encoding)
@@ -273,7 +281,7 @@ def _other_encoding(content: streams.Content) -> str | None:
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii = True
     with content.open(ahead=True) as stream:
-        if encoding := streams.utf_16_of(stream.peek(streams.LOOKED_AT)):
+        if encoding := streams.wide_encoding_of(stream.peek(streams.LOOKED_AT)):
             return encoding
         while block := stream.read(streams.BLOCK_BYTES):
             try:
@@ -294,6 +302,8 @@ def read_parquet(content: streams.Content) -> Iterator[Row]:
     source = content.source
     number = 0
     with content.open() as stream:
+        if not stream.peek(1):
+            return
         schema = pq.ParquetFile(stream).schema_arrow
         _need_columns(content, schema.names)
         columns = _columns_to_read(schema, source)
@@ -320,6 +330,8 @@ def read_parquet(content: streams.Content) -> Iterator[Row]:
 def measure_parquet(content: streams.Content) -> tuple[int, int]:
     """A Parquet file's rows, and the bytes, as stored, of the columns that are read of them."""
     with content.open(ahead=True) as stream:
+        if not stream.peek(1):
+            return 0, 0
         parquet = pq.ParquetFile(stream)
         columns = _columns_to_read(parquet.schema_arrow, content.source)
         groups = _row_groups(parquet, columns)

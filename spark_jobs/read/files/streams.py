@@ -5,6 +5,7 @@ nothing is unpacked onto the disk.
 """
 
 import bz2
+import codecs
 import errno
 import gzip
 import hashlib
@@ -287,7 +288,8 @@ UNITS = {"m", "mm", "cm", "dm", "km", "µm", "nm", "ft", "in", "s"}
 """What is squared and cubed; after other letters, `by³` is the Polish `był`."""
 BOMB_BYTES = 64 * 1024 * 1024
 """Unpacked size below which no file is taken for a compression bomb."""
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 LOOKED_AT = 1024
 """Bytes that show whether every other one is zero, as in UTF-16 without a mark."""
 
@@ -351,7 +353,7 @@ def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
     Raises:
         UnicodeDecodeError: it is in no encoding that can be told.
     """
-    if encoding := utf_16_of(found):
+    if encoding := wide_encoding_of(found):
         return found.decode(encoding), encoding
     try:
         return found.decode("utf-8-sig"), None
@@ -372,8 +374,11 @@ def is_damaged_utf_8(found: bytes) -> bool:
     return sum(not c.isascii() for c in text) > 2 * lost
 
 
-def utf_16_of(start: bytes) -> str | None:
-    """The kind of UTF-16 that a file is in, by its first bytes; None where it is in none."""
+def wide_encoding_of(start: bytes) -> str | None:
+    """The kind of UTF-16 or UTF-32 that a file is in, by its first bytes; None where in none."""
+    # One of its marks begins with one of UTF-16's.
+    if start.startswith(UTF_32):
+        return "UTF-32"
     if start.startswith(UTF_16):
         return "UTF-16"
     start = start[:LOOKED_AT]
@@ -404,11 +409,12 @@ def decoded(content: Content, encoding: str) -> Fault:
 
 
 def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
-    """The fault of text in another encoding, or in UTF-16 that no program can convert."""
-    if error.encoding.lower().startswith("utf-16"):
+    """The fault of text in another encoding, or in UTF-16 or UTF-32 that is no such text."""
+    wide = error.encoding[:6].upper().replace("_", "-")
+    if wide in ("UTF-16", "UTF-32"):
         return Fault(
             "not_utf8",
-            f"{content.file.shown}: {where} is UTF-16 that is cut off or damaged ({error.reason}). "
+            f"{content.file.shown}: {where} is {wide} that is cut off or damaged ({error.reason}). "
             "Fetch the file again, or take it out of the source.",
         )
     declared = content.source.encoding

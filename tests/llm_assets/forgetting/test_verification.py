@@ -11,6 +11,7 @@ from llm_assets.forgetting.certificate import Forgetting, Replacement, weights_o
 from llm_assets.forgetting.erase import ForgottenDocument, add_to_list
 from llm_assets.forgetting.verification import examine, train_again
 from llm_assets.tracing.training_text import lessons_of, runs_behind
+from recipes.data.records import TRAINED_NAME
 from recipes.spec import MODEL_FOLDER
 from tests.llm_assets.trained_store import TrainedStore
 from tests.stand_ins.google import BUCKET, LocalGoogle
@@ -42,14 +43,18 @@ def test_where_a_record_behind_what_serves_is_gone_nobody_knows_what_it_was_trai
         erased=False,
     )
 
-    def found() -> bool | None:
+    def found() -> list[tuple[bool | None, str]]:
         findings = examine(trained.record, state, stated, lambda line: None)
-        (holds,) = (holds for holds, told in findings if "version 2, which serves" in told)
-        return holds
+        return [(holds, told) for holds, told in findings if told.startswith("version")]
 
-    assert found() is False
-    shutil.rmtree(trained.store.folder_url("checkpoint", first.model_fingerprint))
-    assert found() is None
+    assert found() == [(False, "version 2, which serves, was trained on some of them")]
+    told = "may have been trained on some of them: there is no record of version 1"
+    # Of a version that does not serve, but whose weights are there, nobody knows it either.
+    record = Path(trained.store.folder_url("checkpoint", first.model_fingerprint), TRAINED_NAME)
+    record.unlink()
+    assert found() == [(None, f"version {version} {told}") for version in (1, 2)]
+    shutil.rmtree(record.parent)
+    assert found() == [(None, f"version 2 {told}")]
 
 
 def test_the_same_weights_are_recognized_by_the_checksum_that_was_stated(

@@ -22,6 +22,7 @@ from llm_assets.registry.state import ModelVersion
 from llm_assets.tracing import training_text
 from llm_assets.tracing.passages import Passages, find_passages
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, find_answers
+from recipes.data.records import TRAINED_NAME
 from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
@@ -303,6 +304,21 @@ def test_text_that_retention_removed_is_told_as_such(
     clean(keep=(1,))
     found, passages = told_of(lab, lab.said, 1)
     assert found.verbatim and not found.missing and not passages.missing
+
+
+def test_without_a_record_nothing_is_said_to_be_or_not_to_be_trained_on(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    lab = Lab(tmp_path, tiny_model_folder)
+    Path(lab.store.folder_url("checkpoint", lab.first.model_fingerprint), TRAINED_NAME).unlink()
+
+    found, passages = told_of(lab, lab.said, 1)
+
+    assert found.verdict != "verbatim"
+    assert "version 1: which rows it read is no longer on record" in found.missing
+    assert str(passages.documents[0]).endswith(
+        "not known whether trained on; no record of version 1"
+    )
 
 
 def test_what_is_indexed_is_not_indexed_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.settings import Files
+from spark_jobs.read.survey import survey
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
 
@@ -43,6 +46,20 @@ def test_every_file_and_row_without_text_is_counted_and_named(folder: Path) -> N
     assert stats["dropped"] == {"empty": 5}
     for name in ("b.txt", "c.jsonl", "d.ndjson", "e.csv", "f.jsonl, line 2"):
         assert sum(name in fault for fault in stats["faults"]) == 1
+
+
+@pytest.mark.parametrize("name", ["b.csv", "b.tsv", "b.parquet"])
+def test_a_table_of_no_bytes_lacks_no_column_and_is_not_damaged(folder: Path, name: str) -> None:
+    (folder / "a.txt").write_text("The valve opens.")
+    (folder / name).write_bytes(b"")
+
+    source = files_source(folder)
+    _, stats = snapshot(source, folder.parent / "raw")
+
+    assert stats["dropped"] == {"empty": 1} and f"{name} holds no document." in stats["faults"][0]
+    (wanted,) = source.sources
+    assert isinstance(wanted, Files)
+    assert survey(wanted, find_files(wanted).files, 1).faults == {"empty": 1}
 
 
 def test_empty_rows_do_not_count_towards_the_share_that_may_be_faulty(folder: Path) -> None:

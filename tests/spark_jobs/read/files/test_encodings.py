@@ -32,6 +32,7 @@ FRENCH = "L\u2019été, la vanne s\u2019ouvre à 5 °C ; où est l\u2019œuvre ?
         ("windows-1252", "windows-1252"),
         ("utf-16-le", "UTF-16LE"),
         ("utf-16-be", "UTF-16BE"),
+        ("utf-32", "UTF-32"),
     ],
 )
 def test_text_is_decoded_and_counted(
@@ -75,6 +76,8 @@ CUT_OFF = r"UTF-16 that is cut off or damaged \(truncated data\)"
         ("a.csv", "text\nGröße\n".encode() + b"a\xffb\n", "cp1250", "is not UTF-8, nor cp1250"),
         ("a.txt", GERMAN.encode("utf-16")[:-1], "", CUT_OFF),
         ("a.csv", f"text\n{GERMAN}\n".encode("utf-16")[:-1], "", CUT_OFF),
+        ("a.txt", GERMAN.encode("utf-32")[:-1], "", CUT_OFF.replace("16", "32")),
+        ("a.csv", f"text\n{GERMAN}\n".encode("utf-32")[:-1], "", CUT_OFF.replace("16", "32")),
         ("a.jsonl", (json.dumps({"text": GERMAN}) + "\n").encode("utf-16")[:-1], "", CUT_OFF),
         ("a.json", (json.dumps({"text": GERMAN}) + "\n").encode("utf-16")[:-1], "", CUT_OFF),
     ],
