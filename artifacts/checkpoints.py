@@ -35,13 +35,13 @@ class CheckpointManifest(BaseModel):
     permanent: bool = False
     """Never removed by rotation."""
     files: list[FileEntry]
-    checksum: str | None = None
-    """A hash of all other fields; absent in what an older release wrote."""
+    checksum: str = ""
+    """A hash of all other fields."""
 
     @property
     def is_whole(self) -> bool:
         """Whether the fields are those that were written."""
-        return self.checksum in (None, self._hash())
+        return self.checksum == self._hash()
 
     def sealed(self) -> "CheckpointManifest":
         """The same with its checksum."""

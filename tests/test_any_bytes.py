@@ -47,6 +47,11 @@ def manifest() -> bytes:
     return dump_with_checksum(made)
 
 
+def checkpoint_manifest() -> bytes:
+    made = checkpoints.CheckpointManifest(step=1, content={}, state={}, files=[])
+    return made.sealed().model_dump_json().encode()
+
+
 def registry_state(folder: Path) -> bytes:
     registry = LocalRegistry(folder, "manual")
     registry.register_base(base_entry())
@@ -75,7 +80,7 @@ READERS: dict[str, tuple[Callable[[Path, bytes], object], Callable[[Path], bytes
             "step-1/manifest.json",
             lambda folder: checkpoints.find_newest(str(folder), {}, lambda line: None),
         ),
-        lambda folder: b'{"step": 1, "content": {}, "state": {}, "files": []}',
+        lambda folder: checkpoint_manifest(),
     ),
     "record of a pipeline": (
         in_file("pipelines/manual.json", lambda f: Pipeline(Store(str(f)), "manual").history()),

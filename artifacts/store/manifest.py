@@ -66,7 +66,7 @@ def dump_with_checksum(record: BaseModel) -> bytes:
 
 def take_checksum(fields: dict[str, Any]) -> None:
     """Take the checksum out of fields; raises ValueError unless it is theirs."""
-    if fields.pop(CHECKSUM) != hash_json(fields):
+    if fields.pop(CHECKSUM, None) != hash_json(fields):
         raise ValueError("it was changed after it was written")
 
 
@@ -83,7 +83,7 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
         manifest = Manifest.model_validate(fields)
         if (manifest.kind, manifest.fingerprint) != (kind, fingerprint):
             raise ValueError(f"it is the manifest of {manifest.kind}/{manifest.fingerprint}")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         fault = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise DamagedArtifact(
             f"{folder}/{MANIFEST_NAME} cannot be read ({fault}). Set the artifact aside and make "

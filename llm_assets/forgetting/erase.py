@@ -36,7 +36,7 @@ from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import QUESTIONS_NAME
-from recipes.evaluation.settings import QUESTION_FOLDERS, SAMPLES_NAME
+from recipes.evaluation.settings import SAMPLES_NAME
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
@@ -492,10 +492,7 @@ def _without_tokens(shards: Artifact, texts: Collection[str]) -> Iterator[tuple[
 
 
 def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """What models wrote after the beginnings of held-out documents, without the forgotten ones.
-
-    Questions made of the corpus, which earlier versions of this program kept, go as a whole.
-    """
+    """What models wrote after the beginnings of held-out documents, without the forgotten ones."""
     content = files.find(f"{evaluation.url}/{SAMPLES_NAME}")
     samples = json.loads(content) if content else {}
     exam = evaluation.manifest.inputs.get("exam", "")
@@ -509,9 +506,6 @@ def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tup
     kept = {role: list(filter(is_kept, found)) for role, found in samples.items()}
     if kept != samples:
         yield SAMPLES_NAME, json.dumps(kept, indent=2).encode()
-    for entry in evaluation.manifest.files:
-        if entry.path.startswith(QUESTION_FOLDERS) and entry.bytes:
-            yield entry.path, b""
 
 
 def _questions_left(store: Store, exam: str, ids: Collection[str]) -> set[str]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from artifacts.errors import DamagedArtifact, UserError, reason_of
 from artifacts.storage import files
 from artifacts.store import layout
-from artifacts.store.manifest import CHECKSUM, dump_with_checksum, take_checksum
+from artifacts.store.manifest import dump_with_checksum, take_checksum
 from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Store
 from llm_assets.gate.verdict import Verdict
@@ -266,14 +266,13 @@ class Registry(ABC):
     def _parse(self, name: str, content: bytes) -> RegistryState:
         try:
             fields = json.loads(content)
-            if CHECKSUM in fields:
-                take_checksum(fields)
+            take_checksum(fields)
             return RegistryState.model_validate(fields)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise self._damage(name, f"cannot be read ({place}: {first['msg']})") from error
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise self._damage(name, f"cannot be read ({error})") from error
 
     def _damage(self, name: str, fault: str) -> RegistryDamaged:

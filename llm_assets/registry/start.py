@@ -53,11 +53,9 @@ def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
 def tell_removal(store: Store, kind: str, fingerprint: str) -> str:
     """What became of an artifact that is no longer there, in words."""
     name, manifest = f"{kind} {fingerprint}", find_manifest(store, kind, fingerprint)
-    if manifest is None:
-        return f"{name} is gone from {store.root}, and its manifest with it"
-    removed = manifest.provenance.get(REMOVED)
+    removed = manifest.provenance.get(REMOVED) if manifest else None
     if removed is None:
-        return f"{name} was removed by an earlier release, which did not record when"
+        return f"{name} is gone from {store.root}, and its manifest with it"
     return f"{name} was removed on {removed['at'][:10]} by {removed['by']}"
 
 

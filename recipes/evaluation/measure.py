@@ -46,7 +46,7 @@ from recipes.evaluation.settings import (
     BITS_PER_BYTE,
     CODE_VERSION,
     GENERAL_TASK,
-    QUESTION_FOLDERS,
+    QUESTION_FOLDER,
     SAMPLES_NAME,
     SCORES_NAME,
     TASK_SCORES_NAME,
@@ -247,8 +247,7 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
     pq.write_table(score_table(data, scores), output / SCORES_NAME)
     if any(of_role.tasks for of_role in scores.values()):
         pq.write_table(task_table(scores), output / TASK_SCORES_NAME)
-    for folder in QUESTION_FOLDERS:
-        files.remove(output / folder)
+    files.remove(output / QUESTION_FOLDER)
     _write_json(output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
     _write_json(output / RESULT_NAME, result)
     return result
@@ -349,7 +348,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     prompts = first[: settings.generation.samples]
     if spec.exam:
         questions = read_questions(Path(spec.exam))
-        task_folders.append(folder := Path(spec.output) / QUESTION_FOLDERS[-1])
+        task_folders.append(folder := Path(spec.output) / QUESTION_FOLDER)
         lm_eval_tasks += [TaskSettings(name=one) for one in write_exam_tasks(questions, folder)]
         prompts = prompts_of(questions, tokenizer, spec.shard_stats, settings.generation.samples)
     identity = {

@@ -48,7 +48,7 @@ CODE_VERSION = "14"
 SCORES_NAME = "scores.parquet"
 TASK_SCORES_NAME = "task_scores.parquet"
 SAMPLES_NAME = "samples.json"
-QUESTION_FOLDERS = ("multiple_choice", "exam")
+QUESTION_FOLDER = "exam"
 """Where questions are while models answer them. They hold text of the corpus, so nothing keeps
 them: `forget` would have to look into them."""
 

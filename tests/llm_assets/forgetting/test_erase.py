@@ -107,12 +107,9 @@ class Corpora:
         (draft.path / "questions.jsonl").write_text("".join(lines))
 
     def _write_evaluation(self, draft: Draft) -> None:
-        """As earlier versions of the program left it, with questions made of held-out text."""
-        # With an exam, what models said is to its questions, by their ids.
+        """With an exam, what models said is to its questions, by their ids."""
         samples = [{"document": str(one), "completion": "It is"} for one in range(4)]
         (draft.path / "samples.json").write_text(json.dumps({"base": samples}))
-        (draft.path / "multiple_choice").mkdir()
-        (draft.path / "multiple_choice" / "set.jsonl").write_text(self.texts[3])
 
     listed = ForgottenList(
         documents=[
@@ -181,7 +178,6 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
     evaluation = corpora.current("eval_metrics").path
     samples = json.loads((evaluation / "samples.json").read_text())
     assert [one["document"] for one in samples["base"]] == ["0", "3"]
-    assert not (evaluation / "multiple_choice" / "set.jsonl").read_text()
     for kind in every_kind:
         artifact = corpora.current(kind)
         artifact.verify()
