@@ -80,8 +80,7 @@ class DataprocBatches(service.RemoteService):
 
     def describe(self, job: "Batch") -> service.RemoteJob:
         phase = PHASES.get(job.state.name, service.Phase.WAITING)
-        created = job.create_time.timestamp() if job.create_time else 0.0
-        changed = job.state_time.timestamp() if job.state_time else 0.0
+        created = service.seconds(job.create_time)
         return service.RemoteJob(
             name=job.name,
             phase=phase,
@@ -90,7 +89,7 @@ class DataprocBatches(service.RemoteService):
             created=created,
             # Its machines' start and what they add are in `billed_hours` once it has ended.
             started=0.0 if phase is service.Phase.WAITING else created,
-            ended=changed if phase.ended else 0.0,
+            ended=service.seconds(job.state_time) if phase.ended else 0.0,
             # The name of one that was deleted is free for another.
             uid=job.uuid,
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,

@@ -109,7 +109,7 @@ class BatchJobs(service.RemoteService):
             # While it waits, the first words of a job are that it does.
             detail=told[-1] if told and (phase.ended or len(told) > 1) else "",
             labels=dict(job.labels),
-            created=job.create_time.timestamp() if job.create_time else 0.0,
+            created=service.seconds(job.create_time),
             exit_status=next((code for code in codes if code < RESERVED), None),
             lost_machines=phase is service.Phase.FAILED and lost,
             started=_began(job),

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dagster import PipesMessageReader
-from dagster_pipes import PipesBlobStoreMessageWriter, PipesParams
+from dagster_pipes import PipesParams
 
 from artifacts.errors import first_line
 from llm_assets.pipes.failures import RemoteJobFailed, is_transient
@@ -28,7 +28,6 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         bucket: name of the bucket, without `gs://`.
         prefix: folder in the bucket for all jobs' messages. A lifecycle rule may delete old ones.
         client: a `google.cloud.storage.Client`; made when first needed if absent.
-        include_stdio_in_messages: let the process send its standard output and error as messages.
 
     Example:
         >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket", prefix="pipes")
@@ -41,11 +40,9 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         bucket: str,
         prefix: str = "dagster_pipes",
         client: "Client | None" = None,
-        include_stdio_in_messages: bool = False,
     ) -> None:
         self.bucket_name = bucket
         self.prefix = prefix.strip("/")
-        self.include_stdio_in_messages = include_stdio_in_messages
         self.closed: Mapping[str, Any] | None = None
         """The parameters of the closing message, once it has come."""
         self._client = client
@@ -59,10 +56,7 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
     def for_run(self, warn: Callable[[str], None]) -> "PipesGCSLiveMessageReader":
         """A reader that has read nothing, with the same settings; `warn` gets its troubles."""
         reader = PipesGCSLiveMessageReader(
-            bucket=self.bucket_name,
-            prefix=self.prefix,
-            client=self._client,
-            include_stdio_in_messages=self.include_stdio_in_messages,
+            bucket=self.bucket_name, prefix=self.prefix, client=self._client
         )
         reader._warn = warn
         return reader
@@ -75,13 +69,7 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
 
     def params(self) -> dict[str, Any]:
         """What the process needs in order to write where this reader reads."""
-        return {
-            "bucket": self.bucket_name,
-            "key_prefix": f"{self.prefix}/{self._location}",
-            PipesBlobStoreMessageWriter.INCLUDE_STDIO_IN_MESSAGES_KEY: (
-                self.include_stdio_in_messages
-            ),
-        }
+        return {"bucket": self.bucket_name, "key_prefix": f"{self.prefix}/{self._location}"}
 
     def follow(self, location: str) -> None:
         """Read from the first message of a job whose messages are at `<prefix>/<location>`."""

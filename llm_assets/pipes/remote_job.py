@@ -101,7 +101,6 @@ class RemoteRun:
     limits: Limits
     accept_succeeded: Callable[[], bool]
     before_submit: Callable[[], None]
-    forward_termination: bool
     session: dg.PipesSession = field(init=False)
     job: RemoteJob | None = None
     adopted: bool = False
@@ -112,9 +111,7 @@ class RemoteRun:
     def __post_init__(self) -> None:
         self.restarts = Restarts(self.limits.restarts, self.limits.progress)
 
-    def run(
-        self, context_injector: dg.PipesContextInjector, extras: dict[str, Any] | None
-    ) -> dg.PipesClientCompletedInvocation:
+    def run(self, extras: dict[str, Any] | None) -> dg.PipesClientCompletedInvocation:
         """From the search for an existing job to its judged end.
 
         Raises:
@@ -126,7 +123,7 @@ class RemoteRun:
             with dg.open_pipes_session(
                 context=self.context,
                 message_reader=self.reader,
-                context_injector=context_injector,
+                context_injector=dg.PipesEnvContextInjector(),
                 extras=extras,
             ) as self.session:
                 try:
@@ -135,7 +132,7 @@ class RemoteRun:
                         self._submit_again()
                 except BaseException as error:
                     # An interruption; after a fault the job goes on, to be found again.
-                    if not isinstance(error, Exception) and self.forward_termination:
+                    if not isinstance(error, Exception):
                         self._cancel()
                     raise
                 return dg.PipesClientCompletedInvocation(self.session, metadata=self._metadata())
@@ -282,8 +279,7 @@ class RemoteRun:
             raise self._failure(f"{job.name} was cancelled: {reason}", job)
 
     def _give_up_waiting(self, waited: float) -> None:
-        limit = self.limits.pending_seconds
-        if limit is None or waited < limit:
+        if waited < self.limits.pending_seconds:
             return
         assert self.job is not None
         self._cancel()
@@ -376,8 +372,6 @@ class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
         message_reader: reads the job's messages from Cloud Storage.
         client: the service's generated client for the jobs' region; made when first needed if
             absent.
-        context_injector: defaults to the Pipes parameters themselves.
-        forward_termination: cancel the job when the run is cancelled.
         limits: polling, waiting, restarting and retrying.
     """
 
@@ -387,14 +381,10 @@ class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
         self,
         message_reader: PipesGCSLiveMessageReader,
         client: ServiceClient | None = None,
-        context_injector: dg.PipesContextInjector | None = None,
-        forward_termination: bool = True,
         limits: Limits | None = None,
     ) -> None:
         self._message_reader = message_reader
         self._client = client
-        self._context_injector = context_injector or dg.PipesEnvContextInjector()
-        self._forward_termination = forward_termination
         self._limits = limits or Limits()
 
     def run(  # type: ignore[override]
@@ -404,7 +394,6 @@ class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
         parent: str,
         job: Any,
         fingerprint: str | None = None,
-        name: str | None = None,
         accept_succeeded: Callable[[], bool] = lambda: True,
         before_submit: Callable[[], None] = lambda: None,
         extras: dict[str, Any] | None = None,
@@ -418,7 +407,6 @@ class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
                 labels and the Pipes parameters are added.
             fingerprint: what the job does, as a short string; the same one means the same work.
                 Without it every run starts a job of its own.
-            name: the readable part of the job's name; the asset's or op's name if absent.
             accept_succeeded: asked before a job that succeeded earlier is taken as done; say False
                 where its output has been deleted since.
             before_submit: called before a job is submitted, and not where one is adopted: the place
@@ -434,10 +422,9 @@ class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
             context=context,
             service=self.jobs(self._client, parent, job),
             reader=self._message_reader.for_run(context.log.warning),
-            key=key_of(context, name, fingerprint),
+            key=key_of(context, fingerprint),
             limits=self._limits,
             accept_succeeded=accept_succeeded,
             before_submit=before_submit,
-            forward_termination=self._forward_termination,
         )
-        return run.run(self._context_injector, extras)
+        return run.run(extras)

@@ -80,11 +80,12 @@ def parse_parent(parent: str) -> tuple[str, str]:
     return parts[1], parts[3]
 
 
-def key_of(context: Context, name: str | None, fingerprint: str | None) -> str:
-    """The job's key; without a fingerprint it is this run's and step's alone."""
-    if name is None and context.has_assets_def:
+def key_of(context: Context, fingerprint: str | None) -> str:
+    """The job's key, named after its assets or its op; without a fingerprint it is this run's and
+    step's alone."""
+    name = context.op_handle.name
+    if context.has_assets_def:
         name = "-".join(sorted("-".join(key.path) for key in context.selected_asset_keys))
-    name = name or context.op_handle.name
     if fingerprint is None:
         fingerprint = f"{context.run_id}/{name}/{context.retry_number}"
     return external_key(name, fingerprint)
@@ -152,6 +153,11 @@ class RemoteJob:
         """Its phase, and why it waits where the service says so."""
         why = f", since {self.detail}" if self.phase is Phase.WAITING and self.detail else ""
         return self.phase.value + why
+
+
+def seconds(moment: Any) -> float:
+    """Of a moment as a generated client gives it, since the epoch; 0 where it is not set."""
+    return float(moment.timestamp()) if moment else 0.0
 
 
 def deleted(name: str) -> RemoteJob:
@@ -316,8 +322,8 @@ class Limits:
 
     poll_seconds: float = 10.0
     """Longest time between two looks at a job in which nothing happens; the first come sooner."""
-    pending_seconds: float | None = 3600.0
-    """How long a job may wait for machines before it is cancelled; None waits for ever."""
+    pending_seconds: float = 3600.0
+    """How long a job may wait for machines before it is cancelled."""
     reason_seconds: float = 90.0
     """How long to wait for a failed job's reason, which services give some time after its state."""
     drain_seconds: float = 30.0

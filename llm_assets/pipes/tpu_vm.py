@@ -137,7 +137,7 @@ class TpuVms(service.RemoteService):
             phase=phase,
             detail=detail,
             labels=labels,
-            created=job.create_time.timestamp() if job.create_time else 0.0,
+            created=service.seconds(job.create_time),
             exit_status=record.get("exit") or None,
             lost_machines=lost,
             started=made or record.get("started", 0.0),

@@ -13,14 +13,6 @@ from tests.llm_assets.pipes.runner import Runner, failure_text
 from tests.stand_ins.google import LocalGoogle
 
 
-def refusal_text(runner: Runner, google: LocalGoogle, code: grpc.StatusCode, message: str) -> str:
-    """What a run says whose job is refused, which is asked for once."""
-    google.server.faults.add(runner.create_method, code, message, times=1000)
-    text = failure_text(runner.run(["materialize"]))
-    assert google.server.faults.count(runner.create_method) == 1
-    return text
-
-
 def test_labels_are_no_longer_than_google_takes_them() -> None:
     ((key, value),) = as_labels({"k" * 80: "v" * 80}).items()
     assert (len(key), len(value)) == (63, 63)
@@ -29,77 +21,64 @@ def test_labels_are_no_longer_than_google_takes_them() -> None:
     )
 
 
-@pytest.mark.fault(
-    "Google Cloud",
-    "missing permission",
-    sees="the role to ask for",
-    then="the request is not retried",
-)
-def test_missing_right_says_which_role_to_ask_for(runner: Runner, google: LocalGoogle) -> None:
-    text = refusal_text(runner, google, grpc.StatusCode.PERMISSION_DENIED, "Permission denied")
-    role = "roles/aiplatform.user" if runner.service == "vertex" else "roles/dataproc.editor"
-    assert role in text
+def refusal(fault: str, sees: str) -> pytest.MarkDecorator:
+    return pytest.mark.fault("Google Cloud", fault, sees=sees, then="the request is not retried")
 
 
-@pytest.mark.fault(
-    "Google Cloud",
-    "API disabled",
-    sees="the command that enables it",
-    then="the request is not retried",
-)
-def test_disabled_api_says_how_to_enable_it(runner: Runner, google: LocalGoogle) -> None:
-    message = "The API has not been used in project local-project before or it is disabled."
-    assert "gcloud services enable" in refusal_text(
-        runner, google, grpc.StatusCode.PERMISSION_DENIED, message
-    )
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "quota exceeded",
-    sees="which quota, and where to ask for more",
-    then="the request is not retried",
-)
-def test_exceeded_quota_says_where_to_ask_for_more(runner: Runner, google: LocalGoogle) -> None:
-    message = (
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+REFUSALS = [
+    pytest.param(
+        DENIED,
+        "Permission denied",
+        "for {role} on it",
+        marks=refusal("missing permission", "the role to ask for"),
+        id="right",
+    ),
+    pytest.param(
+        DENIED,
+        "The API has not been used in project local-project before or it is disabled.",
+        "gcloud services enable",
+        marks=refusal("API disabled", "the command that enables it"),
+        id="API",
+    ),
+    pytest.param(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
         "The following quota metrics exceed quota limits: "
-        "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus"
-    )
-    text = refusal_text(runner, google, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-    assert "custom_model_training_nvidia_a100_gpus" in text
-    assert "iam-admin/quotas?project=local-project" in text
-
-
-def test_quota_project_that_may_not_be_used_is_told_as_such(
-    runner: Runner, google: LocalGoogle
-) -> None:
-    message = (
+        "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus",
+        "iam-admin/quotas?project=local-project",
+        marks=refusal("quota exceeded", "which quota, and where to ask for more"),
+        id="quota",
+    ),
+    pytest.param(
+        DENIED,
         "Caller does not have required permission to use project local-project. Grant the caller "
-        "the roles/serviceusage.serviceUsageConsumer role (serviceusage.services.use)."
-    )
-    assert "set-quota-project" in refusal_text(
-        runner, google, grpc.StatusCode.PERMISSION_DENIED, message
-    )
-
-
-@pytest.mark.fault(
-    "Google Cloud",
-    "organization policy forbids machines",
-    sees="which policy, and who can grant an exception",
-    then="the request is not retried",
-)
-def test_organization_policy_is_named_with_who_may_make_an_exception(
-    runner: Runner, google: LocalGoogle
-) -> None:
-    message = (
+        "the roles/serviceusage.serviceUsageConsumer role (serviceusage.services.use).",
+        "set-quota-project",
+        id="quota project",
+    ),
+    pytest.param(
+        grpc.StatusCode.FAILED_PRECONDITION,
         "Constraint constraints/compute.vmExternalIpAccess violated for project local-project. Add "
-        "the instance to the constraint to use external IP with it."
-    )
-    text = refusal_text(runner, google, grpc.StatusCode.FAILED_PRECONDITION, message)
-    assert "policy forbids this: constraints/compute.vmExternalIpAccess. Ask who" in text
-    assert ("private access" in text) == (runner.service == "dataproc"), (
-        "jobs of Vertex AI have none"
-    )
+        "the instance to the constraint to use external IP with it.",
+        "policy forbids this: constraints/compute.vmExternalIpAccess. Ask who",
+        marks=refusal(
+            "organization policy forbids machines",
+            "which policy, and who can grant an exception",
+        ),
+        id="policy",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "message", "advice"), REFUSALS)
+def test_refused_job_is_asked_for_once_and_told_with_what_to_do(
+    runner: Runner, google: LocalGoogle, code: grpc.StatusCode, message: str, advice: str
+) -> None:
+    google.server.faults.add(runner.create_method, code, message, times=1000)
+    text = failure_text(runner.run(["materialize"]))
+    assert google.server.faults.count(runner.create_method) == 1
+    role = "roles/aiplatform.user" if runner.service == "vertex" else "roles/dataproc.editor"
+    assert message in text and advice.format(role=role) in text
 
 
 ADDRESSES = {
