@@ -101,7 +101,7 @@ def click(page: Browser, selector: str, label: str = "") -> None:
     page.wait_for(f"((found) => found && (found.click(), true))({first})")
 
 
-def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
+def picture(page: Browser, url: str, path: Path, height: int) -> None:
     """Open a page, wait until it shows the same twice, and keep that."""
     page.open(url)
     if path.stem == "board_ask":
@@ -119,7 +119,7 @@ def picture(page: Browser, url: str, path: Path, width: int = WIDTH, height: int
     shown, before = b"", None
     for _ in range(MOST_LOOKS):
         time.sleep(SETTLED_SECONDS)
-        page.screenshot(path, width, height)
+        page.screenshot(path, WIDTH, height)
         shown, before = path.read_bytes(), shown
         if shown == before and not page.evaluate(f"!!document.querySelector('{LOADING}')"):
             break

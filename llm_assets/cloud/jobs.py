@@ -27,8 +27,7 @@ HUB_VARIABLE = "HF_TOKEN"
 
 def read_secret(settings: GoogleCloudSettings, name: str) -> str:
     """The newest value of a secret; raises what Google raises (NotFound, PermissionDenied)."""
-    version = f"projects/{settings.project}/secrets/{name}/versions/latest"
-    return environment.read_secret(version, settings.api_endpoint)
+    return environment.read_secret(_newest(settings, name), settings.api_endpoint)
 
 
 def is_enabled(settings: GoogleCloudSettings, name: str) -> bool:
@@ -36,10 +35,14 @@ def is_enabled(settings: GoogleCloudSettings, name: str) -> bool:
     from google.cloud.secretmanager_v1 import SecretManagerServiceClient, SecretVersion
 
     found = SecretManagerServiceClient(client_options=settings.client_options).get_secret_version(
-        name=f"projects/{settings.project}/secrets/{name}/versions/latest",
-        timeout=environment.CALL_SECONDS,
+        name=_newest(settings, name), timeout=environment.CALL_SECONDS
     )
     return found.state == SecretVersion.State.ENABLED
+
+
+def _newest(settings: GoogleCloudSettings, name: str) -> str:
+    """The full name of a secret's newest version."""
+    return f"projects/{settings.project}/secrets/{name}/versions/latest"
 
 
 @contextmanager
@@ -439,8 +442,7 @@ def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
     key = settings.secrets.weights_and_biases_key
     if key is None:
         return lease
-    name = f"projects/{settings.project}/secrets/{key}/versions/latest"
     endpoint = (
         {environment.ENDPOINT_VARIABLE: settings.api_endpoint} if settings.api_endpoint else {}
     )
-    return {**lease, f"{environment.PREFIX}WANDB_API_KEY": name, **endpoint}
+    return {**lease, f"{environment.PREFIX}WANDB_API_KEY": _newest(settings, key), **endpoint}

@@ -42,8 +42,6 @@ ACCELERATORS = {
     "NVIDIA_B200": Accelerator(2_250, 178),
     "NVIDIA_GB200": Accelerator(2_500, 184),
 }
-OUTDATED = {"NVIDIA_TESLA_K80", "NVIDIA_TESLA_P4"}
-"""Accelerators for which PyTorch is no longer built, or with too little memory to train."""
 BUILT_IN = {
     **{f"a2-highgpu-{n}g": ("NVIDIA_TESLA_A100", n) for n in (1, 2, 4, 8)},
     "a2-megagpu-16g": ("NVIDIA_TESLA_A100", 16),

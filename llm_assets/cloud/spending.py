@@ -15,7 +15,7 @@ from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.storage import files
 from artifacts.store.manifest import COST
-from llm_assets.cloud.jobs import serving_check_machine
+from llm_assets.cloud.jobs import HOUR, serving_check_machine
 from llm_assets.cloud.settings import (
     ACCELERATORS,
     BUILT_IN,
@@ -169,7 +169,6 @@ def most_of_run(settings: GoogleCloudSettings, runner: TrainingPlace = "google_c
 LEDGER = "costs"
 """Folder of the bucket; one object a job: `costs/<month>/<job>.json`."""
 RECORD_SECONDS = 60.0
-HOUR = 3600.0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from artifacts.checkpoints import MANIFEST_NAME, newest_step, step_url
 from artifacts.errors import UserError
+from artifacts.model import INDEX, WEIGHTS
 from artifacts.program.entry import PROBE, UPLOADED, SmokeSpec
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
@@ -58,13 +59,11 @@ from recipes.spec import RESULT_NAME, TrainingResult, TrainingSpec
 from spark_jobs import smoke as smallest_batch
 from spark_jobs.runtime.session import USAGE
 
-HOUR = 3600
 RENEWAL_SECONDS = 60.0
 STATE_BYTES = 16
 """Of a parameter that is trained: itself, its gradient and AdamW's moments in float32."""
 FROZEN_BYTES = 4
 MESSAGES_FOLDER = "pipes"
-CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 MAIN_PROGRAM = 'import runpy\n\nrunpy.run_module("{module}", run_name="__main__")\n'
 
 
@@ -402,11 +401,11 @@ class TpuVmTrainingRunner(CloudTrainingRunner):
 # A job that says it succeeded counts only with all that its artifact needs.
 def missing_of_training(spec: TrainingSpec) -> list[str]:
     """What a finished training did not leave, in order: its records, or files of its model."""
-    index = files.find(f"{spec.export_folder}/{WEIGHTS}.index.json")
+    index = files.find(f"{spec.export_folder}/{INDEX}")
     weights = set(json.loads(index)["weight_map"].values()) if index else {WEIGHTS}
     return [
         *_missing(spec.run_folder, {RESULT_NAME, SEEN_NAME, TRAINED_NAME}),
-        *_missing(spec.export_folder, {CONFIG, TOKENIZER, *weights}),
+        *_missing(spec.export_folder, {"config.json", "tokenizer.json", *weights}),
     ]
 
 
@@ -490,7 +489,7 @@ def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None =
     """
     queue = machines.hours_in_queue if machines else 0
     return Limits(
-        pending_seconds=(settings.pending_hours + queue) * HOUR, restarts=settings.restarts
+        pending_seconds=(settings.pending_hours + queue) * jobs.HOUR, restarts=settings.restarts
     )
 
 

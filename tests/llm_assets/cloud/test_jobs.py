@@ -18,7 +18,6 @@ from llm_assets.cloud.jobs import DRIVERS, batch_job, custom_job, spark_batch, t
 from llm_assets.cloud.settings import (
     ACCELERATORS,
     BUILT_IN,
-    OUTDATED,
     TPU_MACHINES,
     BatchSettings,
     EndpointMachineSettings,
@@ -140,6 +139,10 @@ def test_a_machine_of_batch_gets_its_gpus_their_drivers_and_its_zones(
     assert ("--privileged" in container.options.split()) == with_gpus
     assert instance.install_gpu_drivers == with_gpus
     assert group.task_count == group.parallelism == 2 and group.require_hosts_file
+
+
+OUTDATED = {"NVIDIA_TESLA_K80", "NVIDIA_TESLA_P4"}
+"""Accelerators for which PyTorch is no longer built, or with too little memory to train."""
 
 
 def test_every_accelerator_of_vertex_ai_is_known_or_left_out_by_name() -> None:

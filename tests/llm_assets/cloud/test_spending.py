@@ -12,7 +12,7 @@ from google.cloud.dataproc_v1 import Batch
 from artifacts.checkpoints import commit
 from artifacts.errors import UserError
 from artifacts.storage import files
-from llm_assets.cloud.settings import TPU_MACHINES, GoogleCloudSettings
+from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.spending import (
     DCU,
     DOLLARS_AN_HOUR,
@@ -99,10 +99,6 @@ def test_machines_of_ones_own_cost_no_fee_of_vertex_ai(
     prices = settings.cost.model_copy(update={"prices": {machine_type: 7.0}})
     settings = settings.model_copy(update={"cost": prices})
     assert machine_price(settings, machine_type, False, TpuVms) == 7.0
-
-
-def test_every_machine_with_tpus_has_a_price() -> None:
-    assert TPU_MACHINES.keys() <= DOLLARS_AN_HOUR.keys()
 
 
 def test_units_of_dataproc_are_no_machines_that_are_lost(settings: GoogleCloudSettings) -> None:
