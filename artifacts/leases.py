@@ -223,12 +223,11 @@ def object_is_held(url: str) -> bool:
     Of another machine's holder one cannot ask. It renews its lease several times a minute, so one
     that is `ABANDONED_SECONDS` old is nobody's, however far this machine's clock is off.
     """
-    blob = files.blob_of(url)
-    content, generation = files.read_generation(blob)
-    if generation == files.ABSENT or is_gone((content or b"").decode()):
+    found = files.read_dated(files.blob_of(url))
+    if found is None:
         return False
-    written = files.written_at(blob)
-    return written is not None and time.time() - written < ABANDONED_SECONDS
+    content, _, written = found
+    return not is_gone(content.decode()) and time.time() - written < ABANDONED_SECONDS
 
 
 def _acquire(blob: "Blob", on_wait: Callable[[str], None] | None) -> tuple[bytes, int]:

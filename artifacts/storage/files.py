@@ -401,24 +401,26 @@ def blob_of(url: str) -> "Blob":
 
 def read_generation(blob: "Blob") -> tuple[bytes | None, int]:
     """An object's content and its generation; None and ABSENT where it is not there."""
+    found = read_dated(blob)
+    return found[:2] if found else (None, ABSENT)
+
+
+def read_dated(blob: "Blob") -> tuple[bytes, int, float] | None:
+    """An object's content, its generation, and when that was written, in seconds since the epoch;
+    None where it is not there."""
     from google.api_core.exceptions import NotFound, PreconditionFailed
 
     while True:
         # A fresh look: an object that was read before would ask for the generation it had then.
         current = blob.bucket.get_blob(blob.name)
         if current is None:
-            return None, ABSENT
-        generation = int(current.generation or ABSENT)
+            return None
+        generation = int(current.generation)
         try:
-            return bytes(current.download_as_bytes(if_generation_match=generation)), generation
+            content = bytes(current.download_as_bytes(if_generation_match=generation))
         except (NotFound, PreconditionFailed):
             continue
-
-
-def written_at(blob: "Blob") -> float | None:
-    """When an object was last written, in seconds since the epoch; None where it is not there."""
-    current = blob.bucket.get_blob(blob.name)
-    return current.updated.timestamp() if current and current.updated else None
+        return content, generation, current.updated.timestamp()
 
 
 def write_generation(blob: "Blob", content: bytes, generation: int) -> int | None:
