@@ -73,17 +73,13 @@ def _known(base: BaseModelSettings, cursor: str | None) -> BaseModelCursor | Non
     """What the files hold now; None of a model on the Hub, which is pinned."""
     if base.hub:
         return None
-    state = [(path.name, *_state(path)) for path in source_files(base)]
+    found = [(path.name, path.stat()) for path in source_files(base)]
+    state = [(name, one.st_size, one.st_mtime_ns) for name, one in found]
     files = hashlib.sha256(repr(state).encode()).hexdigest()
     known = read_cursor(BaseModelCursor, cursor)
     if known is not None and known.files == files:
         return known
     return BaseModelCursor(files=files, identity=hash_json(identify(base)))
-
-
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
 
 
 def _decide(

@@ -51,6 +51,11 @@ class Automated:
     def registry(self) -> LocalRegistry:
         return LocalRegistry(Path(self.project.record.store.root), "manual")
 
+    def add(self, name: str = "new.txt", times: int = 1) -> None:
+        """Put a text that no model has read into the source."""
+        text = "Something new to learn, of which no model has read a single word."
+        (self.text / name).write_text(text * times)
+
     def automate(self, **settings: Any) -> None:
         """Change `automation` settings."""
         self.project.configure(automation=settings)

@@ -15,7 +15,7 @@ from tests.llm_assets.automation.conftest import Automated
 
 
 def test_a_clock_that_was_set_back_holds_no_retry_back(automated: Automated) -> None:
-    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.add()
     request = automated.tick()
     assert isinstance(request, RunRequest)
     automated.end(automated.launch(request), succeeded=False)
@@ -38,7 +38,7 @@ def test_a_full_disk_fails_the_tick_and_the_next_one_goes_on(automated: Automate
     shutil.copytree(store, as_it_was)
     with small_disk(store, 16) as disk:
         shutil.copytree(as_it_was, store, dirs_exist_ok=True)
-        (automated.text / "new.txt").write_text("Something new to learn.")
+        automated.add()
         before = automated.cursor
         disk.leave(0)
         with pytest.raises(Failure, match="No space left"):

@@ -118,7 +118,7 @@ def test_a_sender_that_no_message_can_have_is_refused(sender: str) -> None:
 
 def test_spent_budget_is_told_once(automated: Automated, webhook: list[str]) -> None:
     automated.project.configure(notifications={"webhook_variable": VARIABLE})
-    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.add()
     automated.end(automated.launch(automated.tick()), succeeded=False)
     automated.automate(retry_minutes=0, monthly_hours=1e-9)
     automated.tick()
@@ -155,7 +155,7 @@ def test_webhook_that_is_down_holds_no_launch_back(
     working = os.environ[VARIABLE]
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/")
     automated.teach("second", Outcome.TOO_FEW_DOCUMENTS)
-    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.add()
     automated.teach("third", Outcome.TOO_FEW_DOCUMENTS)
     assert "The gate rejected" in str(automated.tick()) and not webhook
     monkeypatch.setenv(VARIABLE, working)
@@ -171,7 +171,7 @@ def test_the_message_of_a_failed_run_is_sent_once_the_webhook_is_up_again(
     cursor, automated.cursor = automated.cursor, None
     working = os.environ[VARIABLE]
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/")
-    (automated.text / "new.txt").write_text("Something new to learn.")
+    automated.add()
     automated.end(automated.launch(automated.tick()), succeeded=False)
     automated.cursor = cursor
     with pytest.raises(DagsterError, match="webhook"):

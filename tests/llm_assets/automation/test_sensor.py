@@ -15,15 +15,9 @@ from serving.state import Phase, StateFolder, Status
 from tests.llm_assets.automation.conftest import Automated
 from tests.llm_assets.registry.conftest import verdict
 
-NEW = "Something new to learn, of which no model has read a single word."
-
-
-def add(automated: Automated, name: str = "new.txt", text: str = NEW) -> None:
-    (automated.text / name).write_text(text)
-
 
 def test_new_text_asks_for_one_run_that_goes_on_from_the_champion(automated: Automated) -> None:
-    add(automated)
+    automated.add()
     request = automated.tick()
     assert isinstance(request, RunRequest)
     assert request.run_config["ops"]["checkpoint"]["config"] == {
@@ -38,7 +32,7 @@ def test_new_text_asks_for_one_run_that_goes_on_from_the_champion(automated: Aut
 
 def test_text_that_is_still_changing_is_waited_for(automated: Automated) -> None:
     automated.automate(quiet_minutes=5)
-    add(automated)
+    automated.add()
     assert "waiting until it is unchanged" in str(automated.tick())
     since = json.loads(automated.cursor or "")
     automated.cursor = json.dumps(since | {"since": since["since"] - 301})
@@ -49,16 +43,16 @@ def test_text_that_is_still_changing_is_waited_for(automated: Automated) -> None
 
 @pytest.mark.parametrize("cursor", ["", "not json", '{"version": 1, "seen": "x"}'])
 def test_cursor_of_another_version_begins_again(automated: Automated, cursor: str) -> None:
-    add(automated)
+    automated.add()
     automated.cursor = cursor
     assert isinstance(automated.tick(), RunRequest)
 
 
 def test_little_change_is_waited_for_until_it_is_enough(automated: Automated) -> None:
     automated.automate(minimum_changed_megabytes=0.001)
-    add(automated)
+    automated.add()
     assert "minimum_changed_megabytes" in str(automated.tick())
-    add(automated, "more.txt", NEW * 20)
+    automated.add("more.txt", times=20)
     assert isinstance(automated.tick(), RunRequest)
 
 
@@ -99,7 +93,7 @@ def test_source_that_cannot_be_read_fails_the_tick_with_its_reason(automated: Au
 
 def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated) -> None:
     automated.automate(retries=1, retry_minutes=60)
-    add(automated)
+    automated.add()
     automated.end(automated.launch(automated.tick()), succeeded=False)
     assert "the next try is at" in str(automated.tick())
     automated.automate(retry_minutes=0)
@@ -110,16 +104,16 @@ def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated)
 
 
 def test_canceled_run_is_a_persons_no_to_this_text_alone(automated: Automated) -> None:
-    add(automated)
+    automated.add()
     automated.launch(automated.tick(), DagsterRunStatus.CANCELED)
     assert "was canceled" in str(automated.tick())
-    add(automated, "other.txt")
+    automated.add("other.txt")
     assert isinstance(automated.tick(), RunRequest)
 
 
 def test_run_launched_by_hand_is_waited_for_while_its_process_lives(automated: Automated) -> None:
     alive = automated.run_by_hand(process=describe_holder())
-    add(automated)
+    automated.add()
     assert f"{alive[:8]} (retraining) is under way" in str(automated.tick())
     automated.end(alive, succeeded=False)
     gone = json.loads(describe_holder()) | {"started": "1"}
@@ -142,12 +136,12 @@ def test_assets_made_by_hand_are_waited_for_unless_they_are_of_another_pipeline(
         asset_selection=frozenset(made_by_hand.keys),
         status=DagsterRunStatus.STARTED,
     )
-    add(automated)
+    automated.add()
     assert ("is under way" in str(automated.tick())) is is_ours
 
 
 def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> None:
-    add(automated)
+    automated.add()
     automated.end(automated.launch(automated.tick()), succeeded=True)
     second = automated.teach("second", Outcome.NOT_BETTER)
     # Measured on more text, it is one candidate still.
@@ -160,12 +154,12 @@ def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> N
     automated.end(automated.launch(longer), succeeded=True)
     automated.teach("third", Outcome.TIE)
     assert "The gate rejected 2" in str(automated.tick())
-    add(automated, "more.txt")
+    automated.add("more.txt")
     assert isinstance(automated.tick(), RunRequest)
 
 
 def test_longer_training_is_not_tried_where_it_cannot_help(automated: Automated) -> None:
-    add(automated)
+    automated.add()
     automated.teach("second", Outcome.TOO_FEW_DOCUMENTS)
     assert "The gate rejected" in str(automated.tick())
 
@@ -175,17 +169,17 @@ def test_what_would_be_trained_once_more_just_the_same_is_not_launched(
     automated: Automated, outcome: Outcome
 ) -> None:
     automated.automate(continue_from_champion=False)
-    add(automated)
+    automated.add()
     automated.end(automated.launch(automated.tick()), succeeded=True)
     automated.teach("second", outcome)
     said = str(automated.tick())
     assert "The gate rejected 1" in said and "the same model" in said and "more text" in said
-    add(automated, "more.txt")
+    automated.add("more.txt")
     assert isinstance(automated.tick(), RunRequest)
 
 
 def test_persons_word_ends_the_asking(automated: Automated) -> None:
-    add(automated)
+    automated.add()
     second = automated.teach("second")
     assert "version 2, which is wanted" in str(automated.tick()).lower()
     automated.registry.roll_back("Ada", "it rambles")
@@ -197,7 +191,7 @@ def test_persons_word_ends_the_asking(automated: Automated) -> None:
 def test_text_that_moves_back_is_asked_for_once_against_the_newer_champion(
     automated: Automated,
 ) -> None:
-    add(automated)
+    automated.add()
     automated.teach("second")
     (automated.text / "new.txt").unlink()
     request = automated.tick()
@@ -205,13 +199,13 @@ def test_text_that_moves_back_is_asked_for_once_against_the_newer_champion(
     automated.end(automated.launch(request), succeeded=True)
     automated.teach("third", Outcome.TOO_FEW_DOCUMENTS)
     assert "The gate rejected" in str(automated.tick())
-    add(automated)
+    automated.add()
     assert "knows this text" in str(automated.tick())
 
 
 def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> None:
     automated.automate(blackouts=["00:00-24:00"])
-    add(automated)
+    automated.add()
     assert "blackout 00:00-24:00" in str(automated.tick())
     automated.automate(blackouts=[])
     automated.end(automated.launch(automated.tick()), succeeded=False)
