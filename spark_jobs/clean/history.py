@@ -4,10 +4,7 @@ Every clean corpus holds the record: its own documents with split and slice, and
 text that was once in a split and is none of its documents now. So a copy of what was trained on is
 known as such when it comes back, and can never be held out; nor can held-out text be trained on.
 
-Which split each duplicate cluster belongs to, for ever.
-
-What was in a split stays in it, by the record that every clean corpus hands to the next one
-(`spark_jobs.clean.history`), whatever the settings say later: they decide over new text alone. A
+What was in a split stays in it, whatever the settings say later: they decide over new text alone. A
 cluster with text of an earlier corpus follows that text:
 
 - With held-out or validation text, those documents stay as they are, also beside equal texts, and

@@ -353,8 +353,8 @@ def number_repeated_ids(parts: list[Path]) -> int:
     A part that needs it is written again. Returns how many ids were given a number. Past one
     machine's memory Spark does the same (`job.number_repeated_ids`).
     """
-    ids = [_read_ids(part) for part in parts]
-    together = pa.chunked_array(ids, pa.string())
+    ids = [pq.read_table(part, columns=["id"])["id"] for part in parts]
+    together = pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string())
     if len(together.unique()) == len(together):
         return 0
     unique = UniqueIds()
@@ -365,11 +365,6 @@ def number_repeated_ids(parts: list[Path]) -> int:
         if changed:
             change_ids(str(part), changed)
     return repeated
-
-
-def _read_ids(file: Path) -> pa.Array:
-    ids = pq.read_table(file, columns=["id"])["id"].combine_chunks()
-    return ids if isinstance(ids, pa.Array) else pa.concat_arrays(ids.chunks)
 
 
 def change_ids(url: str, changed: Mapping[int, str]) -> None:

@@ -270,10 +270,9 @@ def statistics(
     splits = ALL_SPLITS if "replay" in plan.shards else SPLITS
     tokens, rows = by_split("tokens"), by_split("rows")
     places = sum(rows.values()) * plan.sequence_length
-    sources: dict[str, int] = {}
+    sources = Counter[str]()
     for row in written:
-        for source, count in row["tokens_by_source"].items():
-            sources[source] = sources.get(source, 0) + count
+        sources.update(row["tokens_by_source"])
     reader = ShardStats(
         sequence_length=plan.sequence_length,
         dtype=token_dtype(files.vocab_size),
