@@ -407,7 +407,7 @@ class TrainingSettings(Settings):
     """
 
     # A recipe derives from this or from `WarmStartSettings`, has its name in `recipe` as a Literal,
-    # and answers what is asked below; `recipes.registry` finds it by that name.
+    # and answers what is asked below; `training_settings` finds it by that name.
     teaches: ClassVar[str]
     """`module:function` that makes the recipe's `recipes.objective.Objective` of such settings."""
     family: ClassVar[ModelFamily] = "causal"

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import KeyPath, tree_map_with_path
 
 from artifacts import checkpoints
 from artifacts.checkpoints import Checkpoint
@@ -176,7 +177,7 @@ class StagingBuffers:
     """Host memory that every save copies into again; allocating it again would take longer."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[KeyPath, torch.Tensor] = {}
 
     def copy(self, state: dict[str, Any], stream: torch.cuda.Stream | None) -> dict[str, Any]:
         """A state dict of the same form, its tensors in buffers on the host.
@@ -186,24 +187,20 @@ class StagingBuffers:
             stream: where to copy on a GPU, from `side_stream`.
         """
         if stream is None:
-            return self._copy("", state)
+            return tree_map_with_path(self._copy, state)
         with torch.cuda.stream(stream):
-            copied = self._copy("", state)
+            copied = tree_map_with_path(self._copy, state)
         stream.synchronize()
         return copied
 
-    def _copy(self, path: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._copy(f"{path}/{key}", item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(f"{path}/{n}", item) for n, item in enumerate(value))
+    def _copy(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, DTensor):
             # `from_local` would move the buffer to the mesh's device: up to the GPU again.
             local = self._fill(path, value.to_local())
             return DTensor(local, value._spec, requires_grad=False)
         return self._fill(path, value) if isinstance(value, torch.Tensor) else value
 
-    def _fill(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _fill(self, path: KeyPath, tensor: torch.Tensor) -> torch.Tensor:
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             pinned = tensor.device.type == "cuda"

@@ -201,6 +201,7 @@ def _read_scores(content: bytes) -> Scores:
 
 
 def to_json(content: Any) -> bytes:
+    """JSON in UTF-8; arrays are lists."""
     return json.dumps(content, indent=1, default=np.ndarray.tolist).encode()
 
 
@@ -248,8 +249,9 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
     if any(of_role.tasks for of_role in scores.values()):
         pq.write_table(task_table(scores), output / TASK_SCORES_NAME)
     files.remove(output / QUESTION_FOLDER)
-    _write_json(output / SAMPLES_NAME, {role: s.samples for role, s in scores.items()})
-    _write_json(output / RESULT_NAME, result)
+    samples = {role: of_role.samples for role, of_role in scores.items()}
+    files.write(output / SAMPLES_NAME, to_json(samples))
+    files.write(output / RESULT_NAME, to_json(result))
     return result
 
 
@@ -323,7 +325,6 @@ def _count_tokens(documents: Sequence[TokenizedDocument]) -> int:
 
 def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
     """The documents that the settings choose, and the fingerprint of the whole evaluation."""
-
     settings = spec.settings
     tokenizer = read_tokenizer(Path(spec.base.path))
     shards = (Path(spec.shards), spec.shard_stats, tokenizer, settings, spec.split)
@@ -378,7 +379,3 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
 def _sources(spec: EvaluationSpec) -> list[tuple[str, ModelSource]]:
     sources = [("base", spec.base), ("candidate", spec.candidate), ("incumbent", spec.incumbent)]
     return [(role, source) for role, source in sources if source is not None]
-
-
-def _write_json(path: Path, content: Any) -> None:
-    files.write(path, to_json(content))
