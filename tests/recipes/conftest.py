@@ -301,6 +301,19 @@ def exported(spec: TrainingSpec) -> dict[str, Any]:
     return load_file(Path(spec.export_folder) / "model.safetensors")
 
 
+def export(model: Any, base_model: Path, folder: Path) -> None:
+    """Write a model that one process holds as training exports it, in float32."""
+    import torch
+
+    from recipes.checkpointing.checkpoint import export_model
+    from recipes.distributed.strategy import FullySharded
+    from recipes.distributed.workers import Workers
+
+    device = torch.device("cpu")
+    strategy = FullySharded(model, [], 1.0, "float32", device)
+    export_model(strategy, base_model, folder, torch.float32, Workers(0, 1, device))
+
+
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether weights are the same to the bit."""
     return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)

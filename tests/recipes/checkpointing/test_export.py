@@ -21,7 +21,7 @@ from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.encoders.classification import load_classifier
 from recipes.model.causal_model import TrainableModel, load_model
-from tests.recipes.conftest import SpecMaker, on_model, train_here
+from tests.recipes.conftest import SpecMaker, export, on_model, same, train_here
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny import change_config, change_weights
 
@@ -82,8 +82,7 @@ def test_what_was_read_of_quantized_weights_is_exported_as_plain(tmp_path: Path)
     method = {"quant_method": "mxfp4"}
     base = change_config(tmp_path / "quantized", tmp_path / "base", quantization_config=method)
     model = load_model(base)
-    strategy = FullySharded(model, [], 1.0, "float32", CPU)
-    export_model(strategy, base, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
+    export(model, base, tmp_path / "model")
 
     assert not hasattr(AutoConfig.from_pretrained(tmp_path / "model"), "quantization_config")
     written = load_file(tmp_path / "model" / "model.safetensors")
@@ -110,11 +109,9 @@ def test_weights_are_written_as_their_family_publishes_them(
     """transformers 5 reads some under other names, or as one of many, and other engines do not."""
     base, exported = tmp_path / "base", tmp_path / "model"
     write_tiny(tiny_config(CONFIG_MAPPING[kind], is_decoder=False), base, auto)
-    strategy = FullySharded(load(base), [], 1.0, "float32", CPU)
-    export_model(strategy, base, exported, torch.float32, Workers(0, 1, CPU))
+    export(load(base), base, exported)
     before, after = (load_file(folder / "model.safetensors") for folder in (base, exported))
-    assert before.keys() == after.keys()
-    assert all(tensor.equal(after[name]) for name, tensor in before.items())
+    assert same(before, after)
 
 
 def test_a_chat_model_that_read_documents_ends_an_answer_where_they_end(

@@ -8,17 +8,14 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
-from recipes.checkpointing.checkpoint import export_model
 from recipes.data.batch import ExampleBatch
-from recipes.distributed.strategy import FullySharded
-from recipes.distributed.workers import Workers
 from recipes.encoders.classification import ClassificationNetwork, load_classifier
 from recipes.model.base_model import check_row_length
+from tests.recipes.conftest import export
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny import change_config
 from tests.tiny_models import encoder
 
-CPU = torch.device("cpu")
 TOKENS = torch.tensor([[11, 12, 13, 14], [21, 22, 300, 300]])
 IS_INPUT = torch.tensor([[True] * 4, [True, True, False, False]])
 
@@ -46,8 +43,7 @@ def test_a_base_model_for_another_kind_of_labels_becomes_one_for_classes(
     """transformers makes shares of the logits, and a loss, as the config says."""
     encoder(tmp_path / "encoder")
     base = change_config(tmp_path / "encoder", tmp_path / "base", problem_type=kind)
-    strategy = FullySharded(load_classifier(base, ["a", "b"], 0, None), [], 1.0, "float32", CPU)
-    export_model(strategy, base, tmp_path / "model", torch.float32, Workers(0, 1, CPU))
+    export(load_classifier(base, ["a", "b"], 0, None), base, tmp_path / "model")
     (told,) = pipeline("text-classification", str(tmp_path / "model"), top_k=None)(["pump"])
     assert sum(one["score"] for one in told) == pytest.approx(1)
 
@@ -78,9 +74,8 @@ def test_a_count_of_classes_in_the_base_models_config_is_the_trained_ones(tmp_pa
     encoder(tmp_path / "base")
     base = change_config(tmp_path / "base", tmp_path / "counted", num_labels=3)
     model = load_classifier(base, ["a", "b", "c", "d"], 0, None)
-    strategy = FullySharded(model, [], 1.0, "float32", CPU)
 
-    export_model(strategy, base, tmp_path / "out", torch.float32, Workers(0, 1, CPU))
+    export(model, base, tmp_path / "out")
 
     read = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert read.config.num_labels == 4

@@ -26,6 +26,7 @@ from recipes.model.causal_model import load_model
 from recipes.settings import ModelFamily
 from spark_jobs.tokenize.tokenizer import load_tokenizer
 from tests.old_tokenizers import write_old_tokenizer
+from tests.recipes.conftest import same
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.stand_ins.hub import Hub
 from tests.tiny import change_config, change_weights
@@ -126,8 +127,7 @@ def test_sharded_pickled_weights_are_refused_with_a_command_that_converts_them(
     exec(program, {})
     prepare(BaseModelSettings(folder=str(source)), tmp_path / "out")
     converted = load_file(tmp_path / "out" / "model.safetensors")
-    assert converted.keys() == weights.keys()
-    assert all(torch.equal(converted[name], weights[name]) for name in names)
+    assert same(converted, weights)
 
 
 @pytest.mark.parametrize("kind", ["opt", "llama"])
@@ -208,8 +208,7 @@ def test_what_old_programs_stored_of_rotary_positions_is_passed_over(
     prepare(BaseModelSettings(folder=str(old)), tmp_path / "out")
 
     weights, found = (dict(load_model(one).state_dict()) for one in (source, tmp_path / "out"))
-    assert weights.keys() == found.keys()
-    assert all(torch.equal(weights[one], found[one]) for one in weights)
+    assert same(weights, found)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,7 @@ from transformers import (
 
 from artifacts.errors import UserError
 from artifacts.shards.shard_set import ShardSet
-from recipes.checkpointing.checkpoint import export_model
 from recipes.data.batch import IGNORED, read_batch
-from recipes.distributed.strategy import FullySharded
-from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel, TransformersNetwork, load_model
 from recipes.model.decoder import network
 from recipes.model.decoder.network import (
@@ -36,6 +33,7 @@ from recipes.model.decoder.network import (
     summed_cross_entropy,
     to_gradient_by_mask,
 )
+from tests.recipes.conftest import export
 from tests.recipes.model.test_architectures import packed
 from tests.tiny import change_config
 
@@ -97,9 +95,7 @@ def test_logits_equal_hugging_faces_both_ways(folder: Path, tmp_path: Path) -> N
     model = load_model(folder).eval()
 
     torch.testing.assert_close(logits_of(model, tokens), expected, atol=1e-4, rtol=0)
-    workers = join_workers()
-    strategy = FullySharded(model, [], 1.0, "float32", workers.device)
-    export_model(strategy, folder, tmp_path / "export", torch.float32, workers)
+    export(model, folder, tmp_path / "export")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
     assert torch.equal(exported(tokens).logits, expected)
     config = json.loads((tmp_path / "export" / "config.json").read_text())

@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
-from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED
 from recipes.evaluation.documents import held_out_documents
@@ -18,8 +17,8 @@ from recipes.evaluation.settings import EvaluationSettings
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from recipes.torchtune.objective import PreferenceScorer, read_preferences
-from tests.example_shards import example_shards
 from tests.recipes.conftest import course, losses, spec_in, train_here, train_together
+from tests.recipes.test_recipes import Prepared
 from tests.tiny_tasks import SMALL, TASKS
 
 STEPS = 8
@@ -33,27 +32,15 @@ TASK = TASKS["preferences"]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    TASK.model(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def rows_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
-@pytest.fixture(scope="module")
-def rows(rows_folder: Path, base: Path) -> ShardStats:
-    return example_shards(rows_folder, base, TASK)
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return Prepared("preferences", tmp_path_factory.mktemp("preferences"))
 
 
 Make = Callable[..., TrainingSpec]
 
 
 @pytest.fixture
-def make(tmp_path: Path, base: Path, rows_folder: Path, rows: ShardStats) -> Make:
+def make(tmp_path: Path, prepared: Prepared) -> Make:
     def spec(program: str, overrides: dict[str, Any] | None = None, **more: Any) -> TrainingSpec:
         settings = {
             "recipe": "torchtune",
@@ -63,7 +50,8 @@ def make(tmp_path: Path, base: Path, rows_folder: Path, rows: ShardStats) -> Mak
             "budget": {"steps": STEPS},
         }
         folder = tmp_path / f"{program}-{more.get('placement', {}).get('workers', 1)}"
-        return spec_in(folder, base, rows_folder, rows, training_settings(settings | more))
+        training = training_settings(settings | more)
+        return spec_in(folder, prepared.base, prepared.shards_folder, prepared.shards, training)
 
     return spec
 
@@ -77,7 +65,7 @@ def make(tmp_path: Path, base: Path, rows_folder: Path, rows: ShardStats) -> Mak
     ],
 )
 def test_its_loss_is_dpos_of_the_answers_margins(
-    program: str, make: Make, base: Path, rows_folder: Path, rows: ShardStats
+    program: str, make: Make, prepared: Prepared
 ) -> None:
     """Rafailov and others (2023), by what transformers says of the base and the new model."""
     spec = make(program, validation={"rows": 1000})
@@ -87,15 +75,16 @@ def test_its_loss_is_dpos_of_the_answers_margins(
     assert validation["end"] < 0.8
     assert all(norm > 0 for _, norm, _ in course(spec))
 
-    entries = [e.model_copy(update={"split": "held_out"}) for e in rows.shards]
-    stats = rows.model_copy(update={"shards": [e for e in entries if "validation" in e.name]})
+    entries = [e.model_copy(update={"split": "held_out"}) for e in prepared.shards.shards]
+    held_out = {"shards": [e for e in entries if "validation" in e.name]}
+    stats = prepared.shards.model_copy(update=held_out)
     everything = EvaluationSettings(held_out_tokens=None)
     examples = held_out_documents(
-        rows_folder, stats, AutoTokenizer.from_pretrained(base), everything
+        prepared.shards_folder, stats, AutoTokenizer.from_pretrained(prepared.base), everything
     )
     before, after = (
-        PreferenceScorer().score(folder, examples, rows).values["preference_margin"]
-        for folder in (base, Path(spec.export_folder))
+        PreferenceScorer().score(folder, examples, stats).values["preference_margin"]
+        for folder in (prepared.base, Path(spec.export_folder))
     )
     expected = np.log1p(np.exp(-BETA * (after - before)))
     # The scorer computes in the precision that the endpoint has.
@@ -113,11 +102,10 @@ def test_two_workers_take_the_steps_of_one(program: str, make: Make) -> None:
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)
 
 
-def test_a_batch_has_both_conversations_and_marks_their_answers(
-    base: Path, rows_folder: Path, rows: ShardStats
-) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    batch = read_preferences(ShardSet(rows_folder, rows, "validation"), np.arange(3))
+def test_a_batch_has_both_conversations_and_marks_their_answers(prepared: Prepared) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(prepared.base)
+    shards = ShardSet(prepared.shards_folder, prepared.shards, "validation")
+    batch = read_preferences(shards, np.arange(3))
     assert batch.target_count == 3
     # As a causal model attends: with itself and those before.
     assert batch.pair_count == int((batch.is_input.cumsum(dim=1) * batch.is_input).sum())
@@ -130,9 +118,9 @@ def test_a_batch_has_both_conversations_and_marks_their_answers(
             assert tokenizer.decode(answer) == f"{example[key]}<|endoftext|>\n"
 
 
-def test_a_forgotten_example_teaches_nothing(rows_folder: Path, rows: ShardStats) -> None:
+def test_a_forgotten_example_teaches_nothing(prepared: Prepared) -> None:
     # In these shards, the hash of a text is its number.
-    shards = MaskedShardSet(rows_folder, rows, ["18"], "validation")
+    shards = MaskedShardSet(prepared.shards_folder, prepared.shards, ["18"], "validation")
     batch = read_preferences(shards, np.arange(3))
     assert batch.is_example.tolist() == [True, False, True]
     assert (batch.targets[[1, 4]] == IGNORED).all() and not batch.is_input[[1, 4]].any()
