@@ -1,6 +1,5 @@
 """Faults in the middle of a run: each costs at most the steps since the last checkpoint."""
 
-import pickle
 import resource
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.errors import DamagedArtifact, UserError
+from artifacts.errors import UserError
 from recipes.checkpointing.checkpoint import TrainState
 from recipes.spec import TrainingSpec
 from tests.damage import flip_bit
@@ -22,7 +21,6 @@ from tests.recipes.conftest import (
     train_here,
     wait_for_step,
 )
-from tests.recipes.test_resume import Harm
 from tests.tiny import change_weights
 
 
@@ -61,27 +59,6 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_tak
     assert "The checkpoint of step 12 is damaged" in output
     assert "Going on from the checkpoint of step 6" in output
     assert course(spec) == course(unbroken)
-
-
-@pytest.mark.fault(
-    "checkpoint",
-    "a hostile pickle in a resumable state",
-    sees="the step that is damaged",
-    then="the pickle is never loaded",
-)
-def test_a_pickle_that_was_put_into_a_checkpoint_is_never_run(
-    make_spec: SpecMaker, tmp_path: Path
-) -> None:
-    spec = make_spec("pickled", steps=4, checkpointing={"every_steps": 2, "keep": 2})
-    train_here(spec)
-    Path(spec.run_folder, "result.json").unlink()
-    (newest,) = Path(spec.run_folder).glob("step-4")
-    (newest / ".metadata").write_bytes(pickle.dumps(Harm(tmp_path / "was run")))
-    lines: list[str] = []
-    with pytest.raises(DamagedArtifact, match="Every checkpoint of"):
-        train_here(spec, lines.append)
-    assert any("step-4/.metadata has" in line for line in lines)
-    assert not (tmp_path / "was run").exists()
 
 
 @pytest.mark.fault(

@@ -34,7 +34,6 @@ from recipes.spec import read_metrics, total_steps
 from tests.recipes.conftest import (
     REPOSITORY,
     SpecMaker,
-    course,
     exported,
     losses,
     same,
@@ -237,16 +236,6 @@ def test_how_a_step_is_computed_changes_nothing(
     train_here(plain)
     train_here(other)
     assert losses(other) == pytest.approx(losses(plain), rel=rel)
-
-
-def test_saving_in_the_background_changes_nothing(make_spec: SpecMaker) -> None:
-    plain = make_spec("plain", steps=8, checkpointing={"every_steps": 2})
-    background = make_spec(
-        "background", steps=8, checkpointing={"every_steps": 2}, in_background="always"
-    )
-    train_here(plain)
-    train_here(background)
-    assert course(background) == course(plain)
 
 
 def test_metrics_and_profiles_hold_what_the_figures_need(make_spec: SpecMaker) -> None:

@@ -4,30 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.data.batch import worker_share
 from recipes.data.reader import DataOrder, global_rows
-
-
-@given(
-    rows=st.integers(1, 300),
-    workers=st.sampled_from([1, 2, 4]),
-    stops=st.lists(st.integers(1, 20), min_size=1, max_size=8),
-    seed=st.integers(0, 2**31),
-)
-def test_any_stops_and_any_workers_see_each_row_once_an_epoch(
-    rows: int, workers: int, stops: list[int], seed: int
-) -> None:
-    batch = 4
-    seen: list[int] = []
-    for steps in stops:
-        for _ in range(steps):
-            chosen = global_rows(len(seen), batch, rows, seed)
-            for rank in range(workers):
-                seen.extend(worker_share(chosen, rank, workers))
-    unbroken = global_rows(0, len(seen), rows, seed)
-    assert seen == unbroken.tolist()
-    for start in range(0, len(seen) - rows + 1, rows):
-        assert sorted(seen[start : start + rows]) == list(range(rows))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
