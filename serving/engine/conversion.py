@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
-from artifacts.errors import first_line
+from artifacts.errors import UserError, first_line
 from serving.engine.openvino_model import MODEL_NAME, Unsupported, open_pipeline, score_tokens
 from serving.engine.transformers_model import read_weights
 from serving.settings import QUANTIZED, Weights
@@ -43,7 +43,8 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
 
     Raises:
         Unsupported: OpenVINO does not compute this model, or does not compute it rightly.
-        UserError: the folder holds no model that can be read, or weights that are no numbers.
+        UserError: the folder holds no model that can be read, or weights that are no numbers; or
+            the target's disk is full.
     """
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -62,8 +63,8 @@ def convert_model(folder: Path, target: Path, weights: Weights) -> None:
         if weights in QUANTIZED:
             _quantize(converted, weights)
             _write(converted, target)
-    except (Unsupported, MemoryError, OSError):
-        # The latter say what this machine lacks just now, and nothing of the model.
+    except (Unsupported, UserError, MemoryError, OSError):
+        # The others say what this machine lacks just now, and nothing of the model.
         raise
     except Exception as error:
         # What a model does that tracing, the frontend or the scheduler cannot take surfaces as
@@ -213,7 +214,14 @@ def _write(model: ov.Model, target: Path) -> None:
     for number, node in enumerate(model.get_ordered_ops()):
         if node.get_type_name() != "Parameter":
             node.set_friendly_name(f"{node.get_type_name()}_{number}")
-    ov.serialize(model, str(target / MODEL_NAME))
+    try:
+        ov.serialize(model, str(target / MODEL_NAME))
+    except RuntimeError as error:
+        # It has one class of errors for all, and of the system's it knows no more than that.
+        raise UserError(
+            f"The converted model cannot be written to {target.parent} ({first_line(error)}). Is "
+            "the disk full? It takes as much space as the model itself."
+        ) from error
 
 
 def _keep_compressed(file: Path) -> None:

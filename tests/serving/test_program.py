@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_format_of_weights_that_the_engine_lacks_is_refused(
     settings = SETTINGS.model_copy(update={"engine": "transformers", "weights": "int4"})
     with pytest.raises(UserError, match=r"int4, which openvino alone has.*is transformers.*bf16"):
         choose_engine(tiny_model_folder, settings, conversions)
+
+
+def test_a_disk_that_is_full_while_a_model_is_converted_says_nothing_of_the_model(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """A limit of one file's size stands for the disk's."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(UserError, match=rf"cannot be written to {tmp_path}.*Is the disk full"):
+            choose_engine(tiny_model_folder, SETTINGS, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert choose_engine(tiny_model_folder, SETTINGS, tmp_path).reason == "openvino"
 
 
 def test_what_another_version_of_the_engine_converted_is_not_taken(
