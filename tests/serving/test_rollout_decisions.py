@@ -1,12 +1,17 @@
 """What a rollout decides, on traffic that is scripted."""
 
 import asyncio
+from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from serving.rollout import RolledBack, TrafficSample, roll_out
-from serving.settings import RolloutSettings
+from serving.api.dispatcher import Route, Router
+from serving.engine.process import EngineProcess
+from serving.rollout import NoLongerWanted, RolledBack, TrafficSample, roll_out
+from serving.settings import EndpointSettings, RolloutSettings
+from serving.state import Desired
+from serving.traffic import EngineTraffic
 
 SETTINGS = RolloutSettings(steps=(0.5,), step_seconds=0.0)
 REQUEST_SECONDS = 2.0
@@ -63,6 +68,45 @@ def test_one_request_that_is_still_under_way_at_the_end_is_no_fault() -> None:
     traffic = Scripted(TrafficSample(waiting=1), TrafficSample(answered=9))
     run(traffic)
     assert not traffic.gone and traffic.share == 1.0
+
+
+def test_a_rollout_is_given_up_once_another_version_is_wanted() -> None:
+    traffic = Scripted(TrafficSample(), TrafficSample())
+    with pytest.raises(NoLongerWanted):
+        asyncio.run(
+            roll_out(traffic, SETTINGS, REQUEST_SECONDS, lambda _: None, lambda: not traffic.share)
+        )
+    assert traffic.gone and traffic.share == 0.0
+
+
+def test_a_version_that_is_replaced_drains_by_its_own_longer_time() -> None:
+    router = Router()
+    old, new = (
+        EngineProcess(
+            Desired(
+                model_folder=Path("none"),
+                version=name,
+                fingerprint=name,
+                settings=EndpointSettings(request_timeout=seconds),
+            ),
+            None,
+        )
+        for name, seconds in (("1", 1_000.0), ("2", 0.01))
+    )
+    route = Route(old, 1.0)
+    route.in_flight = 1
+    router.routes = [route]
+
+    async def promote() -> None:
+        traffic = EngineTraffic(router, new, new.desired.settings)
+        promoting = asyncio.create_task(traffic.promote())
+        await asyncio.wait([promoting], timeout=0.3)
+        assert not promoting.done() and router.routes == [route]
+        route.in_flight = 0
+        await promoting
+        assert not router.routes
+
+    asyncio.run(promote())
 
 
 class Undecided(Scripted):
