@@ -212,20 +212,23 @@ class Stream:
         self.by, self.work = by, work
         self.text = ""
         """What was read of it."""
-        self.error: ServingError | None = None
-        """Why it ended early, once that was read."""
         self._pieces = pieces
 
     async def read(self) -> Chunk | None:
-        """The next piece, None after the last one, which has a finish reason or an error."""
+        """The next piece, None after the last one, which has a finish reason; raises ServingError
+        where it ended early."""
         if chunk := await self._pieces.get():
             self.text += chunk.text
-            if chunk.error is not None:
-                status, code = (504, "timeout") if chunk.is_late else (503, "unavailable")
-                self.error = ServingError(status, chunk.error, code)
         else:
             await self.work
         return chunk
+
+    @property
+    def error(self) -> ServingError | None:
+        """Why it ended early, whether that was read or not."""
+        has_ended = self.work.done() and not self.work.cancelled()
+        error = self.work.exception() if has_ended else None
+        return error if isinstance(error, ServingError) else None
 
 
 class Attempt:
@@ -350,8 +353,7 @@ class Dispatcher:
         """Have one version answer all requests, or another one where its engine is lost.
 
         Raises:
-            ServingError: none did, and no piece of a stream was told; else the last one has an
-                error.
+            ServingError: none did, or not to the end.
         """
         deadline = monotonic() + self.settings.request_timeout
         failed: list[Attempt] = []
@@ -367,14 +369,10 @@ class Dispatcher:
                     return
                 except (EngineLost, TimeoutError) as error:
                     failed.append(attempt)
-                    late = isinstance(error, TimeoutError)
-                    if attempt.begun:
-                        said = f"No engine could finish the answer: {error}."
-                        if late:
-                            said = str(timed_out(self.settings.request_timeout))
-                        return tell(route.engine.desired, 0, Chunk(error=said, is_late=late))
-                    if late:
+                    if isinstance(error, TimeoutError):
                         raise timed_out(self.settings.request_timeout) from None
+                    if attempt.begun:
+                        raise unavailable(f"No engine could finish the answer: {error}.") from error
                     # A dead engine counts as ready until its end is noticed, and would be drawn
                     # again.
                     lost = str(error)

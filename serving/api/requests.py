@@ -30,7 +30,7 @@ from serving.engine.protocol import (
     Message,
     TokenScore,
 )
-from serving.errors import invalid
+from serving.errors import ServingError, invalid
 from serving.settings import EndpointSettings
 from serving.state import OfVersion
 
@@ -163,18 +163,19 @@ class OpenAIRequest(Sampling):
         """One answer as a stream of events, a piece each."""
         options, envelope = self.stream_options or StreamOptions(), self._envelope(name, stream.by)
         last, any_before = Chunk(), False
-        while chunk := await stream.read():
-            if stream.error:
-                yield _event(stream.error.body)
-                return
-            choice = self.choice(chunk)
-            if any_before:
-                # Clients join what comes in pieces, and the role comes once.
-                choice.get("delta", {}).pop("role", None)
-            last, piece, any_before = chunk, envelope | {"choices": [choice]}, True
-            if options.continuous_usage_stats:
-                piece["usage"] = _usage([chunk])
-            yield _event(piece)
+        try:
+            while chunk := await stream.read():
+                choice = self.choice(chunk)
+                if any_before:
+                    # Clients join what comes in pieces, and the role comes once.
+                    choice.get("delta", {}).pop("role", None)
+                last, piece, any_before = chunk, envelope | {"choices": [choice]}, True
+                if options.continuous_usage_stats:
+                    piece["usage"] = _usage([chunk])
+                yield _event(piece)
+        except ServingError as error:
+            yield _event(error.body)
+            return
         if options.include_usage:
             yield _event(envelope | {"choices": [], "usage": _usage([last])})
         yield "data: [DONE]\n\n"

@@ -104,8 +104,6 @@ class Chunk(_Line):
     completion_tokens: int = 0
     error: str | None = None
     """Why generation ended early; nothing follows."""
-    is_late: bool = False
-    """Whether that is since the time for the answer was over."""
     field: str | None = None
     """Of a request that cannot be served, what is wrong with it."""
 
