@@ -22,10 +22,9 @@ def main() -> int:
         desired = state.desired.read()
         if desired is None:
             raise UserError(f"{state.folder} does not say what to serve: it has no desired.json.")
-        settings = desired.settings
-        bearer_token(settings)
-        with listen(settings.host, settings.port) as listener:
-            return Supervisor(state, listener, settings.engine_timeout).run()
+        bearer_token(desired.settings)
+        with listen(desired.settings.host, desired.settings.port) as listener:
+            return Supervisor(state, listener).run()
     except UserError as error:
         print(error, file=sys.stderr)
         return 1

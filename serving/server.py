@@ -38,7 +38,8 @@ class Server:
     """The API server of one state folder."""
 
     def __init__(self, state: StateFolder, desired: Desired, beats: int) -> None:
-        """`beats` is the descriptor by which the supervisor is told that all is well."""
+        """`beats` is the descriptor by which the supervisor is told that all is well, and for how
+        many seconds it may hear nothing until the next time."""
         self._state, self._beats = state, beats
         self._desired = desired
         self._router = Router()
@@ -92,11 +93,15 @@ class Server:
     async def _beat(self) -> None:
         """Show the supervisor that this process answers, and others where it is to be found."""
         while True:
-            with suppress(OSError):
-                os.write(self._beats, b".")
+            self._show_life()
             if not self._state.status.path.exists():
                 self._write_state_again()
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _show_life(self) -> None:
+        silence = self._dispatcher.settings.engine_timeout
+        with suppress(OSError):
+            os.write(self._beats, f"{silence}\n".encode())
 
     def _write_state_again(self) -> None:
         """The state folder was removed: without it nobody could stop or move this endpoint.
@@ -151,6 +156,7 @@ class Server:
         if fault is None:
             self._desired = wanted
             self._dispatcher.settings = wanted.settings
+            self._show_life()
             for route in routes:
                 route.engine.desired = wanted
             self._keep(self._state.good, wanted)

@@ -25,19 +25,15 @@ STEADY_SECONDS = 60.0
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0
 """Until the first sign of life: Python's modules may be slow to come from a disk."""
-STOP_SECONDS = 15.0
+STOP_SECONDS = 25.0
 
 
 class Supervisor:
     """The parent of the API server of one state folder."""
 
-    def __init__(self, state: StateFolder, listener: socket.socket, silence: float) -> None:
-        """Nothing is started yet.
-
-        Args:
-            silence: seconds without a sign of life after which an API server is ended.
-        """
-        self._state, self._listener, self._silence = state, listener, silence
+    def __init__(self, state: StateFolder, listener: socket.socket) -> None:
+        """Nothing is started yet."""
+        self._state, self._listener = state, listener
         log_to(state.log_path)
         self._stop_by: float | None = None
         self._unsaid: list[signal.Signals] = []
@@ -96,8 +92,11 @@ class Supervisor:
             while self._unsaid:
                 server.signal(self._unsaid.pop(0))
             if select([life], [], [], POLL_SECONDS)[0]:
-                heard, allowed = monotonic(), self._silence
-                if not os.read(life, 65_536):
+                heard = monotonic()
+                if beats := os.read(life, 65_536).split():
+                    # Each says how long a silence may last, by the settings of then.
+                    allowed = float(beats[-1])
+                else:
                     # It is about to end.
                     server.wait(POLL_SECONDS)
             elif monotonic() - heard > allowed or (

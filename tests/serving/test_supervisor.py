@@ -23,9 +23,13 @@ SILENCE = 4.0
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
-    """An endpoint whose parts are killed and stopped; each test leaves it serving."""
+    """An endpoint whose parts are killed and stopped; each test leaves it serving.
+
+    How long they may be silent was changed while it ran.
+    """
     folder = tmp_path_factory.mktemp("kept") / "endpoint"
-    with served(folder, tiny_model_folder, engine_timeout=SILENCE) as client:
+    with served(folder, tiny_model_folder, engine_timeout=1_000.0) as client:
+        start(folder, tiny_model_folder, engine_timeout=SILENCE)
         yield client
 
 
