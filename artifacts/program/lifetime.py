@@ -28,13 +28,17 @@ from typing import IO
 
 from artifacts.errors import UserError
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From Linux' `sys/prctl.h`."""
 LIBC = ctypes.CDLL(None)
 PARENT_VARIABLE = "LLM_ASSETS_PARENT_PID"
 """Set by whoever starts a program that shall not outlive it: its own process id."""
 BY_WAY_OF_THIS = (sys.executable, "-m", "artifacts.program.lifetime")
 POLL_SECONDS = 0.05
+END_SECONDS = 8.0
+"""That descendants may take to end when they are asked to."""
+_is_ending = False
+"""Whether they were asked."""
 
 
 class Child:
@@ -204,6 +208,52 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != int(parent):
         raise SystemExit("The process that started this one has ended.")
+
+
+def end_descendants_first() -> None:
+    """On SIGTERM, end what this process has started before it ends itself.
+
+    From now on, what a descendant leaves behind becomes a child of this process.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_descendants()
+        os._exit(0)
+
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, end)
+
+
+def end_descendants() -> None:
+    """Ask what this process has started, and what that has, to end; end it after some seconds.
+
+    Each is asked itself, once: a shell does not pass a signal on, and what they start to end with,
+    such as `docker stop`, is left its time. So a second call, as by another thread, only waits.
+    """
+    import psutil
+
+    global _is_ending
+    is_first, _is_ending = not _is_ending, True
+
+    def running() -> list[psutil.Process]:
+        found = []
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found += [one] if one.status() != psutil.STATUS_ZOMBIE else []
+        return found
+
+    deadline = time.monotonic() + END_SECONDS
+    for one in running() if is_first else ():
+        with suppress(psutil.NoSuchProcess):
+            one.terminate()
+            # One that was stopped hears it once it goes on.
+            one.resume()
+    while left := running():
+        for one in left if time.monotonic() > deadline else ():
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager

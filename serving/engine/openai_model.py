@@ -21,7 +21,12 @@ import httpx
 
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_config, read_tokenizer
-from artifacts.program.lifetime import BY_WAY_OF_THIS, PARENT_VARIABLE, how_it_ended
+from artifacts.program.lifetime import (
+    BY_WAY_OF_THIS,
+    PARENT_VARIABLE,
+    end_descendants,
+    how_it_ended,
+)
 from serving.engine import protocol, served_model
 from serving.errors import message_of
 from serving.settings import OpenAIEngine
@@ -40,12 +45,11 @@ Likelihood = tuple[str, float | None, list[protocol.LikelyToken]]
 class OpenAIModel(served_model.PromptEncoder):
     """Asks another server, which batches requests itself; its errors are told with its name."""
 
-    def __init__(self, folder: Path, engine: OpenAIEngine, silence: float) -> None:
+    def __init__(self, folder: Path, engine: OpenAIEngine) -> None:
         """Start the server, where that is asked for, and wait until it writes a token.
 
         Args:
             folder: the Hugging Face folder that it serves.
-            silence: seconds without an answer after which a server that was started is given up.
 
         Raises:
             UserError: it ended, is not there, or refuses to write.
@@ -58,7 +62,7 @@ class OpenAIModel(served_model.PromptEncoder):
 
         self.tokenizer = served_model.ServedTokenizer.of(read_tokenizer(folder))
         self.context_tokens = context_tokens(read_config(folder)) or sys.maxsize
-        self._model, self._silence = fill(engine.model), silence
+        self._model = fill(engine.model)
         self._name = f"The engine at {fill(engine.address)}"
         self._http: dict[str, Any] = {
             "base_url": fill(engine.address),
@@ -72,7 +76,8 @@ class OpenAIModel(served_model.PromptEncoder):
         self._leading = asyncio.Lock()
         self._process = None
         if engine.command:
-            # Of this one's process group, so that nothing of it is left once this one has ended.
+            # Of this one's process group, and among its descendants, so that nothing of it is left
+            # once this one has ended.
             self._process = subprocess.Popen(
                 [*BY_WAY_OF_THIS, *map(fill, engine.command)],
                 stdin=subprocess.DEVNULL,
@@ -105,17 +110,21 @@ class OpenAIModel(served_model.PromptEncoder):
         return None if code is None else f"{self._name} {how_it_ended(code)}"
 
     def _watch(self) -> None:
-        """Return when the server has ended or answers nothing any more, and this program ends."""
-        with httpx.Client(**self._http) as client:
-            while not (ended := self._ended()):
-                time.sleep(POLL_SECONDS)
-                try:
-                    client.get("models", timeout=self._silence)
-                except httpx.HTTPError as error:
-                    said = f"{self._name} does not answer ({type(error).__name__})"
-                    ended = self._ended() or said
-                    break
+        """Return when the server has ended, and this program ends with all that is left of it."""
+        while not (ended := self._ended()):
+            time.sleep(POLL_SECONDS)
         print(f"{ended}.", file=sys.stderr)
+        end_descendants()
+
+    async def check(self) -> None:
+        """Return once a server that was started answers; how long that may take the API server
+        knows."""
+        while self._process is not None:
+            try:
+                await self._client.get("models")
+                return
+            except httpx.HTTPError:
+                await asyncio.sleep(POLL_SECONDS)
 
     async def generate(
         self, request: protocol.GenerateRequest, tokens: list[int]

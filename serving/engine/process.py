@@ -23,7 +23,8 @@ from serving.state import Desired, restart_pause
 HEALTH_SECONDS = 1.0
 CONTINUE_SECONDS = 1.0
 """Without an answer to its health check, after which an engine is told to go on; repeatedly."""
-STOP_SECONDS = 5.0
+STOP_SECONDS = 10.0
+"""Longer than an engine gives what a command has started, such as a container."""
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -195,7 +196,7 @@ class EngineProcess:
                 while not (await asyncio.wait([check], timeout=CONTINUE_SECONDS))[0]:
                     self._child.signal(signal.SIGCONT)
                 if not await check:
-                    self._child.kill()
+                    break
             finally:
                 check.cancel()
         return await self._end()

@@ -26,7 +26,7 @@ from artifacts.model import (
     read_config,
     read_tokenizer,
 )
-from artifacts.program.lifetime import end_with_parent
+from artifacts.program.lifetime import end_descendants, end_descendants_first, end_with_parent
 from serving.engine.served_model import AnyModel, ServedTokenizer, answer_calls
 from serving.settings import QUANTIZED, EndpointSettings, OpenAIEngine
 
@@ -49,7 +49,12 @@ def main() -> int:
     parser.add_argument("--conversions", type=Path, required=True)
     parser.add_argument("--channel", type=int, required=True)
     arguments = parser.parse_args()
-    end_with_parent(signal.SIGKILL)
+    if isinstance(arguments.settings.engine, OpenAIEngine):
+        # What it starts, such as a container, is first asked to end.
+        end_with_parent(signal.SIGTERM)
+        end_descendants_first()
+    else:
+        end_with_parent(signal.SIGKILL)
     try:
         choice = choose_engine(arguments.model, arguments.settings, arguments.conversions)
         if choice.converted and "torch" in sys.modules and CONVERTED_VARIABLE not in os.environ:
@@ -59,6 +64,7 @@ def main() -> int:
         model = load_model(arguments.model, arguments.settings, choice)
     except UserError as error:
         print(error, file=sys.stderr)
+        end_descendants()
         return 1
     asyncio.run(_serve(model, socket.socket(fileno=arguments.channel), choice.reason))
     return 0
@@ -67,6 +73,7 @@ def main() -> int:
 async def _serve(model: AnyModel, end: socket.socket, reason: str) -> None:
     with suppress(OSError):
         await answer_calls(model, end, reason)
+    end_descendants()
     # The threads of what computes would be waited for.
     os._exit(0)
 
@@ -127,7 +134,7 @@ def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyM
     if isinstance(settings.engine, OpenAIEngine):
         from serving.engine.openai_model import OpenAIModel
 
-        return OpenAIModel(folder, settings.engine, settings.engine_timeout)
+        return OpenAIModel(folder, settings.engine)
     architecture = _architecture(read_config(folder))
     if architecture.endswith((CLASSIFIER, MASK_FILLER)):
         from serving.engine.transformers_model import Classifier, MaskFiller

@@ -125,7 +125,8 @@ class Call(_Line):
 
     number: int
     request: GenerateRequest | None = None
-    """None: nobody waits for the answer to this number any more, and the engine says so."""
+    """None: nobody waits for the answer to this number any more; or, of a new number, whether the
+    engine is alive."""
 
 
 class Reply(_Line):

@@ -64,6 +64,11 @@ class AnyModel(Protocol):
     def generate(self, request: GenerateRequest, tokens: list[int]) -> AsyncGenerator[Chunk, None]:
         """Yield the answer to what was encoded; stops the work when the caller goes away."""
 
+    async def check(self) -> None:
+        """Return once what computes shows that it is alive; by itself, that whoever asks is heard
+        is enough."""
+        return
+
 
 async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None:
     """Say why this engine computes, then answer the API server's calls until that is gone."""
@@ -88,16 +93,23 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         finally:
             del tasks[number]
 
+    async def answer_check(number: int) -> None:
+        try:
+            await model.check()
+            say(number, Chunk())
+        finally:
+            del tasks[number]
+
     say(READY, Chunk(text=reason))
     while line := await reader.readline():
         call = Call.model_validate_json(line)
-        if call.request is not None:
-            work = answer(call.number, call.request, len(line) <= SHORT_BYTES)
-            tasks[call.number] = asyncio.create_task(work)
-            continue
         if given_up := tasks.get(call.number):
             given_up.cancel()
-        say(call.number, Chunk())
+        elif call.request is not None:
+            work = answer(call.number, call.request, len(line) <= SHORT_BYTES)
+            tasks[call.number] = asyncio.create_task(work)
+        else:
+            tasks[call.number] = asyncio.create_task(answer_check(call.number))
 
 
 async def in_thread(work: Callable[[], Result], executor: Executor | None = None) -> Result:
@@ -164,7 +176,7 @@ class Job:
         self._loop.call_soon_threadsafe(self.outputs.put_nowait, output)
 
 
-class PromptEncoder:
+class PromptEncoder(AnyModel):
     """Requests to one model's tokens."""
 
     tokenizer: "ServedTokenizer"

@@ -280,7 +280,7 @@ def _scored(
     ]
 
 
-class Classifier:
+class Classifier(served_model.AnyModel):
     """Answers a text with its most likely class, and how likely each is."""
 
     kind = "AutoModelForSequenceClassification"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from artifacts.leases import process_started
 from serving.api.dispatcher import Router
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
@@ -20,6 +22,7 @@ from serving.settings import OpenAIEngine
 from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
 from tests.serving.conftest import SETTINGS
+from tests.waiting import wait_until
 
 SERVER = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
 REQUEST = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
@@ -129,6 +132,53 @@ def test_engine_whose_server_and_log_are_gone_is_started_again(
             await replaced(one, engine)
 
     asyncio.run(end_server())
+
+
+def test_a_server_that_stands_still_is_replaced_by_the_setting_of_now(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    async def stop_server() -> None:
+        engine = OpenAIEngine(command=SERVER)
+        async with started(
+            tiny_model_folder, tmp_path, engine=engine, engine_timeout=1_000.0
+        ) as one:
+            settings = one.desired.settings.model_copy(update={"engine_timeout": 3.0})
+            one.desired = one.desired.model_copy(update={"settings": settings})
+            before = psutil.Process(one.pid)
+            (server,) = before.children()
+            server.suspend()
+            await replaced(one, before)
+        assert not server.is_running()
+
+    asyncio.run(stop_server())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("sh", "{script}", "{port}"), ("sh", "-c", "sh {script} {port}; true")],
+    ids=["itself", "from a shell that forwards no signal"],
+)
+def test_a_container_that_a_script_has_started_is_stopped_with_its_version(
+    tiny_model_folder: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """The container has a session of its own and ignores the signal; the script has it end."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"""trap 'sleep 1; kill -9 $container; echo stopped > {tmp_path}/said; exit' TERM
+        setsid sh -c 'trap "" TERM; exec {shlex.join(SERVER[:-1])} $0' $1 &
+        container=$!
+        echo $container > {tmp_path}/container
+        wait"""
+    )
+    words = tuple(word.replace("{script}", str(script)) for word in command)
+
+    async def start_and_stop() -> psutil.Process:
+        async with started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=words)):
+            return psutil.Process(int((tmp_path / "container").read_text()))
+
+    container = asyncio.run(start_and_stop())
+    assert (tmp_path / "said").read_text() == "stopped\n"
+    wait_until(lambda: process_started(container.pid) is None)
 
 
 def test_a_new_engine_that_ends_at_its_first_request_leaves_its_last_words(

@@ -129,7 +129,7 @@ def test_characters_that_end_a_line_elsewhere_pass_through(
 
     server = start_http_server(answer)
     engine = OpenAIEngine(address=f"{server.url}/v1", model="default")
-    model = OpenAIModel(tiny_model_folder, engine, 10.0)
+    model = OpenAIModel(tiny_model_folder, engine)
 
     async def told() -> list[Chunk]:
         request = generate_request(prompt="The valve", stream=True)
