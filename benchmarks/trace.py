@@ -27,7 +27,6 @@ from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from benchmarks.checksums import forget
 from benchmarks.corpora import FOLDER, package_docs
 from benchmarks.harness import Check, at_least, at_most, record, seconds
 from benchmarks.scale_text import COPIES_OF_DOCSTRINGS, FILE_MEGABYTES, write_texts
@@ -181,6 +180,15 @@ def ask(raw: Path) -> dict[str, float]:
     )
     found: dict[str, float] = json.loads(ended.stdout)
     return found
+
+
+def forget(folder: Path) -> None:
+    """Have the kernel read the files from the disk when they are next asked for."""
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def trace_here() -> dict[str, float]:
