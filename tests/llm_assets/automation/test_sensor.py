@@ -72,13 +72,13 @@ def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: 
     folder = automated.project.folder / "store" / "automation" / "manual"
     assert "knows this text" in str(automated.tick())
     (wanted,) = folder.iterdir()
-    add(automated, "second.txt")
+    automated.add("second.txt")
     run = automated.launch(automated.tick())
-    add(automated, "third.txt")
+    automated.add("third.txt")
     assert "is under way" in str(automated.tick())
     assert len(list(folder.iterdir())) == 3
     automated.end(run, succeeded=False)
-    add(automated, "fourth.txt")
+    automated.add("fourth.txt")
     assert isinstance(automated.tick(), RunRequest)
     assert wanted in (left := list(folder.iterdir())) and len(left) == 2
 
