@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from artifacts.errors import DamagedArtifact, UserError, reason_of
+from artifacts.errors import DamagedArtifact, UserError
 from artifacts.model import POSITION_KEYS
 from artifacts.progress import format_duration
-from artifacts.storage.files import is_local
+from artifacts.storage.files import is_local, need_writable
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.config import PipelineSettings
@@ -482,15 +481,7 @@ def _need_port(settings: PipelineSettings) -> None:
 def _need_space(store: str, needed: float) -> None:
     if not is_local(store):
         return
-    folder = Path(Store(store).root)
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        # It names the file that would have been; the user knows the folder.
-        error.filename = str(folder)
-        raise UserError(f"`store`: {reason_of(error) or error}") from error
+    folder = need_writable(Path(Store(store).root))
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(

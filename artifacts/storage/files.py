@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from artifacts.errors import UserError, shown_in_line
+from artifacts.errors import UserError, reason_of, shown_in_line
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob
@@ -47,6 +48,26 @@ def make_private(folder: Path) -> Path:
         # A mounted bucket has no rights to set.
         with suppress(OSError):
             folder.chmod(allowed)
+    return folder
+
+
+def need_writable(folder: Path) -> Path:
+    """Make sure that files can be written in a local folder, or where it would be made.
+
+    Returns:
+        The folder that is there: this one, or the nearest above it.
+
+    Raises:
+        UserError: they cannot; the message says why.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        # It names the file that would have been; the user knows the folder.
+        error.filename = str(folder)
+        raise UserError(f"`store`: {reason_of(error) or error}") from error
     return folder
 
 

@@ -217,6 +217,9 @@ def search_corpora(
     parts = [part for one in corpora if (read := read_history(one.url)) for part in read.parts]
     if not texts or not parts:
         return SIMILAR_SCHEMA.empty_table()
+    if store.is_local:
+        # Spark's tasks would say it many times over.
+        files.need_writable(Path(store.cache))
     spark = local_session()
     try:
         with tempfile.TemporaryDirectory() as scratch:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -116,6 +117,8 @@ def _build(
     from spark_jobs import trace_index
     from spark_jobs.runtime.session import end_local_session, local_session
 
+    # Spark's tasks would say it many times over.
+    files.need_writable(Path(store.machine_cache))
     report(f"Indexing {len(keys):,} shards; this is done once for a shard.")
     spec = trace_index.TraceIndexSpec(
         shards=str(artifact.path), stats=stats, keys=keys, cache=store.machine_cache

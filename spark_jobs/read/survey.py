@@ -131,6 +131,8 @@ class _Look:
         self._streaming = source.model_copy(update={"on_bad_file": "stop"})
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._seen = seen
+        self._new: list[int] = []
+        """Texts of the file that is being read."""
         self._found = TextSurvey(unread=SkippedFiles(most=messages))
 
     def read(self, file: StoredFile, kind: _Kind) -> None:
@@ -141,7 +143,9 @@ class _Look:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 raise _TimeIsUpError
 
-        source = self._source if name == "archive" else self._streaming
+        source, found = self._source if name == "archive" else self._streaming, self._found
+        before = found.read, found.short_lengths.copy(), found.languages.copy(), kind.counts.copy()
+        self._new.clear()
         try:
             rows, to_read = 0, file.size
             if name == "parquet":
@@ -159,6 +163,9 @@ class _Look:
         except BadFile as error:
             if self._source.on_bad_file == "stop":
                 raise
+            # A run leaves out all of it, also what comes before the damage.
+            found.read, found.short_lengths, found.languages, kind.counts = before
+            self._seen.difference_update(self._new)
             self._set_aside(Fault("bad_file", str(error)))
         except SourceChanged:
             # What else there is decides; a run reads what is there by then.
@@ -176,6 +183,7 @@ class _Look:
             kind.counts["copies"] += 1
         else:
             self._seen.add(digest)
+            self._new.append(digest)
             kind.counts["documents"] += 1
             self._found.languages[guess_language(text)] += 1
             content = document.text.encode("utf-8", "surrogatepass")

@@ -122,6 +122,22 @@ def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path)
     assert (both.held_out, both.copies) == (40, alone.copies + 40)
 
 
+def test_a_file_that_is_set_aside_counts_nothing_of_what_comes_before_its_damage(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "text"
+    files = {"type": "files", "path": str(folder), "on_bad_file": "quarantine"}
+    wanted = settings(tmp_path, raw_corpus={"sources": [files]})
+    before = preflight(wanted).text
+    # The last row of the table is a copy of one that only the damaged table has.
+    rows = [f'"{text} It is worded like this in a table alone."' for text in tiny_texts(8)]
+    (folder / "a.csv").write_text("\n".join(["text", *rows, '"without an end']) + "\n")
+    (folder / "b.csv").write_text("\n".join(["text", rows[0]]) + "\n")
+    after = preflight(wanted).text
+    assert before.documents is not None and after.documents == before.documents + 1
+    assert (after.faults["bad_file"], after.copies) == (1, before.copies)
+
+
 def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
     before = preflight(wanted).text

@@ -86,7 +86,7 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
     left = examination.repair(partial(click.echo, err=True)) if repair else faults
     if as_json:
         click.echo(json.dumps(examination.as_json(left), indent=2))
-    elif repair:
+    elif repair and faults:
         click.echo(f"{len(faults) - len(left)} of {len(faults)} faults repaired.")
     if left:
         sys.exit(1)

@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import Project
 from tests.damage import delete
 from tests.faults import Disk, small_disk
+from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ask, content
 
 MEGABYTES = 256
@@ -82,3 +83,25 @@ def test_a_read_only_disk_is_named(judged: Project, disk: Disk, asset: str) -> N
     disk.read_only()
     assert "mounted read-only" in one_line(ask(judged, asset))
     assert judged.record.find_current(asset) is None
+
+
+@pytest.mark.fault(
+    "trace and forget",
+    "disk read-only",
+    sees="the path, and that it is mounted read-only, in one line",
+    then="nothing is begun",
+)
+@pytest.mark.parametrize(
+    "command", [("trace", "--version", "1", "--text"), ("forget", "--reason", "any", "--yes")]
+)
+def test_a_read_only_disk_ends_a_search_before_spark_is_started(
+    judged: Project, disk: Disk, command: tuple[str, ...]
+) -> None:
+    shutil.rmtree(judged.folder / "store" / "cache", ignore_errors=True)
+    document = next(iter(documents_of(judged).values()))
+    disk.read_only()
+    asked = document["text"] if command[0] == "trace" else document["id"]
+    ended = judged.run("llm-assets", *command, asked)
+    assert ended.returncode == 1
+    (said,) = ended.stderr.splitlines()
+    assert "is on a file system that is mounted read-only" in said
