@@ -86,8 +86,8 @@ def test_a_read_only_disk_is_named(judged: Project, disk: Disk, asset: str) -> N
 
 
 @pytest.mark.fault(
-    "trace and forget",
-    "disk read-only",
+    "store",
+    "disk read-only while `trace` or `forget` searches",
     sees="the path, and that it is mounted read-only, in one line",
     then="nothing is begun",
 )
