@@ -32,8 +32,8 @@ OPTIONAL = {
     "cuda": {"torch_xla"},
     "serve": {
         # vLLM's own image has them.
-        *("h11", "httpx", "jinja2", "numpy", "prometheus_client", "pydantic", "pydantic_core"),
-        *("starlette", "tokenizers", "torch", "transformers", "uvicorn", "yaml"),
+        *("h11", "httpx", "jinja2", "numpy", "prometheus_client", "psutil", "pydantic"),
+        *("pydantic_core", "starlette", "tokenizers", "torch", "transformers", "uvicorn", "yaml"),
         # Another engine's, which does not start there, and shards of tokens, which nothing serves.
         *("nncf", "openvino", "openvino_genai", "pyarrow", "scipy"),
     },

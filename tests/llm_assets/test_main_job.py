@@ -130,7 +130,7 @@ def test_no_command_of_a_whole_run_leaves_a_file_to_others(made: Project) -> Non
 
 
 def test_a_run_ends_with_cleaning_and_says_so(made: Project) -> None:
-    assert re.search(r"Deleted [\d.]+ GB outside the limits of `retention`", screen(made))
+    assert re.search(r"Deleted [\d.]+ [kMG]B outside the limits of `retention`", screen(made))
     assert not list((made.folder / "store" / "runs").glob("*/step-*"))
 
 

@@ -492,9 +492,7 @@ KEPT = {
     ("bigquery.jobs.cancel", "a job may run forever"): (
         f"{BIGQUERY}job_that_takes_too_long_is_cancelled_and_told"
     ),
-    ("bigquery.tables.get", "a changed table has a new etag"): (
-        f"{BIGQUERY}a_row_edited_in_place_is_noticed_without_a_watermark"
-    ),
+    ("bigquery.tables.get", "a changed table has a new etag"): (f"{BIGQUERY}changes_are_noticed"),
     ("aiplatform.projects.locations.endpoints.predict", "a version is chosen by its share"): (
         f"{ENDPOINTS}versions_follow_each_other_and_go_back_without_a_failed_request"
     ),
