@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 _UNSAFE = re.compile(
     # Control characters but the line feed and tab, marks that turn the direction of writing, and
@@ -95,8 +96,9 @@ def install_advice(module: str) -> str | None:
     )
 
 
-PREFIX_VARIABLE = "LLM_ASSETS_KEY_PREFIX"
-"""Prefix of the asset keys of the pipeline in force; programs that it starts inherit it."""
+CONFIG_VARIABLE, PREFIX_VARIABLE = "LLM_ASSETS_CONFIG", "LLM_ASSETS_KEY_PREFIX"
+"""The pipeline file in force, and the prefix of its asset keys; programs that it starts inherit
+both."""
 
 
 class UserError(Exception):
@@ -148,9 +150,14 @@ def materialize_command(*selected: str) -> str:
     prefix = os.environ.get(PREFIX_VARIABLE)
     before = f"{prefix}/" if prefix else ""
     keys = ",".join(re.sub(r"^(\*?)", rf"\1{before}", name) for name in selected)
-    # In a project that `llm-assets init` made, that file tells Dagster where the definitions are.
-    told = "DAGSTER_MODULE_NAME" in os.environ or not Path("env.sh").exists()
-    return f'{"" if told else ". ./env.sh && "}dagster asset materialize --select "{keys}"'
+    command = f'dagster asset materialize --select "{keys}"'
+    with suppress(OSError, UnicodeDecodeError):
+        # In a project that `llm-assets init` made, that file says where the definitions are.
+        if "DAGSTER_MODULE_NAME=llm_assets" in Path("env.sh").read_text():
+            config = os.environ.get(CONFIG_VARIABLE)
+            chosen = f"{CONFIG_VARIABLE}={quote(config)} " if config else ""
+            return f". ./env.sh && {chosen}{command}"
+    return command
 
 
 def mend_command(folder: str) -> str:

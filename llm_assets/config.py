@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
+from artifacts.errors import CONFIG_VARIABLE as CONFIG_VARIABLE
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
 from artifacts.settings import Settings, read_yaml
@@ -53,7 +54,6 @@ from spark_jobs.settings import (
     TokenizedShardsSettings,
 )
 
-CONFIG_VARIABLE = "LLM_ASSETS_CONFIG"
 DEFAULT_CONFIG = "config/invented_products.yaml"
 OTHER_FILES = ("dagster.yaml", "google_cloud.yaml", "workspace.yaml")
 COMPONENT, COMPONENT_FILE = "llm_assets.LanguageModel", "defs.yaml"

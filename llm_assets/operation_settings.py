@@ -60,7 +60,8 @@ class QualitySettings(Settings):
     then: Literal["tell", "retrain"] = "tell"
     """`tell` reports it, also to those whom `notifications` names; `retrain` additionally runs the
     graph, which trains the serving model further even if the text is unchanged, and again as often
-    as `automation.retries` allows if that does not help, each time twice as long."""
+    as `automation.retries` allows if that does not help, each time twice as long, at most eight
+    times the usual length."""
     most_failures: float = Field(default=0.05, ge=0, lt=1)
     """Maximum share of the requests since the previous check that may fail (status 500 and above);
     fewer than 20 requests are not counted."""

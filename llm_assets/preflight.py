@@ -43,7 +43,7 @@ BYTES_PER_TOKEN, BEYOND_ASCII = 4, 2
 has 4.9 of English, 2.5 of Russian, 1.5 of Chinese, Japanese and Thai)."""
 LANGUAGE_SHARE = 0.1
 """Of the documents, from which on another language than English is worth a word."""
-ORDER_OF_COUNTING = ("held_out", "validation", None, "train", "replay")
+ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
 """Of the places that a source's text may have: a text that two have counts where it is kept."""
 MOST_HELD_OUT = 0.5
 """Largest share that is held out of little text, so that a model still learns from most of it."""

@@ -83,8 +83,8 @@ class Server:
         for task in (following, beating):
             task.cancel()
         await asyncio.gather(following, beating, return_exceptions=True)
-        for route in self._router.routes:
-            await route.engine.stop()
+        # At once: each may give what a command has started some seconds.
+        await asyncio.gather(*(route.engine.stop() for route in self._router.routes))
         if not failed:
             self._phase = "stopped"
             self._write_status()

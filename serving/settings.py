@@ -181,10 +181,11 @@ def listen(
     except OSError as error:
         # Python adds the address, in brackets, to what the system says.
         reason = (error.strerror or str(error)).partition(" (")[0]
-        if error.errno in (socket.EAI_NONAME, socket.EAI_AGAIN, errno.EADDRNOTAVAIL):
+        # What a resolver says has numbers below 0.
+        if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
             raise UserError(
-                f"Cannot listen on {host}, which is no address of this machine ({reason}). Set "
-                "`endpoint.host` to one that is, such as 127.0.0.1."
+                f"Cannot listen on {host} ({reason}). Set `endpoint.host` to an address of this "
+                "machine, such as 127.0.0.1."
             ) from error
         raise UserError(
             f"Cannot listen on {host} port {port} ({reason}). Another program may be using it: "

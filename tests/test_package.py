@@ -109,9 +109,7 @@ def test_init_makes_an_empty_folder_a_project(
     assert "Wrote the project files: dagster.yaml, " in told.output
     assert config_path() == Path("manuals.yaml")
     assert load_settings(config_path()).name == "manuals"
-    assert (
-        'LLM_ASSETS_CONFIG="${LLM_ASSETS_CONFIG:-$here/manuals.yaml}"' in Path("env.sh").read_text()
-    )
+    assert 'LLM_ASSETS_CONFIG="$here/manuals.yaml"' in Path("env.sh").read_text()
     assert Path(".gitignore").read_text().startswith("/.llm_assets/")
     assert Path("dagster.yaml").read_text() == (ROOT / "dagster.yaml").read_text()
 

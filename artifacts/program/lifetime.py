@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,8 +38,8 @@ BY_WAY_OF_THIS = (sys.executable, "-m", "artifacts.program.lifetime")
 POLL_SECONDS = 0.05
 END_SECONDS = 8.0
 """That descendants may take to end when they are asked to."""
-_is_ending = False
-"""Whether they were asked."""
+KILL_SECONDS = 1.0
+"""That they may take when they are killed; what waits for a disk may take for ever."""
 
 
 class Child:
@@ -89,6 +90,8 @@ class Child:
             process_group=None if outlives_parent else 0,
         )
         self.pid = self._process.pid
+        self._reaping = threading.Lock()
+        """Two threads may wait for it; one of them reaps it."""
 
     def poll(self) -> int | None:
         """Its exit code, below 0 the signal that ended it; None while it runs.
@@ -97,10 +100,11 @@ class Child:
         """
         # Not reaped yet, its number is nobody else's.
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if self._process.returncode is None and os.waitid(os.P_PID, self.pid, flags):
-            self._kill_group()
-            self._process.wait()
-        return self._process.returncode
+        with self._reaping:
+            if self._process.returncode is None and os.waitid(os.P_PID, self.pid, flags):
+                self._kill_group()
+                self._process.wait()
+            return self._process.returncode
 
     def wait(self, seconds: float = float("inf")) -> int | None:
         """Its exit code, or None where it still runs after some seconds."""
@@ -122,6 +126,8 @@ class Child:
     def end(self, seconds: float) -> int:
         """Ask it to end, and end it after some seconds; returns its exit code."""
         self.signal(signal.SIGTERM)
+        # One that was stopped hears it once it goes on.
+        self.signal(signal.SIGCONT)
         if self.wait(seconds) is None:
             self.kill()
         code = self.wait()
@@ -210,16 +216,23 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
         raise SystemExit("The process that started this one has ended.")
 
 
-def end_descendants_first() -> None:
+def end_descendants_first(channel: int) -> None:
     """On SIGTERM, end what this process has started before it ends itself.
 
     From now on, what a descendant leaves behind becomes a child of this process.
+
+    Args:
+        channel: a descriptor that is closed before, so that whoever is at its other end expects
+            nothing more.
     """
+    # Not in the handler, which may interrupt another import.
+    import psutil  # noqa: F401
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with suppress(OSError):
+            os.close(channel)
         end_descendants()
-        os._exit(0)
+        os._exit(128 + number)
 
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, end)
@@ -229,29 +242,29 @@ def end_descendants() -> None:
     """Ask what this process has started, and what that has, to end; end it after some seconds.
 
     Each is asked itself, once: a shell does not pass a signal on, and what they start to end with,
-    such as `docker stop`, is left its time. So a second call, as by another thread, only waits.
+    such as `docker stop`, is left its time. SIGTERM does nothing to this process from here on.
     """
     import psutil
 
-    global _is_ending
-    is_first, _is_ending = not _is_ending, True
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def running() -> list[psutil.Process]:
         found = []
         for one in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):
                 found += [one] if one.status() != psutil.STATUS_ZOMBIE else []
         return found
 
     deadline = time.monotonic() + END_SECONDS
-    for one in running() if is_first else ():
-        with suppress(psutil.NoSuchProcess):
+    for one in running():
+        # One of another user's, as by sudo, may not be asked.
+        with suppress(psutil.Error):
             one.terminate()
             # One that was stopped hears it once it goes on.
             one.resume()
-    while left := running():
+    while (left := running()) and time.monotonic() < deadline + KILL_SECONDS:
         for one in left if time.monotonic() > deadline else ():
-            with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):
                 one.kill()
         time.sleep(POLL_SECONDS)
 

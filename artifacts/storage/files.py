@@ -51,8 +51,11 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-def need_writable(folder: Path) -> Path:
+def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
     """Make sure that files can be written in a local folder, or where it would be made.
+
+    Args:
+        setting: what the message begins with.
 
     Returns:
         The folder that is there: this one, or the nearest above it.
@@ -60,14 +63,14 @@ def need_writable(folder: Path) -> Path:
     Raises:
         UserError: they cannot; the message says why.
     """
-    while not folder.exists():
-        folder = folder.parent
     try:
+        while not folder.exists():
+            folder = folder.parent
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         # It names the file that would have been; the user knows the folder.
         error.filename = str(folder)
-        raise UserError(f"`store`: {reason_of(error) or error}") from error
+        raise UserError(f"{setting}{reason_of(error) or error}") from error
     return folder
 
 

@@ -72,7 +72,9 @@ class Surveys:
     def keep(self, names: Container[str]) -> None:
         """Remove what was noted of other texts: nobody will ask how much has changed since."""
         for file in self._store.list_folder(self._folder):
-            if file.removesuffix(".npy") not in names:
+            name, _, ending = file.partition(".")
+            # What was told lies there too, and what is being written, with a dot before its name.
+            if name and ending == "npy" and name not in names:
                 files.remove(f"{self._store.root}/{self._folder}/{file}")
 
     def changed_bytes(self, text: TextSnapshot, before: str | None) -> int | None:

@@ -40,6 +40,7 @@ from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
+from llm_assets.registry.state import ModelVersion, RegistryState
 from serving import endpoint as process
 
 
@@ -95,7 +96,7 @@ def _look(
         return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)
     if settings.automation.quality.then == "tell":
         return SensorResult(skip_reason=alarm, cursor=cursor)
-    found = _retrain(context, settings, champion.version)
+    found = _retrain(context, settings, models.state(), champion)
     if isinstance(found, Wait):
         found = Wait(f"{alarm} {found.reason}")
     return tick_result(found, cursor)
@@ -112,20 +113,29 @@ def _failures(now: Requests, before: Requests | None, settings: PipelineSettings
 
 
 def _retrain(
-    context: SensorEvaluationContext, settings: PipelineSettings, version: int
+    context: SensorEvaluationContext,
+    settings: PipelineSettings,
+    state: RegistryState,
+    champion: ModelVersion,
 ) -> RunRequest | Wait:
+    version = champion.version
+    if state.find("wanted") != champion or state.is_rejected(champion.weights):
+        return Wait(f"Version {version} is about to be replaced, so it is not trained further.")
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
     asked = runs.asking(question.name)
     # What the same training made did not help.
     helpless = sum(run.dagster_run.status is DagsterRunStatus.SUCCESS for run in asked)
     # The text may be unchanged, and what was made from it would be found again.
-    given = {"continue_from_champion": True, "from_version": version, "longer": 2**helpless}
+    longer = min(2**helpless, MOST_TIMES_LONGER)
+    given = {"continue_from_champion": True, "from_version": version, "longer": longer}
     config = training_config(settings, given)
     return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)
 
 
 CHECK_SECONDS = 15 * 60
 """Between two looks at the endpoint, each of which asks for its bits on held-out text."""
+MOST_TIMES_LONGER = 8
+"""Than usual, of a training that is to make a version serve as well as before."""
 LEAST_REQUESTS = 20
 """Fewer since the look before say nothing about the share that failed."""
 SECONDS = 10.0

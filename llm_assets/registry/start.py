@@ -7,6 +7,7 @@ still explain themselves when artifacts are gone.
 
 from datetime import UTC, datetime
 
+from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.identity import Identity
@@ -91,6 +92,7 @@ def find_start(
     Raises:
         RegistryUnreachable: the registry cannot be asked.
         UnknownVersion: it has no such version.
+        UserError: training cannot, or may not, continue from that version.
     """
     models = {
         version.model_fingerprint: ModelSource(
@@ -98,13 +100,27 @@ def find_start(
         )
         for version in registry.versions()
     } | {base.fingerprint: base}
+    if from_version is not None:
+        state = registry.state()
+        version = state.get(from_version)
+        if state.is_rejected(version.weights):
+            raise UserError(
+                f"Version {from_version} was rejected since, so nothing is trained from it. "
+                "`llm-assets versions` lists the others."
+            )
+        if not _has_base(record.store, version, base):
+            raise UserError(
+                f"Version {from_version} was made from another base model than `base_model` names "
+                "now, so it cannot be trained further."
+            )
+        return models[version.model_fingerprint]
     # By fingerprint, so that a checkpoint that was deleted is made again from the start it had.
     recorded = record.recorded(wanted.kind)
-    for model in models.values() if from_version is None else ():
+    for model in models.values():
         started = wanted.extend(inputs={START_INPUT: model.fingerprint})
         if recorded in record.store.names(started):
             return model
-    decided = registry.find("wanted") if from_version is None else registry.get(from_version)
+    decided = registry.find("wanted")
     if decided is None or not _has_base(record.store, decided, base):
         return base
     return models[decided.model_fingerprint]

@@ -118,7 +118,7 @@ def _build(
     from spark_jobs.runtime.session import end_local_session, local_session
 
     # Spark's tasks would say it many times over.
-    files.need_writable(Path(store.machine_cache))
+    files.need_writable(Path(store.machine_cache), "`store`: " if store.is_local else "")
     report(f"Indexing {len(keys):,} shards; this is done once for a shard.")
     spec = trace_index.TraceIndexSpec(
         shards=str(artifact.path), stats=stats, keys=keys, cache=store.machine_cache

@@ -8,9 +8,11 @@ import asyncio
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
@@ -21,12 +23,7 @@ import httpx
 
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_config, read_tokenizer
-from artifacts.program.lifetime import (
-    BY_WAY_OF_THIS,
-    PARENT_VARIABLE,
-    end_descendants,
-    how_it_ended,
-)
+from artifacts.program.lifetime import BY_WAY_OF_THIS, PARENT_VARIABLE, how_it_ended
 from serving.engine import protocol, served_model
 from serving.errors import message_of
 from serving.settings import OpenAIEngine
@@ -110,11 +107,13 @@ class OpenAIModel(served_model.PromptEncoder):
         return None if code is None else f"{self._name} {how_it_ended(code)}"
 
     def _watch(self) -> None:
-        """Return when the server has ended, and this program ends with all that is left of it."""
+        """Have this program end with all that is left of the server once that has ended."""
         while not (ended := self._ended()):
             time.sleep(POLL_SECONDS)
-        print(f"{ended}.", file=sys.stderr)
-        end_descendants()
+        print(f"{ended}.", file=sys.stderr, flush=True)
+        # The main thread's work, as whoever asks it to end knows it.
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
 
     async def check(self) -> None:
         """Return once a server that was started answers; how long that may take the API server

@@ -172,6 +172,8 @@ class EngineProcess:
             self._on_change()
             # One that was killed had no time for last words.
             said = {"said": tail(self.log_path, 1)} if status > 0 and self.log_path else {}
+            if self._channel and self._channel.why_ended != protocol.ENDED:
+                said = {"reason": self._channel.why_ended}
             log("engine_ended", version=self.desired.version, status=status, **said)
             pause = restart_pause(self.restarts)
             self.restarts += 1
@@ -199,6 +201,8 @@ class EngineProcess:
                     break
             finally:
                 check.cancel()
+        self.ready.clear()
+        self._on_change()
         return await self._end()
 
     async def _answers(self) -> bool:

@@ -2,7 +2,8 @@
 
 Started by the API server as `python -m serving.engine.program --model FOLDER …`, with its end of
 their channel as an inherited descriptor; its first line there says what computes, once the model is
-loaded. It never outlives its API server.
+loaded. It does not outlive its API server, but for the seconds in which what a command has started
+is asked to end.
 """
 
 import argparse
@@ -49,10 +50,12 @@ def main() -> int:
     parser.add_argument("--conversions", type=Path, required=True)
     parser.add_argument("--channel", type=int, required=True)
     arguments = parser.parse_args()
-    if isinstance(arguments.settings.engine, OpenAIEngine):
+    engine = arguments.settings.engine
+    has_command = isinstance(engine, OpenAIEngine) and bool(engine.command)
+    if has_command:
         # What it starts, such as a container, is first asked to end.
         end_with_parent(signal.SIGTERM)
-        end_descendants_first()
+        end_descendants_first(arguments.channel)
     else:
         end_with_parent(signal.SIGKILL)
     try:
@@ -64,7 +67,8 @@ def main() -> int:
         model = load_model(arguments.model, arguments.settings, choice)
     except UserError as error:
         print(error, file=sys.stderr)
-        end_descendants()
+        if has_command:
+            end_descendants()
         return 1
     asyncio.run(_serve(model, socket.socket(fileno=arguments.channel), choice.reason))
     return 0
@@ -73,9 +77,8 @@ def main() -> int:
 async def _serve(model: AnyModel, end: socket.socket, reason: str) -> None:
     with suppress(OSError):
         await answer_calls(model, end, reason)
-    end_descendants()
-    # The threads of what computes would be waited for.
-    os._exit(0)
+    # As it does where the API server asks it to end, which may come in this moment.
+    signal.raise_signal(signal.SIGTERM)
 
 
 @dataclass(frozen=True)

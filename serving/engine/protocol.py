@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 LONGEST_LINE = 2**40
 """Bytes: who asks has limits, and an answer that is not taken would hold up all others."""
 READY = 0
+ENDED = "the engine ended"
 FinishReason = Literal["stop", "length"]
 
 
@@ -146,15 +147,17 @@ class Channel:
         self._numbers = itertools.count(READY + 1)
         self._replies: dict[int, asyncio.Queue[Chunk | None]] = {READY: asyncio.Queue()}
         self.heard = monotonic()
-        """When the engine said something last."""
-        self.why_ended = "the engine ended"
+        """When the engine last said something other than an error: what it asks may be gone."""
+        self.why_ended = ENDED
         self.ended = asyncio.create_task(self._listen())
         """Done when the engine has closed its end, as the kernel does for one that dies."""
 
     async def _listen(self) -> None:
         try:
             while line := await self._reader.readline():
-                self.heard, reply = monotonic(), Reply.model_validate_json(line)
+                reply = Reply.model_validate_json(line)
+                if reply.chunk.error is None:
+                    self.heard = monotonic()
                 if replies := self._replies.get(reply.number):
                     replies.put_nowait(reply.chunk)
         except OSError:

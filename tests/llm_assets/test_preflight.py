@@ -80,8 +80,8 @@ def test_a_port_of_another_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.fault(
     "settings and commands",
-    "path that matches no file",
-    sees="the path",
+    "endpoint that could not start: no token for others, no such host",
+    sees="the setting, and what to set",
     then="refused before any work",
 )
 @pytest.mark.parametrize(
@@ -130,12 +130,14 @@ def test_a_file_that_is_set_aside_counts_nothing_of_what_comes_before_its_damage
     wanted = settings(tmp_path, raw_corpus={"sources": [files]})
     before = preflight(wanted).text
     # The last row of the table is a copy of one that only the damaged table has.
-    rows = [f'"{text} It is worded like this in a table alone."' for text in tiny_texts(8)]
-    (folder / "a.csv").write_text("\n".join(["text", *rows, '"without an end']) + "\n")
+    rows = [f'"{text} It is wörded like this in a table alone."' for text in tiny_texts(8)]
+    damaged = "\n".join(["text", *rows, '"without an end']) + "\n"
+    (folder / "a.csv").write_text(damaged, "windows-1252")
     (folder / "b.csv").write_text("\n".join(["text", rows[0]]) + "\n")
     after = preflight(wanted).text
     assert before.documents is not None and after.documents == before.documents + 1
     assert (after.faults["bad_file"], after.copies) == (1, before.copies)
+    assert not after.decoded.counts
 
 
 def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) -> None:
@@ -147,6 +149,12 @@ def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) ->
     assert before.documents is not None and after.documents == before.documents + 1
 
 
+@pytest.mark.fault(
+    "settings and commands",
+    "path that matches no file",
+    sees="the path",
+    then="refused before any work",
+)
 def test_a_wrong_path_is_named(tmp_path: Path) -> None:
     wrong = {"sources": [{"type": "files", "path": str(tmp_path / "nothing")}]}
     with pytest.raises(UserError, match="matches no file"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.errors import UserError
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact
 from llm_assets.registry.start import START_INPUT, find_start
@@ -49,6 +50,15 @@ def test_the_same_training_trains_on_where_it_names_the_version_to_continue_from
     assert find_start(weeks.record, weeks.registry, same, base) == base, "it is found again"
     again = find_start(weeks.record, weeks.registry, same, base, version)
     assert again.fingerprint == made.fingerprint
+
+    other_base = weeks.base.manifest.identity.model_copy(update={"settings": {"hub": "team/other"}})
+    prepared, _ = weeks.store.make(other_base, lambda _: None)
+    other = ModelSource(path=prepared.url, fingerprint=prepared.fingerprint)
+    with pytest.raises(UserError, match="made from another base model"):
+        find_start(weeks.record, weeks.registry, same, other, version)
+    weeks.registry.reject(version, "Ada", "it rambles")
+    with pytest.raises(UserError, match=f"Version {version} was rejected since"):
+        find_start(weeks.record, weeks.registry, same, base, version)
 
 
 def start_of(weeks: Weeks, base: Artifact) -> str:

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -134,6 +134,64 @@ def test_engine_whose_server_and_log_are_gone_is_started_again(
     asyncio.run(end_server())
 
 
+def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """Each request ends with an error, which is no sign of life."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"""{shlex.join(SERVER[:-1])} $1 &
+        echo $! > {tmp_path}/server
+        exec sleep 1000"""
+    )
+    command = ("sh", str(script), "{port}")
+
+    async def kill_server() -> None:
+        async with started(
+            tiny_model_folder, tmp_path, engine=OpenAIEngine(command=command), engine_timeout=3.0
+        ) as one:
+            before = psutil.Process(one.pid)
+            asking = asyncio.create_task(ask_again_and_again(one))
+            os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
+            await replaced(one, before)
+            asking.cancel()
+
+    asyncio.run(kill_server())
+
+
+def test_what_a_server_leaves_behind_keeps_no_engine_ready(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """Its program goes on for as long as that takes to end, and takes no request meanwhile."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"""sh -c 'trap "sleep 4; exit" TERM; while :; do sleep 0.1; done' &
+        exec {shlex.join(SERVER[:-1])} $1"""
+    )
+    command = ("sh", str(script), "{port}")
+
+    async def kill_server() -> None:
+        async with started(
+            tiny_model_folder, tmp_path, engine=OpenAIEngine(command=command)
+        ) as one:
+            program = psutil.Process(one.pid)
+            (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
+            server.kill()
+            while one.ready.is_set():
+                await asyncio.sleep(0.05)
+            assert program.is_running(), "what was left behind has not ended"
+            await replaced(one, program)
+
+    asyncio.run(kill_server())
+
+
+async def ask_again_and_again(engine: EngineProcess) -> None:
+    while True:
+        with suppress(EngineLost):
+            await anext(engine.generate(REQUEST))
+        await asyncio.sleep(0.1)
+
+
 def test_a_server_that_stands_still_is_replaced_by_the_setting_of_now(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
@@ -147,8 +205,11 @@ def test_a_server_that_stands_still_is_replaced_by_the_setting_of_now(
             before = psutil.Process(one.pid)
             (server,) = before.children()
             server.suspend()
+            asking = asyncio.create_task(ask_again_and_again(one))
             await replaced(one, before)
-        assert not server.is_running()
+            asking.cancel()
+        # Whoever takes in orphans may leave them as zombies.
+        wait_until(lambda: process_started(server.pid) is None)
 
     asyncio.run(stop_server())
 

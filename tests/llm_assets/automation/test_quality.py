@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, RunRequest
 
+from artifacts.store import layout
 from llm_assets.automation import notifications
 from llm_assets.config import load_settings
 from llm_assets.endpoint.base import (
@@ -108,6 +109,27 @@ def test_what_failed_is_said_once_and_well_again_after_it(
     automated.cursor = half_failed(live)
     automated.tick(SENSOR)
     assert len(heard) == 2
+
+
+def test_a_version_that_is_about_to_be_replaced_is_not_trained_further(
+    automated: Automated, live: Live, made: Project
+) -> None:
+    automated.automate(quality={"then": "retrain"})
+    store = made.folder / "store"
+    names = (layout.REGISTRY_FOLDER, layout.DECISIONS_FOLDER, layout.PIPELINES_FOLDER)
+    kept = [store / name for name in names]
+    for folder in filter(Path.exists, kept):
+        shutil.copytree(folder, automated.project.folder / folder.name)
+    try:
+        LocalRegistry(store, "manual").reject(1, "Ada", "it rambles")
+        automated.cursor = half_failed(live)
+        told = str(automated.tick(SENSOR))
+    finally:
+        for folder in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+            if (before := automated.project.folder / folder.name).exists():
+                shutil.move(before, folder)
+    assert "Version 1 is about to be replaced, so it is not trained further" in told
 
 
 def test_a_version_that_got_worse_is_trained_further_and_longer_if_that_did_not_help(

@@ -2,4 +2,4 @@
 here="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"
 export DAGSTER_MODULE_NAME=llm_assets.definitions
 export DAGSTER_HOME="$here"
-export LLM_ASSETS_CONFIG="${LLM_ASSETS_CONFIG:-$here/{pipeline}}"
+export LLM_ASSETS_CONFIG="$here/{pipeline}"
