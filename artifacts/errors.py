@@ -156,7 +156,8 @@ def materialize_command(*selected: str) -> str:
         if "DAGSTER_MODULE_NAME=llm_assets" in Path("env.sh").read_text():
             config = os.environ.get(CONFIG_VARIABLE)
             chosen = f"{CONFIG_VARIABLE}={quote(config)} " if config else ""
-            return f". ./env.sh && {chosen}{command}"
+            # In a shell of its own, so that the user's keeps what it has.
+            return f"(. ./env.sh && {chosen}{command})"
     return command
 
 

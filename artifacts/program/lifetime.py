@@ -90,8 +90,8 @@ class Child:
             process_group=None if outlives_parent else 0,
         )
         self.pid = self._process.pid
-        self._reaping = threading.Lock()
-        """Two threads may wait for it; one of them reaps it."""
+        self._reaping = threading.RLock()
+        """Two threads may wait for it: one of them reaps it, and nobody signals it afterwards."""
 
     def poll(self) -> int | None:
         """Its exit code, below 0 the signal that ended it; None while it runs.
@@ -115,13 +115,15 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with self._reaping:
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it and its group at once."""
-        if self.poll() is None:
-            self._kill_group()
+        with self._reaping:
+            if self.poll() is None:
+                self._kill_group()
 
     def end(self, seconds: float) -> int:
         """Ask it to end, and end it after some seconds; returns its exit code."""

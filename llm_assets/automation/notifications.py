@@ -40,7 +40,7 @@ from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.state import ModelVersion, RegistryState
+from llm_assets.registry.state import ModelVersion
 from serving import endpoint as process
 
 
@@ -75,7 +75,8 @@ def _look(
     if settings.platform != "local":
         return SensorResult(skip_reason="Google Cloud's own alerts watch an endpoint there.")
     running = process.status(endpoint_folder(settings))
-    champion = models.find("champion")
+    state = models.state()
+    champion = state.find("champion")
     if running is None or running.phase != "serving" or champion is None:
         return SensorResult(
             skip_reason="No endpoint is serving; `endpoint_follows` takes care of that."
@@ -89,14 +90,14 @@ def _look(
     cursor = counted.model_dump_json()
     alarm = f"Version {champion.version} performs worse than before: {' '.join(faults)}"
     # Each look counts other requests.
-    state = f"{champion.version}: {len(failures)} and {len(deviations)} faults"
+    counted_as = f"{champion.version}: {len(failures)} and {len(deviations)} faults"
     text = alarm if faults else None
-    tell_once(settings, pipeline.store, "quality", text, context.log.warning, state)
+    tell_once(settings, pipeline.store, "quality", text, context.log.warning, counted_as)
     if not faults:
         return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)
     if settings.automation.quality.then == "tell":
         return SensorResult(skip_reason=alarm, cursor=cursor)
-    found = _retrain(context, settings, models.state(), champion)
+    found = _retrain(context, settings, state.find("wanted"), champion.version)
     if isinstance(found, Wait):
         found = Wait(f"{alarm} {found.reason}")
     return tick_result(found, cursor)
@@ -115,18 +116,21 @@ def _failures(now: Requests, before: Requests | None, settings: PipelineSettings
 def _retrain(
     context: SensorEvaluationContext,
     settings: PipelineSettings,
-    state: RegistryState,
-    champion: ModelVersion,
+    wanted: ModelVersion | None,
+    version: int,
 ) -> RunRequest | Wait:
-    version = champion.version
-    if state.find("wanted") != champion or state.is_rejected(champion.weights):
-        return Wait(f"Version {version} is about to be replaced, so it is not trained further.")
+    if wanted is None or wanted.version != version:
+        named = f"version {wanted.version}" if wanted else "none"
+        return Wait(f"It is not trained further, since {named} is wanted.")
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
     asked = runs.asking(question.name)
     # What the same training made did not help.
     helpless = sum(run.dagster_run.status is DagsterRunStatus.SUCCESS for run in asked)
     # The text may be unchanged, and what was made from it would be found again.
-    longer = min(2**helpless, MOST_TIMES_LONGER)
+    longer = 2**helpless
+    if longer > MOST_TIMES_LONGER:
+        told = f"Training it further, up to {MOST_TIMES_LONGER} times as long, did not help."
+        return Wait(told, is_alarm=True)
     given = {"continue_from_champion": True, "from_version": version, "longer": longer}
     config = training_config(settings, given)
     return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)

@@ -6,8 +6,6 @@ attention is not plain causal attention would be wrong in silence: what was conv
 log-probabilities and compared with the model itself.
 """
 
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -220,17 +218,12 @@ def _write(model: ov.Model, target: Path) -> None:
         ov.serialize(model, str(target / MODEL_NAME))
     except RuntimeError as error:
         # It has one class of errors for all, and of the system's it knows no more than that.
-        constants = (one for one in model.get_ops() if one.get_type_name() == "Constant")
-        weights = sum(one.data.nbytes for one in constants)
-        try:
-            with tempfile.TemporaryFile(dir=target) as file:
-                os.posix_fallocate(file.fileno(), 0, weights)
-        except OSError as full:
-            raise UserError(
-                f"The converted model cannot be written to {target.parent} ({first_line(full)}). "
-                f"It takes {weights / 1e6:,.0f} MB: free some space."
-            ) from error
-        raise
+        if "iostream" not in str(error):
+            raise
+        raise UserError(
+            f"The converted model cannot be written to {target.parent} ({first_line(error)}). Is "
+            "the disk full? It takes as much space as the model itself."
+        ) from error
 
 
 def _keep_compressed(file: Path) -> None:

@@ -175,9 +175,7 @@ class EngineProcess:
             if self._channel and self._channel.why_ended != protocol.ENDED:
                 said = {"reason": self._channel.why_ended}
             log("engine_ended", version=self.desired.version, status=status, **said)
-            pause = restart_pause(self.restarts)
-            self.restarts += 1
-            await asyncio.sleep(pause)
+            await asyncio.sleep(restart_pause(self.restarts - 1))
             try:
                 await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
                 log("engine_restarted", version=self.desired.version, restarts=self.restarts)
@@ -201,7 +199,9 @@ class EngineProcess:
                     break
             finally:
                 check.cancel()
+        # Before the end, which may take some seconds: the death counts from now on.
         self.ready.clear()
+        self.restarts += 1
         self._on_change()
         return await self._end()
 

@@ -68,6 +68,7 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         if has_command:
+            os.close(arguments.channel)
             end_descendants()
         return 1
     asyncio.run(_serve(model, socket.socket(fileno=arguments.channel), choice.reason))
@@ -79,6 +80,8 @@ async def _serve(model: AnyModel, end: socket.socket, reason: str) -> None:
         await answer_calls(model, end, reason)
     # As it does where the API server asks it to end, which may come in this moment.
     signal.raise_signal(signal.SIGTERM)
+    # Whoever started it may have had it ignored, and the threads of what computes would go on.
+    os._exit(128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,7 @@ def _mask_public_v6(found: re.Match[str]) -> str:
         return found[0]
     is_slice = len(list(filter(None, found[0].split(":")))) < _FEWEST_GROUPS
     is_example = any(address in network for network in _DOCUMENTATION)
-    is_kept = is_slice or is_example or not address.is_global
-    return found[0] if is_kept else _MASKED_ADDRESS_V6
+    return found[0] if is_slice or is_example else _MASKED_ADDRESS_V6
 
 
 def _mask_public(found: re.Match[str]) -> str:

@@ -5,7 +5,6 @@ All of it where the time suffices; else a sample, from which the whole is reckon
 
 import time
 from collections import Counter, defaultdict
-from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -145,9 +144,8 @@ class _Look:
                 raise _TimeIsUpError
 
         source = self._source if name == "archive" else self._streaming
-        # Of other files, nothing comes before their damage.
-        can_be_half = name in ROWS and self._source.on_bad_file == "quarantine"
-        before = deepcopy((self._found, kind.counts)) if can_be_half else None
+        found = self._found
+        before = found.read, found.short_lengths.copy(), found.languages.copy(), kind.counts.copy()
         self._new.clear()
         try:
             rows, to_read = 0, file.size
@@ -166,10 +164,9 @@ class _Look:
         except BadFile as error:
             if self._source.on_bad_file == "stop":
                 raise
-            if before:
-                # A run leaves out all of it, also what comes before the damage.
-                self._found, kind.counts = before
-                self._seen.difference_update(self._new)
+            # A run leaves out all of it, also the documents that come before the damage.
+            found.read, found.short_lengths, found.languages, kind.counts = before
+            self._seen.difference_update(self._new)
             self._set_aside(Fault("bad_file", str(error)))
         except SourceChanged:
             # What else there is decides; a run reads what is there by then.

@@ -137,7 +137,6 @@ def test_a_file_that_is_set_aside_counts_nothing_of_what_comes_before_its_damage
     after = preflight(wanted).text
     assert before.documents is not None and after.documents == before.documents + 1
     assert (after.faults["bad_file"], after.copies) == (1, before.copies)
-    assert not after.decoded.counts
 
 
 def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) -> None:

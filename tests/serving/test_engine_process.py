@@ -177,8 +177,9 @@ def test_what_a_server_leaves_behind_keeps_no_engine_ready(
             program = psutil.Process(one.pid)
             (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
             server.kill()
-            while one.ready.is_set():
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(60):
+                while one.ready.is_set():
+                    await asyncio.sleep(0.05)
             assert program.is_running(), "what was left behind has not ended"
             await replaced(one, program)
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-import resource
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ import pytest
 
 from artifacts.errors import UserError, memory_limit
 from serving.engine.program import choose_engine
+from tests.faults import small_disk
 from tests.serving.conftest import SETTINGS
 from tests.tiny import change_config
 
@@ -53,17 +54,12 @@ def test_format_of_weights_that_the_engine_lacks_is_refused(
 def test_a_disk_that_is_full_while_a_model_is_converted_says_nothing_of_the_model(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    """A limit of one file's size stands for the disk's."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        with pytest.raises(
-            UserError, match=rf"cannot be written to {tmp_path}.* MB: free some space"
-        ):
-            choose_engine(tiny_model_folder, SETTINGS, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert choose_engine(tiny_model_folder, SETTINGS, tmp_path).reason == "openvino"
+    with small_disk(tmp_path / "conversions", 0.1) as disk:
+        place = re.escape(str(disk.folder))
+        with pytest.raises(UserError, match=rf"cannot be written to {place}.*Is the disk full"):
+            choose_engine(tiny_model_folder, SETTINGS, disk.folder)
+        disk.grow(64)
+        assert choose_engine(tiny_model_folder, SETTINGS, disk.folder).reason == "openvino"
 
 
 def test_what_another_version_of_the_engine_converted_is_not_taken(

@@ -129,7 +129,7 @@ def test_a_version_that_is_about_to_be_replaced_is_not_trained_further(
             shutil.rmtree(folder, ignore_errors=True)
             if (before := automated.project.folder / folder.name).exists():
                 shutil.move(before, folder)
-    assert "Version 1 is about to be replaced, so it is not trained further" in told
+    assert "Version 1 performs worse" in told and "It is not trained further, since" in told
 
 
 def test_a_version_that_got_worse_is_trained_further_and_longer_if_that_did_not_help(

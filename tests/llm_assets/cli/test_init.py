@@ -389,10 +389,10 @@ def test_the_command_makes_a_project_and_says_what_to_do_next(
     assert f'LLM_ASSETS_CONFIG="$here/{output}"' in (project / "env.sh").read_text()
     told = 'dagster asset materialize --select "*clean_corpus"'
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
-    assert make_command("clean_corpus") == f". ./env.sh && {told}"
+    assert make_command("clean_corpus") == f"(. ./env.sh && {told})"
     # Of two pipelines in one project, that file names the first.
     monkeypatch.setenv(CONFIG_VARIABLE, "the second.yaml")
-    chosen = f". ./env.sh && {CONFIG_VARIABLE}='the second.yaml' {told}"
+    chosen = f"(. ./env.sh && {CONFIG_VARIABLE}='the second.yaml' {told})"
     assert make_command("clean_corpus") == chosen
     (project / "env.sh").write_text("export PATH=/opt")
     assert make_command("clean_corpus") == told
