@@ -11,7 +11,7 @@ import fnmatch
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -185,11 +185,16 @@ def readings(store: Store, state: RegistryState, texts: Sequence[str]) -> list[R
     return found
 
 
-def find_doubtful(store: Store, state: RegistryState) -> dict[int, list[str]]:
-    """Versions that may have been trained on any text: the names of the runs behind each of which
+def find_doubtful(
+    store: Store, state: RegistryState, known: Collection[int]
+) -> dict[int, list[str]]:
+    """Versions that may have been trained on a text: the names of the runs behind each of which
     there is no record.
 
     Those that are withdrawn, or whose weights are gone, are left out; the one that serves is not.
+
+    Args:
+        known: versions that were trained on it, which are left out, too.
     """
     serving = state.find("champion") or state.find("wanted")
     doubtful = {}
@@ -198,7 +203,8 @@ def find_doubtful(store: Store, state: RegistryState) -> dict[int, list[str]]:
             store.exists("checkpoint", version.model_fingerprint)
             and not state.is_rejected(version.weights)
         )
-        runs = runs_behind(store, state, version) if is_in_use else []
+        is_doubtful = is_in_use and version.version not in known
+        runs = runs_behind(store, state, version) if is_doubtful else []
         if unknown := [run.name for run in runs if run.record is None]:
             doubtful[version.version] = unknown
     return doubtful

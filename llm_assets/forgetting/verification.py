@@ -82,10 +82,11 @@ def examine(
 def _of_versions(
     store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
 ) -> Iterator[Finding]:
-    doubtful = find_doubtful(store, state)
+    known = {one.version for one in readings(store, state, texts)}
+    doubtful = find_doubtful(store, state, known)
     if serving := state.find("champion") or state.find("wanted"):
         name = f"version {serving.version}, which serves,"
-        if any(one.version == serving.version for one in readings(store, state, texts)):
+        if serving.version in known:
             yield False, f"{name} was trained on some of them"
         elif serving.version not in doubtful:
             yield True, f"{name} was trained on none of them"

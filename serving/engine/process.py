@@ -169,7 +169,6 @@ class EngineProcess:
     async def _keep_alive(self) -> None:
         while True:
             status = await self._until_broken()
-            self._on_change()
             # One that was killed had no time for last words.
             said = {"said": tail(self.log_path, 1)} if status > 0 and self.log_path else {}
             if self._channel and self._channel.why_ended != protocol.ENDED:

@@ -466,12 +466,11 @@ def _retrain(
     """Make what serves once more without the texts, and withdraw every version that read them."""
     state = session.registry.state()
     affected = [one.version for one in readings(session.record.store, state, texts)]
-    for version, unknown in find_doubtful(session.record.store, state).items():
-        if version not in affected:
-            report(
-                f"Version {version} may have been trained on them: there is no record of "
-                f"{', '.join(unknown)}. `llm-assets reject {version}` withdraws it."
-            )
+    for version, unknown in find_doubtful(session.record.store, state, affected).items():
+        report(
+            f"Version {version} may have been trained on them: there is no record of "
+            f"{', '.join(unknown)}. `llm-assets reject {version}` withdraws it."
+        )
     if not affected:
         report("No version is known to have been trained on them: nothing is trained again.")
         return
