@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xmlrpc.client import Fault, ServerProxy
 
 from artifacts.errors import UserError, install_advice
@@ -32,6 +32,9 @@ from artifacts.program.lifetime import Child
 from artifacts.progress import Report
 from artifacts.storage.files import make_private
 from serving.settings import listen
+
+if TYPE_CHECKING:
+    import psutil
 
 HOST = "127.0.0.1"
 PORT = 3000
@@ -49,6 +52,9 @@ SAVE_SECONDS = 30.0
 STOP_SECONDS = 60
 """For a program to end by itself once supervisord asked it to."""
 POLL_SECONDS = 0.2
+PROGRAM_SECONDS = 1.0
+"""For a process to have its program, and with it an environment."""
+PROGRAM_POLL_SECONDS = 0.001
 LOG_TAIL_LINES = 15
 FAILED = ("backoff", "exited", "fatal")
 MARK = "LLM_ASSETS_SERVICES"
@@ -247,10 +253,22 @@ def find_leftovers(state: Path) -> list[int]:
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            in_session = os.getsid(process.pid) == session
-            if in_session and process.environ().get(MARK) == str(state):
+            if os.getsid(process.pid) == session and _is_marked(process, state):
                 processes.append(process.pid)
     return processes
+
+
+def _is_marked(process: "psutil.Process", state: Path) -> bool:
+    """Whether a process is a service's: a session's number may be another's by now."""
+    import psutil
+
+    end = time.monotonic() + PROGRAM_SECONDS
+    # While one program replaces another, its process has no environment.
+    while not (environment := process.environ()) and time.monotonic() < end:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(PROGRAM_POLL_SECONDS)
+    return environment.get(MARK) == str(state)
 
 
 def end_leftovers(state: Path) -> int:

@@ -57,10 +57,16 @@ def test_what_a_killed_supervisor_left_is_found_and_ended(state: Path) -> None:
     first = _start(state, LEAVES_A_CHILD)
     (supervisor,) = [pid for pid in find_leftovers(state) if os.getsid(pid) == pid]
     os.kill(supervisor, signal.SIGKILL)
-    # While a process is being replaced by its program, its environment is neither one's.
-    wait_until(lambda: first.pid in find_leftovers(state))
+    assert first.pid in find_leftovers(state)
     assert services.stop(state)
     assert not find_leftovers(state)
+
+
+def test_a_process_is_found_while_one_program_replaces_another(state: Path) -> None:
+    again = state.parent / "again"
+    again.write_text('#!/bin/sh\nexec /bin/sh "$0"\n')
+    first = _start(state, f"exec /bin/sh '{again}'")
+    assert all(first.pid in find_leftovers(state) for _ in range(200))
 
 
 def test_what_has_a_session_of_its_own_stays_as_the_endpoint_does(state: Path) -> None:
