@@ -5,6 +5,7 @@ import uuid
 from pathlib import Path
 
 import fsspec
+import pytest
 
 from artifacts.storage.transfer import remote_entries
 from llm_assets.forgetting.certificate import Forgetting, Replacement, weights_of
@@ -18,18 +19,24 @@ from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_texts
 
 
-def test_where_a_record_behind_what_serves_is_gone_nobody_knows_what_it_was_trained_on(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+@pytest.fixture
+def trained(tmp_path: Path, tiny_model_folder: Path) -> TrainedStore:
+    """Version 2 serves; it was trained from version 1."""
     trained = TrainedStore(tmp_path, tiny_model_folder, tiny_texts())
-    first, second = trained.train(steps=3), trained.train(steps=3)
+    trained.train(steps=3)
+    trained.train(steps=3)
+    return trained
+
+
+def _text_read_by(trained: TrainedStore, runs: list[int]) -> str:
     state = trained.registry.state()
-    runs = runs_behind(trained.store, state, second)
-    read = {
-        text: [one.run.version for one in of]
-        for text, of in lessons_of(runs, trained.texts).items()
-    }
-    (text, *_) = (text for text, versions in read.items() if versions == [1])
+    lessons = lessons_of(runs_behind(trained.store, state, state.get(2)), trained.texts)
+    texts = (text for text, of in lessons.items() if [one.run.version for one in of] == runs)
+    return next(texts)
+
+
+def _find_versions(trained: TrainedStore, text: str) -> list[tuple[bool | None, str]]:
+    """What is found of versions, of a text that is to be forgotten."""
     document = ForgottenDocument(
         id="manual/0", source="manual", text_hash=text, by="Ada", reason="asked to"
     )
@@ -42,19 +49,38 @@ def test_where_a_record_behind_what_serves_is_gone_nobody_knows_what_it_was_trai
         replaced=[],
         erased=False,
     )
+    findings = examine(trained.record, trained.registry.state(), stated, lambda line: None)
+    return [(holds, told) for holds, told in findings if told.startswith("version")]
 
-    def found() -> list[tuple[bool | None, str]]:
-        findings = examine(trained.record, state, stated, lambda line: None)
-        return [(holds, told) for holds, told in findings if told.startswith("version")]
 
-    assert found() == [(False, "version 2, which serves, was trained on some of them")]
-    told = "may have been trained on some of them: there is no record of version 1"
+TRAINED = (False, "version 2, which serves, was trained on some of them")
+UNKNOWN = "may have been trained on some of them: there is no record of version 1"
+
+
+def _record_of_first(trained: TrainedStore) -> Path:
+    first = trained.registry.state().get(1)
+    return Path(trained.store.folder_url("checkpoint", first.model_fingerprint), TRAINED_NAME)
+
+
+def test_where_a_record_behind_what_serves_is_gone_nobody_knows_what_it_was_trained_on(
+    trained: TrainedStore,
+) -> None:
+    text = _text_read_by(trained, [1])
+    assert _find_versions(trained, text) == [TRAINED]
     # Of a version that does not serve, but whose weights are there, nobody knows it either.
-    record = Path(trained.store.folder_url("checkpoint", first.model_fingerprint), TRAINED_NAME)
+    record = _record_of_first(trained)
     record.unlink()
-    assert found() == [(None, f"version {version} {told}") for version in (1, 2)]
+    assert _find_versions(trained, text) == [(None, f"version {one} {UNKNOWN}") for one in (1, 2)]
     shutil.rmtree(record.parent)
-    assert found() == [(None, f"version 2 {told}")]
+    assert _find_versions(trained, text) == [(None, f"version 2 {UNKNOWN}")]
+
+
+def test_of_a_version_that_was_trained_on_a_text_it_is_not_also_said_that_it_may_have_been(
+    trained: TrainedStore,
+) -> None:
+    text = _text_read_by(trained, [2])
+    _record_of_first(trained).unlink()
+    assert _find_versions(trained, text) == [TRAINED, (None, f"version 1 {UNKNOWN}")]
 
 
 def test_the_same_weights_are_recognized_by_the_checksum_that_was_stated(
