@@ -4,12 +4,14 @@ The top-level keys are the asset names; each stage's own package defines what st
 """
 
 import difflib
+import itertools
 import json
 import os
 import re
 import shlex
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -426,17 +428,56 @@ def check_settings(
 ) -> Model:
     """Settings as a model; raises UserError with every fault of them, and where they came from."""
     try:
-        return model.model_validate(content, strict=strict)
+        settings = model.model_validate(content, strict=strict)
+        # Pydantic takes true for 1, and no, which YAML reads as false, for 0.
+        faults = [
+            f"{key}: must be a number (got {said!r})"
+            for key, said in _booleans_for_numbers(content, settings)
+        ]
     except ValidationError as error:
         faults = [_describe(fault, model, content) for fault in error.errors()]
-        told = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
+    if faults:
         # Not from the error, which has all values as they are.
-        raise UserError(_without_secrets(told)) from None
+        told = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
+        raise UserError(_without_secrets(told))
+    return settings
+
+
+def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[tuple[str, bool]]:
+    """The keys within a content at which it has a boolean and a value made of it has a number."""
+    if isinstance(content, bool) and type(value) in (int, float):
+        yield key, content
+    inner: Iterable[tuple[Any, Any, Any]] = []
+    if isinstance(content, dict):
+        find = value.get if isinstance(value, dict) else partial(getattr, value)
+        inner = [(name, said, find(name, None)) for name, said in content.items()]
+    elif isinstance(content, list) and isinstance(value, list | tuple):
+        inner = zip(itertools.count(), content, value, strict=False)
+    for name, said, made in inner:
+        yield from _booleans_for_numbers(said, made, f"{key}.{name}" if key else str(name))
 
 
 def _pipeline_files() -> list[Path]:
     found = [*Path("config").glob("*.yaml"), *Path().glob("*.yaml")]
     return sorted(path for path in found if path.name not in OTHER_FILES)
+
+
+_MAPPING = "a mapping: its keys below it, each on a line of its own and indented"
+_LIST = "a list: its items below it, each on a line of its own that begins with `- `"
+_WHOLE_NUMBER = "a whole number in digits, such as 1000"
+OTHER_SHAPES = {
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
+    "dict_type": _MAPPING,
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "int_type": _WHOLE_NUMBER,
+    "int_parsing": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "float_type": "a number",
+    "float_parsing": "a number",
+}
+"""What pydantic's errors about shapes and numbers mean in YAML."""
 
 
 def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
@@ -458,10 +499,15 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
     if fault["type"] == "missing":
         return f"{key}: missing."
     said = fault["input"]
+    if said is None:
+        return f"{key}: has no value. Write one, or leave the key out if its default will do."
+    if asked := OTHER_SHAPES.get(fault["type"]):
+        return f"{key}: must be {asked} (got {said!r})"
     # A rule over several keys is broken by a whole section, which would hide what it says.
     is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
     got = "" if is_rule else f" (got {said!r})"
-    told = f"{key + ': ' if key else ''}{fault['msg'].removeprefix('Value error, ')}{got}"
+    rule = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    told = f"{key + ': ' if key else ''}{rule}{got}"
     if isinstance(said, bool) and fault["type"] in ("string_type", "literal_error"):
         return f"{told}. YAML reads on, off, yes and no as true or false: put a text in quotes."
     return told

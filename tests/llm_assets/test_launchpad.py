@@ -160,7 +160,7 @@ def test_what_a_run_has_otherwise_is_shown_with_the_artifact(
         (
             "checkpoint",
             {"optimizer": {"learning_rate": -1}},
-            "checkpoint.optimizer.learning_rate: Input should be greater than 0 (got -1)",
+            "checkpoint.optimizer.learning_rate: must be greater than 0 (got -1)",
         ),
     ],
 )

@@ -97,5 +97,5 @@ def test_a_code_location_holds_several_pipelines(project: Project) -> None:
         )
     failed = done.filter_events(lambda event: event.is_step_failure)
     told = {one.step_key: failure_reason(one.step_failure_data) for one in failed}
-    assert "learning_rate: Input should be greater than 0" in told["letters__checkpoint"]
+    assert "learning_rate: must be greater than 0" in told["letters__checkpoint"]
     assert "`checkpoint` needs `tokenized_shards`" in told["checkpoint"]
