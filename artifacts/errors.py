@@ -85,14 +85,17 @@ def extra_of(module: str) -> str | None:
     return None
 
 
+def pip_command() -> str:
+    """The program that installs packages here: `uv venv` makes environments without pip."""
+    return "pip" if importlib.util.find_spec("pip") else "uv pip"
+
+
 def install_advice(module: str) -> str | None:
     """What to install where the module is absent, in a sentence; None where no extra brings it."""
     extra = extra_of(module)
-    # `uv venv` makes environments without pip.
-    pip = "pip" if importlib.util.find_spec("pip") else "uv pip"
     return extra and (
         f"This needs {module}, which is not installed here. Install the extra that brings it: "
-        f"{pip} install 'llm-assets[{extra}]'"
+        f"{pip_command()} install 'llm-assets[{extra}]'"
     )
 
 
@@ -302,11 +305,13 @@ def _of_system(error: BaseException, place: str) -> str | None:
         return f"{path} is on a file system that is mounted read-only. Set `store` to another one."
     if error.errno == errno.ENOTDIR:
         parents = [Path(error.filename or place), *Path(error.filename or place).parents]
-        file = next((parent for parent in parents if parent.is_file()), path)
+        file = next((parent for parent in parents if parent.exists() and not parent.is_dir()), path)
         return (
             f"{shown(str(file))} is a file, where a folder belongs. Move it away, or set `store` "
             "to a folder."
         )
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{path}: the name is too long for a file. Choose a shorter one."
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
             f"{path}: this user (uid {os.geteuid()}) has no permission for it. Grant it, or set "

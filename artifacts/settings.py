@@ -3,10 +3,12 @@
 YAML is read without the means by which a small file becomes a huge one.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
 
 from artifacts.errors import UserError
 
@@ -50,9 +52,12 @@ def read_yaml(path: Path) -> Any:
         return Loader(text).get_single_data()
     except RecursionError:
         raise UserError(f"{path} is not valid YAML: nested deeper than any settings are") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from None
     except (yaml.YAMLError, ValueError) as error:
-        # A ValueError is also a date that is none, and text that is not UTF-8.
-        raise UserError(f"{path} is not valid YAML: {error}") from error
+        # A ValueError is also a date that is none.
+        tab = " Indent with spaces." if "found character '\\t'" in str(error) else ""
+        raise UserError(f"{path} is not valid YAML: {error}{tab}") from error
 
 
 def _refuse_repeated_key(keys: list[Any]) -> None:
@@ -75,6 +80,18 @@ def check_address(url: str) -> str:
     return url
 
 
+VARIABLE_FAULT = "variable_name"
+
+
+def check_variable(name: str) -> str:
+    """The name of an environment variable, if it is one; raises VARIABLE_FAULT otherwise."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        # Without what was given, which may be the secret.
+        raise PydanticCustomError(VARIABLE_FAULT, "must be the name of an environment variable")
+    return name
+
+
+EnvironmentVariable = Annotated[str, AfterValidator(check_variable)]
 Address = Annotated[str, AfterValidator(check_address)]
 
 

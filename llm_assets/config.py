@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from artifacts.errors import CONFIG_VARIABLE as CONFIG_VARIABLE
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
-from artifacts.settings import Settings, read_yaml
+from artifacts.settings import VARIABLE_FAULT, Settings, read_yaml
 from artifacts.storage.files import Place, is_local
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
@@ -505,7 +505,7 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
         return f"{key}: must be {asked} (got {said!r})"
     # A rule over several keys is broken by a whole section, which would hide what it says.
     is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
-    got = "" if is_rule else f" (got {said!r})"
+    got = "" if is_rule or fault["type"] == VARIABLE_FAULT else f" (got {said!r})"
     rule = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     told = f"{key + ': ' if key else ''}{rule}{got}"
     if isinstance(said, bool) and fault["type"] in ("string_type", "literal_error"):

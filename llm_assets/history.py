@@ -38,6 +38,8 @@ BASE_MODEL_SENSOR = "base_model_changed"
 QUALITY_SENSOR = "serving_quality"
 AUTOMATED = (TEXT_SENSOR, ENDPOINT_SENSOR, BASE_MODEL_SENSOR, QUALITY_SENSOR)
 """Sensors that `automation.enabled` switches on and off, as long as nobody did it in the UI."""
+NOTIFYING = ("failed_runs_are_told", "verdicts_are_told")
+"""Sensors that launch nothing, by the names in `automation.notifications`."""
 RUNNING = ("QUEUED", "STARTING", "STARTED")
 RUNS_DATABASE, TICKS_DATABASE = "history/runs.db", "schedules/schedules.db"
 _OWN = (
@@ -79,6 +81,11 @@ class IdleTick:
     at: datetime
     failed: bool
     reason: str
+
+    @property
+    def is_told(self) -> bool:
+        """Whether there is something to tell: of sensors that send messages, that one failed."""
+        return bool(self.reason) and (self.failed or self.name.rpartition("__")[2] not in NOTIFYING)
 
     def __str__(self) -> str:
         outcome = "failed" if self.failed else "waits"
@@ -183,7 +190,7 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     return Activity(
         # Nobody says of a run that it ended where its process was killed without a daemon.
         [UnfinishedRun(*run) for *run, process in runs if not (process and is_gone(process))],
-        [tick for tick, s in ticks if tick.reason and is_switched_on(settings, tick.name, s)],
+        [tick for tick, s in ticks if tick.is_told and is_switched_on(settings, tick.name, s)],
         failed,
         datetime.fromtimestamp(beat, UTC) if beat else None,
     )
@@ -216,7 +223,7 @@ def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:
             for run in instance.get_runs(chosen)
             if _is_own(run.tags, settings) and not is_gone(run.tags.get(PROCESS_TAG, ""))
         ]
-        ticks = [tick for tick in _ticks_by_dagster(instance, settings) if tick.reason]
+        ticks = [tick for tick in _ticks_by_dagster(instance, settings) if tick.is_told]
         yesterday = datetime.now(UTC) - timedelta(days=1)
         failing = RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=yesterday)
         failed = sum(_is_own(run.tags, settings) for run in instance.get_runs(failing))

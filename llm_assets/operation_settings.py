@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from artifacts.settings import Settings
+from artifacts.settings import EnvironmentVariable, Settings
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 WINDOW = re.compile(
@@ -175,14 +175,14 @@ class EmailSettings(Settings):
     """The sender's address; also the user name if there is a password."""
     to: tuple[EmailAddress, ...] = Field(min_length=1)
     """The recipients' addresses."""
-    password_variable: str | None = None
+    password_variable: EnvironmentVariable | None = None
     """Environment variable that holds the password; if unset, there is no login."""
 
 
 class NotificationSettings(Settings):
     """Who is notified of promotions, rejections, failed runs and whatever waits for a person."""
 
-    webhook_variable: str | None = None
+    webhook_variable: EnvironmentVariable | None = None
     """Environment variable that holds the URL of a webhook that accepts `{"text": ...}`, as Slack's
     do; the URL is a secret."""
     email: EmailSettings | None = None

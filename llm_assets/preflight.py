@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -390,6 +391,7 @@ def preflight(
     *,
     is_judged: bool = True,
     messages: int = EXAMPLES,
+    looked_at: Callable[[TextEstimate], None] | None = None,
 ) -> Preflight:
     """Look at all that a run needs, and at its text for so many seconds.
 
@@ -397,6 +399,7 @@ def preflight(
         seconds: None reads all of the text, 0 nothing of it.
         is_judged: whether the run is to end with a verdict, for which it needs enough documents.
         messages: of each kind of what is left out, how many are named.
+        looked_at: is given the text as soon as it is known, before it may be refused.
 
     Raises:
         UserError: the run could not succeed: a source, a table of facts or the base model is not
@@ -415,6 +418,8 @@ def preflight(
         bearer_token(settings.endpoint)
         _need_port(settings)
     text = look_at(settings, seconds, messages)
+    if looked_at:
+        looked_at(text)
     if refusal := all_too_short(settings, text):
         raise UserError(refusal)
     if settings.platform == "local":

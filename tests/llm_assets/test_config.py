@@ -70,6 +70,10 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ("raw_corpus: ", "raw_corpus: has no value. Write one, or leave the key out"),
         ("checkpoint: [3]", r"checkpoint: must be a mapping: its keys below it.*\(got \[3\]\)"),
         ("raw_corpus: {sources: {a: b}}", "sources: must be a list: its items .* begins with `- `"),
+        (
+            "notifications: {webhook_variable: 'https://hooks.example/SECRET'}",
+            "webhook_variable: must be the name of an environment variable$",
+        ),
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
         ("platform: google_cloud", r"jobs on Google Cloud cannot read `store`.*gs://BUCKET/PREFIX"),
         ("training: {runner: google_batch}", "jobs on Google Cloud cannot read `store`"),
@@ -213,6 +217,24 @@ def test_a_section_that_is_there_twice_is_named(tmp_path: Path) -> None:
     text = MINIMAL + "clean_corpus: {minimum_characters: 20}\nclean_corpus: {unicode_form: NFKC}"
     with pytest.raises(UserError, match=r"yaml.*`clean_corpus` is on line 7 and again on line 8"):
         load_settings(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            MINIMAL.replace("manuals", "H\u00e4user").encode("latin-1"),
+            "not UTF-8 .* Save it as UTF-8",
+        ),
+        (f"{MINIMAL}clean_corpus:\n\tminimum_characters: 20\n".encode(), "Indent with spaces"),
+    ],
+)
+def test_what_is_wrong_with_the_file_itself_is_told_with_the_way_out(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    (tmp_path / "pipeline.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=rf"(?s)pipeline\.yaml .*{told}"):
+        load_settings(tmp_path / "pipeline.yaml")
 
 
 @pytest.mark.parametrize("text", ["- a list", "a: [unclosed", "\xff\xfe"])

@@ -203,6 +203,18 @@ def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(f"{number}.jsonl, line 1: not valid JSON" in named for number in range(7))
 
 
+def test_what_is_not_read_is_named_also_where_too_little_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = settings(tmp_path, clean_corpus={"split": {"held_out": 0.05}})
+    (tmp_path / "text" / "picture.png").write_bytes(b"x")
+    select(wanted, tmp_path, monkeypatch)
+    ended = CliRunner().invoke(commands, ["check", "--all"])
+    assert ended.exit_code == 1 and "not read: picture.png (.png)" in ended.output
+    told = json.loads(CliRunner().invoke(commands, ["check", "--json"]).stdout)
+    assert not told["ok"] and "not read: 1 .png" in told["text"]
+
+
 @pytest.mark.fault(
     "settings and commands",
     "base model missing",

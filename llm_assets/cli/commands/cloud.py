@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
     from llm_assets.cloud.setup.rights import Finding
     from llm_assets.config import PipelineSettings, TrainingPlace
+    from llm_assets.preflight import TextEstimate
 
 COMPLETE = "Everything a run needs is in place."
 
@@ -75,21 +76,31 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     from spark_jobs.read.document import EXAMPLES
 
     seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
+    lines: list[str] = []
+
+    def keep_lines(text: "TextEstimate") -> None:
+        if as_json or not is_whole:
+            lines.extend(text.lines(command()))
+            return
+        unread = text.unread.examples.items()
+        named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+        lines.extend([*text.messages, *named])
+
     try:
-        found = preflight(settings, seconds, messages=messages)
+        found = preflight(settings, seconds, messages=messages, looked_at=keep_lines)
     except UserError as error:
+        # What is not read may be why there is too little.
         if as_json:
-            told = {"ok": False, "notes": [str(error)], "text": []}
+            told = {"ok": False, "notes": [str(error)], "text": lines}
             click.echo(json.dumps(told, indent=2))
+        else:
+            click.echo("".join(f"{shown(line)}\n" for line in lines), nl=False)
         raise
     if as_json:
-        told = {"ok": True, "notes": found.notes, "text": found.text.lines(command())}
+        told = {"ok": True, "notes": found.notes, "text": lines}
         click.echo(json.dumps(told, indent=2))
         return
-    unread = found.text.unread.examples.items() if is_whole else ()
-    named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
-    left_out = [*found.text.messages, *named] if is_whole else found.text.lines(command())
-    for line in [*left_out, *found.notes]:
+    for line in [*lines, *found.notes]:
         click.echo(shown(line))
     click.echo(COMPLETE)
 

@@ -374,6 +374,11 @@ def _lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _lines)
 
 
+WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
+"""Documents, each of which falls into the split by chance, of which one at least is needed; and the
+largest share that is given up for it."""
+
+
 def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
     documents = max(1.0, text.documents or 0)
@@ -384,7 +389,8 @@ def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
     steps = max(LEAST_STEPS, round(min(most, wanted)))
     length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
-    split = {"validation": 0.05, "held_out": share or 0.05}
+    validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / documents))
+    split = {"validation": round(validation, 2), "held_out": share or 0.05}
     return {
         "clean_corpus": {"split": {**split, "sources": {REPLAYED["name"]: "replay"}}},
         "tokenized_shards": {"sequence_length": length},

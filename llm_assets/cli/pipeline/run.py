@@ -14,7 +14,9 @@ from uuid import uuid4
 import dagster as dg
 from rich.console import Console, JustifyMethod
 from rich.filesize import decimal
+from rich.live import Live
 from rich.markup import escape
+from rich.spinner import Spinner
 from rich.table import Table
 
 from artifacts.errors import UserError, shown, shown_in_line
@@ -58,16 +60,24 @@ class Progress:
         self._last_printed = 0.0
         self.seconds: dict[str, float] = {}
         """What each asset took that was made."""
-        self._status = console.status("starting", spinner="dots")
+        self._spinner = Spinner("dots", "starting")
+        # By default, rich would bring what others print to the terminal, and so past the log.
+        self._live = Live(
+            self._spinner,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self.interrupted = False
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
-            self._status.start()
+            self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._status.stop()
+        self._live.stop()
 
     def handle(self, entry: dg.EventLogEntry) -> None:
         """Dagster's event listener."""
@@ -123,7 +133,7 @@ class Progress:
         position = f"{self._assets.index(asset) + 1}/{len(self._assets)}"
         line = f"{asset} ({position}) · {shown_in_line(message.splitlines()[0])}"
         if self._console.is_terminal:
-            self._status.update(escape(line[: self._console.width - 4]))
+            self._spinner.update(text=escape(line[: self._console.width - 4]))
         elif time.monotonic() - self._last_printed > QUIET_INTERVAL_SECONDS:
             self._print(f"  {escape(line)}")
 

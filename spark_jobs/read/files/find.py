@@ -21,6 +21,8 @@ from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
 from spark_jobs.read.opened import ListedFile, SkippedFiles
 from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
 
+UNREADABLE = "unreadable"
+"""With which the kinds begin that this user may not read."""
 _SPECIAL = {
     stat.S_IFIFO: "FIFO",
     stat.S_IFSOCK: "socket",
@@ -73,7 +75,7 @@ class Walk:
     def not_permitted(self, kind: str, path: str, error: PermissionError) -> None:
         """Count what may not be read, or raise UserError where the settings say so."""
         if self.source.on_bad_file == "quarantine":
-            self.unread.add(f"unreadable {kind}", self._name(path))
+            self.unread.add(f"{UNREADABLE} {kind}", self._name(path))
             return
         raise UserError(
             f"Source {self.source.name!r}: the {kind} {shown_in_line(path)} may not be read "
@@ -208,6 +210,11 @@ def _refuse_store(source: Files, url: str, store: str) -> None:
 
 
 def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
+    if unread.counts and all(kind.startswith(UNREADABLE) for kind in unread.counts):
+        return (
+            f"Source {source.name!r}: at {shown_in_line(url)}, this user (uid {os.geteuid()}) may "
+            f"read none of: {unread}. Grant it, for example with `chmod -R u+rX`."
+        )
     if unread.counts:
         return (
             f"Source {source.name!r}: no file at {shown_in_line(url)} has a format that is read "

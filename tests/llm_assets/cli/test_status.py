@@ -17,6 +17,7 @@ from llm_assets.automation.launched import TEXT_SENSOR
 from llm_assets.cli.versions import screen
 from llm_assets.config import load_settings
 from llm_assets.history import (
+    NOTIFYING,
     PIPELINE_TAG,
     PROCESS_TAG,
     is_switched_on,
@@ -63,11 +64,18 @@ def have_dagster_read_the_history(project: Project, monkeypatch: pytest.MonkeyPa
     (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
 
 
+def all_states(instance: DagsterInstance) -> list[Any]:
+    """Of Dagster's sensors and schedules."""
+    return list(instance.all_instigator_state())
+
+
 def test_status_names_what_runs_and_why_the_sensors_wait(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.folder)
-    project.configure(automation={"enabled": True, "check_seconds": 1})
+    project.configure(
+        automation={"enabled": True, "check_seconds": 1}, notifications={"webhook_variable": "HOOK"}
+    )
     with DagsterInstance.from_config(str(project.folder)) as instance:
         ids = {
             status: instance.create_run_for_job(ANY_JOB, status=status).run_id
@@ -89,6 +97,9 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         assert "UTC): The text changed " in waits and waits.endswith(
             "until it is unchanged for 300 s."
         )
+        with DagsterInstance.from_config(str(project.folder)) as instance:
+            wait_until(lambda: set(NOTIFYING) <= {*last_ticks(instance, all_states(instance))})
+        assert not [one for one in status()["waiting"] if one.startswith(NOTIFYING)]
         (project.folder / "text").rename(project.folder / "gone")
         failed = "source_text_changed failed"
         wait_until(lambda: told_of(failed), poll_seconds=1, told=log.read_text)
@@ -96,7 +107,7 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         said = read_activity(project.folder, load_settings(project.config)).heartbeat
         assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        states = instance.all_instigator_state()
+        states = all_states(instance)
         last = last_ticks(instance, states)[TEXT_SENSOR]
         # As where the daemon looks again, which may take minutes: what was said holds until then.
         started = last.tick_data._replace(status=type(last.status).STARTED, error=None)
