@@ -418,7 +418,8 @@ def _look_up(
         if survivors.get(identifier, identifier) in missing:
             raise UserError(
                 f"The clean corpus in {clean.url} has no document {identifier!r}, kept or "
-                "dropped, now or before. Check the id."
+                "dropped, now or before. Check the id: `llm-assets trace --text WORDS` names "
+                "documents that the serving version was trained on."
             )
     return found, copies
 
