@@ -80,14 +80,11 @@ def check_address(url: str) -> str:
     return url
 
 
-VARIABLE_FAULT = "variable_name"
-
-
 def check_variable(name: str) -> str:
-    """The name of an environment variable, if it is one; raises VARIABLE_FAULT otherwise."""
+    """The name of an environment variable, if it is one; raises an error without it otherwise."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         # Without what was given, which may be the secret.
-        raise PydanticCustomError(VARIABLE_FAULT, "must be the name of an environment variable")
+        raise PydanticCustomError("variable_name", "must be the name of an environment variable")
     return name
 
 

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from artifacts.errors import CONFIG_VARIABLE as CONFIG_VARIABLE
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
-from artifacts.settings import VARIABLE_FAULT, Settings, read_yaml
+from artifacts.settings import Settings, read_yaml
 from artifacts.storage.files import Place, is_local
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
@@ -382,8 +382,9 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
             if not isinstance(inner, dict):
                 raise UserError(f"{key}: in {path}, `{section}` has no keys of its own.")
         inner[name] = value
-    said = ", ".join(f"{key}={value}" for key, value in changes.items())
-    return check_settings(content, PipelineSettings, f"{path} with {said}")
+    # Without the values, of which one may be a secret in a wrong place.
+    said = ", ".join(changes)
+    return check_settings(content, PipelineSettings, f"{path} with another {said}")
 
 
 def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
@@ -426,13 +427,16 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
 def check_settings(
     content: dict[str, Any], model: type[Model], source: str, strict: bool = False
 ) -> Model:
-    """Settings as a model; raises UserError with every fault of them, and where they came from."""
+    """Settings as a model; raises UserError with every fault of them, and where they came from.
+
+    Booleans in place of numbers are told once there is no other fault.
+    """
     try:
         settings = model.model_validate(content, strict=strict)
         # Pydantic takes true for 1, and no, which YAML reads as false, for 0.
         faults = [
-            f"{key}: must be a number (got {said!r})"
-            for key, said in _booleans_for_numbers(content, settings)
+            f"{key}: must be a number; YAML reads on and off, yes and no as true and false"
+            for key in _booleans_for_numbers(content, settings)
         ]
     except ValidationError as error:
         faults = [_describe(fault, model, content) for fault in error.errors()]
@@ -443,14 +447,16 @@ def check_settings(
     return settings
 
 
-def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[tuple[str, bool]]:
+def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[str]:
     """The keys within a content at which it has a boolean and a value made of it has a number."""
     if isinstance(content, bool) and type(value) in (int, float):
-        yield key, content
+        yield key
     inner: Iterable[tuple[Any, Any, Any]] = []
     if isinstance(content, dict):
         find = value.get if isinstance(value, dict) else partial(getattr, value)
-        inner = [(name, said, find(name, None)) for name, said in content.items()]
+        # A strategy's own name in place of `strategy` is its short form.
+        short = getattr(value, "strategy", None)
+        inner = [(name, said, find(name, short)) for name, said in content.items()]
     elif isinstance(content, list) and isinstance(value, list | tuple):
         inner = zip(itertools.count(), content, value, strict=False)
     for name, said, made in inner:
@@ -462,12 +468,11 @@ def _pipeline_files() -> list[Path]:
     return sorted(path for path in found if path.name not in OTHER_FILES)
 
 
-_MAPPING = "a mapping: its keys below it, each on a line of its own and indented"
-_LIST = "a list: its items below it, each on a line of its own that begins with `- `"
+_MAPPING = "a mapping of keys (in YAML: below it, each on a line of its own and indented)"
+_LIST = "a list (in YAML: each item on a line of its own that begins with `- `)"
 _WHOLE_NUMBER = "a whole number in digits, such as 1000"
 OTHER_SHAPES = {
     "model_type": _MAPPING,
-    "model_attributes_type": _MAPPING,
     "dict_type": _MAPPING,
     "list_type": _LIST,
     "tuple_type": _LIST,
@@ -500,12 +505,16 @@ def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
         return f"{key}: missing."
     said = fault["input"]
     if said is None:
-        return f"{key}: has no value. Write one, or leave the key out if its default will do."
+        return f"{key}: has no value. Write one; a key that is left out has its default, if any."
+    # A section may hold a secret anywhere.
+    is_hidden = key.endswith("_variable") or fault["type"] in ("model_type", "dict_type")
     if asked := OTHER_SHAPES.get(fault["type"]):
-        return f"{key}: must be {asked} (got {said!r})"
+        quoted = isinstance(said, str) and fault["type"] in ("int_type", "float_type")
+        got = "" if is_hidden else f" (got {said!r})"
+        return f"{key}: must be {asked}{', without quotes' if quoted else ''}{got}"
     # A rule over several keys is broken by a whole section, which would hide what it says.
     is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
-    got = "" if is_rule or fault["type"] == VARIABLE_FAULT else f" (got {said!r})"
+    got = "" if is_rule or is_hidden else f" (got {said!r})"
     rule = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     told = f"{key + ': ' if key else ''}{rule}{got}"
     if isinstance(said, bool) and fault["type"] in ("string_type", "literal_error"):

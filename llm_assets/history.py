@@ -39,7 +39,7 @@ QUALITY_SENSOR = "serving_quality"
 AUTOMATED = (TEXT_SENSOR, ENDPOINT_SENSOR, BASE_MODEL_SENSOR, QUALITY_SENSOR)
 """Sensors that `automation.enabled` switches on and off, as long as nobody did it in the UI."""
 NOTIFYING = ("failed_runs_are_told", "verdicts_are_told")
-"""Sensors that launch nothing, by the names in `automation.notifications`."""
+"""Sensors that only send messages: of failed runs, and of verdicts."""
 RUNNING = ("QUEUED", "STARTING", "STARTED")
 RUNS_DATABASE, TICKS_DATABASE = "history/runs.db", "schedules/schedules.db"
 _OWN = (

@@ -36,6 +36,7 @@ from llm_assets.automation.jobs import RETRAINING, training_config
 from llm_assets.automation.launched import QUALITY_SENSOR, Runs, read_cursor
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
+from llm_assets.history import NOTIFYING
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
@@ -154,18 +155,19 @@ def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
     """
     if not settings.notifications.is_on:
         return []
+    of_failed, of_verdicts = NOTIFYING
     return [
         _status_sensor(
             settings,
             DagsterRunStatus.FAILURE,
-            "failed_runs_are_told",
+            of_failed,
             "Sends a message when a run has failed, as `notifications` says.",
             _failure,
         ),
         _status_sensor(
             settings,
             DagsterRunStatus.SUCCESS,
-            "verdicts_are_told",
+            of_verdicts,
             "Sends a message with the gate's verdict when a run has built one, as `notifications` "
             "says.",
             _verdict,

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from artifacts.errors import UserError
-from llm_assets.config import config_path, load_settings
+from llm_assets.config import changed_settings, config_path, load_settings
 
 MINIMAL = """
 name: manuals
@@ -63,16 +63,25 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         ),
         ("checkpoint: {schedule: {warmup: 1}}", "schedule.warmup.*did you mean `warmup_steps`"),
         ("checkpoint: {budget: {steps: many}}", "checkpoint.budget.steps: .*got 'many'"),
-        ("checkpoint: {budget: {steps: true}}", "checkpoint.budget.steps: must be a number .*True"),
+        (
+            "checkpoint: {budget: {steps: true}}",
+            "checkpoint.budget.steps: must be a number; YAML reads on",
+        ),
         ("tokenized_shards: {mixing: {manuals: {weight: on}}}", "manuals.weight: must be a number"),
         ("checkpoint: {budget: {steps: 1e3}}", "steps: must be a whole number in digits"),
         ("checkpoint: {optimizer: {learning_rate: a}}", r"learning_rate: must be a number \(got"),
-        ("raw_corpus: ", "raw_corpus: has no value. Write one, or leave the key out"),
-        ("checkpoint: [3]", r"checkpoint: must be a mapping: its keys below it.*\(got \[3\]\)"),
-        ("raw_corpus: {sources: {a: b}}", "sources: must be a list: its items .* begins with `- `"),
+        ("raw_corpus: ", "raw_corpus: has no value. Write one; a key that is left out"),
+        ("checkpoint: [3]", r"checkpoint: must be a mapping of keys \(in YAML: .*\)$"),
+        ("raw_corpus: {sources: {a: b}}", "sources: must be a list .* begins with `- `"),
         (
             "notifications: {webhook_variable: 'https://hooks.example/SECRET'}",
             "webhook_variable: must be the name of an environment variable$",
+        ),
+        ("notifications: 'https://hooks.example/SECRET'", r"must be a mapping .* indented\)$"),
+        ("notifications: {webhook_variable: 1234}", "webhook_variable: must be a valid string$"),
+        (
+            "checkpoint: {placement: {deepspeed: {stage: true}}}",
+            "placement.deepspeed.stage: must be a number",
         ),
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
         ("platform: google_cloud", r"jobs on Google Cloud cannot read `store`.*gs://BUCKET/PREFIX"),
@@ -195,6 +204,13 @@ def test_no_message_repeats_a_password_in_a_url(tmp_path: Path, text: str, url: 
     with pytest.raises(UserError) as error:
         load_settings(write(tmp_path, text.replace("URL", url)))
     assert not re.search("SEC|RET", str(error.value)), str(error.value)
+
+
+def test_a_value_given_for_one_run_is_not_told_where_it_may_be_a_secret(tmp_path: Path) -> None:
+    file = write(tmp_path, MINIMAL)
+    with pytest.raises(UserError, match=r"with another endpoint\.token_variable has") as error:
+        changed_settings(file, {"endpoint.token_variable": "sk-SECRET"})
+    assert "SECRET" not in str(error.value)
 
 
 def test_a_path_of_another_kind_is_refused_with_those_that_are_read(tmp_path: Path) -> None:

@@ -60,14 +60,17 @@ class Progress:
         self._last_printed = 0.0
         self.seconds: dict[str, float] = {}
         """What each asset took that was made."""
-        self._spinner = Spinner("dots", "starting")
-        # By default, rich would bring what others print to the terminal, and so past the log.
+        self._spinner = Spinner("dots", "starting", style="status.spinner")
+        # What others print, rich would bring to the terminal in any case, and so past the log;
+        # where it belongs there, rich keeps the line below it.
+        is_shared = console.file is sys.stdout
         self._live = Live(
             self._spinner,
             console=console,
             transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+            refresh_per_second=12.5,
+            redirect_stdout=is_shared,
+            redirect_stderr=is_shared,
         )
         self.interrupted = False
 

@@ -213,7 +213,7 @@ def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
     if unread.counts and all(kind.startswith(UNREADABLE) for kind in unread.counts):
         return (
             f"Source {source.name!r}: at {shown_in_line(url)}, this user (uid {os.geteuid()}) may "
-            f"read none of: {unread}. Grant it, for example with `chmod -R u+rX`."
+            f"read none of: {unread}. Have their owner grant it."
         )
     if unread.counts:
         return (

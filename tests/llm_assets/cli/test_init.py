@@ -82,6 +82,14 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
     assert seconds == pytest.approx(TRAINING_SECONDS, rel=0.02)
 
 
+@pytest.mark.parametrize(("documents", "share"), [(10, 0.2), (30, 0.13), (260, 0.05)])
+def test_of_few_documents_more_are_for_validation_so_that_there_is_one(
+    tmp_path: Path, documents: int, share: float
+) -> None:
+    settings = settings_for(write_files(tmp_path / "manuals", pages(tiny_texts(documents))))
+    assert settings.clean_corpus.split.validation == pytest.approx(share, abs=0.02)
+
+
 def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path) -> None:
     settings = settings_for(write_files(tmp_path / "manuals", pages(tiny_texts(260))))
     split = settings.clean_corpus.split.model_copy(update={"held_out": 0.05})

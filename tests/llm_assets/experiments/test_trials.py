@@ -42,7 +42,7 @@ def test_a_trial_is_read_from_its_name(project: Project) -> None:
         ({RATE: []}, f"{RATE}: give a list with at least one value, not \\[\\]"),
         ({RATE: 0.01}, f"{RATE}: give a list"),
         ({RATE: [0.01, 0.01]}, f"{RATE}: a value appears twice in 0.01, 0.01"),
-        ({RATE: [0.01, "fast"]}, f"{RATE}=fast has invalid settings:\\n  {RATE}: .*got 'fast'"),
+        ({RATE: [0.01, "fast"]}, f"{RATE} has invalid settings:\\n  {RATE}: .*got 'fast'"),
         ({"checkpoint.optimzer.learning_rate": [1]}, "did you mean `optimizer`"),
         ({"checkpoint.budget.steps.first": [1]}, "`steps` has no keys of its own"),
         ({"endpoint.port": [1, 2]}, "endpoint.port: an experiment changes what decides a model"),
