@@ -78,30 +78,30 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
     lines: list[str] = []
 
-    def keep_lines(text: "TextEstimate") -> None:
+    # At once, since what is not read may be why there is too little.
+    def tell(text: "TextEstimate") -> None:
         if as_json or not is_whole:
             lines.extend(text.lines(command()))
-            return
-        unread = text.unread.examples.items()
-        named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
-        lines.extend([*text.messages, *named])
+        else:
+            unread = text.unread.examples.items()
+            named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+            lines.extend([*text.messages, *named])
+        for line in () if as_json else lines:
+            click.echo(shown(line))
 
     try:
-        found = preflight(settings, seconds, messages=messages, looked_at=keep_lines)
+        found = preflight(settings, seconds, messages=messages, looked_at=tell)
     except UserError as error:
-        # What is not read may be why there is too little.
         if as_json:
             told = {"ok": False, "notes": [str(error)], "text": lines}
             click.echo(json.dumps(told, indent=2))
-        else:
-            click.echo("".join(f"{shown(line)}\n" for line in lines), nl=False)
         raise
     if as_json:
         told = {"ok": True, "notes": found.notes, "text": lines}
         click.echo(json.dumps(told, indent=2))
         return
-    for line in [*lines, *found.notes]:
-        click.echo(shown(line))
+    for note in found.notes:
+        click.echo(shown(note))
     click.echo(COMPLETE)
 
 

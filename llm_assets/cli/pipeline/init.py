@@ -390,8 +390,8 @@ def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
     length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
     # Short ones are kept once the length is set as advised.
-    few = max(1.0, text.documents or text.short)
-    validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / few))
+    kept = max(1.0, text.documents or text.short)
+    validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / kept))
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
     return {
         "clean_corpus": {"split": {**split, "sources": {REPLAYED["name"]: "replay"}}},

@@ -64,11 +64,6 @@ def have_dagster_read_the_history(project: Project, monkeypatch: pytest.MonkeyPa
     (project.folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
 
 
-def all_states(instance: DagsterInstance) -> list[Any]:
-    """Of Dagster's sensors and schedules."""
-    return list(instance.all_instigator_state())
-
-
 def test_status_names_what_runs_and_why_the_sensors_wait(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +93,8 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
             "until it is unchanged for 300 s."
         )
         with DagsterInstance.from_config(str(project.folder)) as instance:
-            wait_until(lambda: set(NOTIFYING) <= {*last_ticks(instance, all_states(instance))})
+            states = instance.all_instigator_state  # A sensor's is there from its first tick on.
+            wait_until(lambda: set(NOTIFYING) <= last_ticks(instance, states()).keys())
         assert not [one for one in status()["waiting"] if one.startswith(NOTIFYING)]
         (project.folder / "text").rename(project.folder / "gone")
         failed = "source_text_changed failed"
@@ -107,7 +103,7 @@ def test_status_names_what_runs_and_why_the_sensors_wait(
         said = read_activity(project.folder, load_settings(project.config)).heartbeat
         assert said and (datetime.now(UTC) - said).total_seconds() < MOST_SILENT_SECONDS
     with DagsterInstance.from_config(str(project.folder)) as instance:
-        states = all_states(instance)
+        states = instance.all_instigator_state()
         last = last_ticks(instance, states)[TEXT_SENSOR]
         # As where the daemon looks again, which may take minutes: what was said holds until then.
         started = last.tick_data._replace(status=type(last.status).STARTED, error=None)
