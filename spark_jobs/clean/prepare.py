@@ -76,7 +76,9 @@ _ADDRESS_V6 = re.compile(
     rf"[23](?<![0-9A-Za-z][23])(?<![0-9A-Za-z]\.[23])(?<!::[23]){_HEX}{{3}}"
     # Nor a part of more groups: a short word of hexadecimal digits before a colon is a group.
     + "".join(f"(?<!(?<![0-9A-Za-z]){_HEX * digits}:{_HEX * 4})" for digits in range(1, 5))
-    + rf"(?:::?{_HEX}{{1,4}})++(?:::)?+(?![0-9A-Za-z]|:[0-9A-Za-z:]|\.[0-9])"
+    # Not possessive (`++`), by which Python 3.11.2, Debian's, takes too much: as in a look ahead,
+    # no shorter match is tried.
+    + rf"(?=(?P<rest>(?:::?{_HEX}{{1,4}})+(?:::)?))(?P=rest)(?![0-9A-Za-z]|:[0-9A-Za-z:]|\.[0-9])"
 )
 _FEWEST_GROUPS = 3
 """Written of an address; `2000::2` may be a slice of an array."""
