@@ -25,7 +25,7 @@ from llm_assets.automation.notifications import conclude
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.start import find_manifest
-from recipes.model.base_model import BaseModelSettings, identify, source_files
+from recipes.model.base_model import identify, source_files
 
 SECONDS = 10.0
 BASE = "base_model"
@@ -38,8 +38,10 @@ class BaseModelCursor(BaseModel):
 
     files: str
     """A hash of names, sizes and times of the base model's files."""
-    identity: str
-    """Of what they hold."""
+    identity: str = ""
+    """Of what they hold; empty until they have been unchanged for a while."""
+    since: float = 0.0
+    """When they were first seen so, in seconds since 1970."""
 
 
 def build_base_model_sensor(
@@ -61,7 +63,7 @@ def build_base_model_sensor(
         context: SensorEvaluationContext, pipeline: PipelineResource
     ) -> SensorResult:
         with user_faults():
-            known = _known(pipeline.settings.base_model, context.cursor)
+            known = _known(pipeline.settings, context.cursor)
             found = _decide(context, pipeline, known)
         cursor = known.model_dump_json() if known else None
         return conclude(context, pipeline, "base_model", found, cursor)
@@ -69,17 +71,23 @@ def build_base_model_sensor(
     return base_model_changed
 
 
-def _known(base: BaseModelSettings, cursor: str | None) -> BaseModelCursor | None:
-    """What the files hold now; None of a model on the Hub, which is pinned."""
+def _known(settings: PipelineSettings, cursor: str | None) -> BaseModelCursor | None:
+    """What the files hold now; None of a model on the Hub, which is pinned.
+
+    Files that may still be copied are not read: half of another model is one, too.
+    """
+    base, now = settings.base_model, datetime.now(UTC).timestamp()
     if base.hub:
         return None
     found = [(path.name, path.stat()) for path in source_files(base)]
     state = [(name, one.st_size, one.st_mtime_ns) for name, one in found]
     files = hashlib.sha256(repr(state).encode()).hexdigest()
     known = read_cursor(BaseModelCursor, cursor)
-    if known is not None and known.files == files:
+    if known is None or known.files != files or known.since > now:
+        known = BaseModelCursor(files=files, since=now)
+    if known.identity or now - known.since < settings.automation.quiet_minutes * 60:
         return known
-    return BaseModelCursor(files=files, identity=hash_json(identify(base)))
+    return known.model_copy(update={"identity": hash_json(identify(base))})
 
 
 def _decide(
@@ -91,6 +99,12 @@ def _decide(
     if known is None:
         with pipeline.hub_access():
             return _compare_with_hub(str(base.hub), str(base.revision))
+    if not known.identity:
+        quiet = settings.automation.quiet_minutes
+        return Wait(
+            f"The base model's files changed less than {quiet:g} minutes ago; waiting until they "
+            "are unchanged for that long."
+        )
     trained_on = _trained_on(pipeline.record)
     if trained_on is None:
         return Wait("No base model has been read yet.")

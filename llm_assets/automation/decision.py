@@ -18,7 +18,7 @@ from artifacts.shards.shard_set import text_numbers
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
-from llm_assets.automation.launched import QUESTION_TAG, Runs, forbidden
+from llm_assets.automation.launched import QUESTION_TAG, Runs, blackout, budget_spent
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.state import GATE, ModelVersion, RegistryState
@@ -200,10 +200,11 @@ def run_key(
         if run.dagster_run.status not in ENDED:
             return Wait(f"Run {_short(run)} is under way for this.")
     tries = len(ordered)
-    key = f"{question.name}-{tries}"
     if not ordered:
-        return key
+        return f"{question.name}-0"
     last = ordered[-1]
+    # Not a count, which falls when somebody deletes a run: Dagster launches no key a second time.
+    key = f"{question.name}-{last.dagster_run.run_id}"
     if last.dagster_run.status is DagsterRunStatus.CANCELED:
         return Wait(f"Run {_short(last)} for this was canceled: not launched again.", is_alarm=True)
     if tries > settings.retries:
@@ -240,7 +241,9 @@ def request_run(
         return key
     if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
-    if is_limited and (reason := forbidden(settings, runs.by_automation(now), now)):
+    if is_limited and (reason := blackout(settings, now)):
+        return Wait(reason)
+    if is_limited and (reason := budget_spent(settings, runs.by_automation(now), now)):
         return Wait(reason, is_alarm=True)
     tags = runs.tags(launched_by) | {QUESTION_TAG: question.name}
     return RunRequest(run_key=key, run_config=run_config, tags=tags)

@@ -25,7 +25,13 @@ from pydantic import Field
 from artifacts.storage.files import is_local
 from llm_assets.assets.sources import source_specs
 from llm_assets.assets.stage import asset_key, own_resources, user_faults
-from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs, forbidden
+from llm_assets.automation.launched import (
+    PIPELINE_TAG,
+    SCHEDULE,
+    Runs,
+    blackout,
+    budget_spent,
+)
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_decision
@@ -38,6 +44,7 @@ RETRAINING = "retraining"
 REDEPLOYMENT = "redeployment"
 CLEANING = "cleaning"
 OBSERVATION = "observation"
+ROLLBACK = "rollback"
 NOTHING_TO_SET: dict[str, Any] = {}
 """Run config of a job without settings for one run; for none at all the launchpad fills in what the
 resources are configured by."""
@@ -139,7 +146,7 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
             )
 
     @job(
-        name=settings.dagster_name("rollback"),
+        name=settings.dagster_name(ROLLBACK),
         config={"ops": {step: {"config": {"name": "", "reason": ""}}}},
         description="Returns to the version before the one that serves, as `llm-assets rollback "
         "--reason REASON` does: it gets all traffic as soon as it answers. Say below who decides, "
@@ -225,7 +232,9 @@ def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
         runs = Runs(context.instance, settings)
         # Not the time that the tick is for, which after an outage is long past.
         now = datetime.now(UTC)
-        if reason := forbidden(settings.automation, runs.by_automation(now), now):
+        automation = settings.automation
+        spent = budget_spent(automation, runs.by_automation(now), now)
+        if reason := blackout(automation, now) or spent:
             yield SkipReason(reason)
             return
         yield RunRequest(

@@ -109,17 +109,24 @@ def has_died(run: DagsterRun) -> bool:
     return holder is not None and is_gone(holder)
 
 
-def forbidden(settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime) -> str | None:
-    """Why nothing may be launched now; None where it may.
+def blackout(settings: AutomationSettings, now: datetime) -> str | None:
+    """That nothing is launched at this time, given with a time zone; None where it may be."""
+    local = now.astimezone(ZoneInfo(settings.time_zone))
+    for window in settings.blackouts:
+        if is_within(window, local):
+            return f"Nothing is launched during the blackout {window} ({settings.time_zone})."
+    return None
+
+
+def budget_spent(
+    settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime
+) -> str | None:
+    """That nothing is launched since the month's budget is spent; None where it is not.
 
     Args:
         runs: those that automation launched, of this month at least.
         now: with a time zone.
     """
-    local = now.astimezone(ZoneInfo(settings.time_zone))
-    for window in settings.blackouts:
-        if is_within(window, local):
-            return f"Nothing is launched during the blackout {window} ({settings.time_zone})."
     if settings.hours is None:
         return None
     spent = spent_hours(settings, runs, now)

@@ -32,7 +32,13 @@ from artifacts.progress import Report
 from artifacts.store.store import Store, layout
 from llm_assets.assets.stage import failure_reason, own_resources, user_faults
 from llm_assets.automation.decision import TextQuestion, Wait, request_run
-from llm_assets.automation.jobs import RETRAINING, training_config
+from llm_assets.automation.jobs import (
+    CLEANING,
+    OBSERVATION,
+    RETRAINING,
+    ROLLBACK,
+    training_config,
+)
 from llm_assets.automation.launched import QUALITY_SENSOR, Runs, read_cursor
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
@@ -155,6 +161,9 @@ def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
     """
     if not settings.notifications.is_on:
         return []
+    # Of several runs in a tick, Dagster forgets those before one whose message cannot be sent, and
+    # they would be told again and again. It is read at each tick, in the process that loads this.
+    os.environ.setdefault("DAGSTER_RUN_STATUS_SENSOR_PROCESS_LIMIT", "1")
     of_failed, of_verdicts = NOTIFYING
     return [
         _status_sensor(
@@ -182,6 +191,9 @@ def _status_sensor(
     description: str,
     describe: Callable[[RunStatusSensorContext], str | None],
 ) -> SensorDefinition:
+    # These have no tag of the pipeline's, since runs that train do not wait for them.
+    own_jobs = {settings.dagster_name(job) for job in (CLEANING, OBSERVATION, ROLLBACK)}
+
     @run_status_sensor(
         run_status=status,
         name=settings.dagster_name(name),
@@ -189,7 +201,9 @@ def _status_sensor(
         description=description,
     )
     def tell_of_run(context: RunStatusSensorContext) -> None:
-        if not Runs(context.instance, settings).is_ours(context.dagster_run):
+        run = context.dagster_run
+        is_ours = run.job_name in own_jobs or Runs(context.instance, settings).is_ours(run)
+        if not is_ours:
             return
         if text := describe(context):
             try:
@@ -202,11 +216,14 @@ def _status_sensor(
 
 
 def _failure(context: RunStatusSensorContext) -> str:
+    """What failed, and the verdict that the run made before, which no other run tells."""
     run = context.dagster_run
     events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
     failed = [event.dagster_event for event in events if event.dagster_event]
     reasons = [f"{one.step_key}: {failure_reason(one.step_failure_data)}" for one in failed]
     reasons = reasons or [context.dagster_event.message or ""]
+    verdict = _verdict(context)
+    reasons += [f"Before that: {verdict}"] * bool(verdict)
     return f"run {run.run_id[:8]} ({run.job_name}) failed. " + " ".join(reasons)
 
 

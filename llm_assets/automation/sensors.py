@@ -14,6 +14,7 @@ from dagster import (
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import UserError
+from artifacts.store import layout
 from llm_assets.assets.sources import look, observe
 from llm_assets.assets.stage import own_resources, user_faults
 from llm_assets.automation.base_model import build_base_model_sensor
@@ -212,19 +213,18 @@ def _reconcile(
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None or champion is None:
         return Wait("Nothing has been served yet.")
-    ended = None
-    if settings.platform == "local":
-        folder = StateFolder(endpoint_folder(settings))
-        found = folder.status.read()
-        if found and not found.alive:
-            if folder.stopped_path.exists():
-                # Whoever stopped it may have done so for what is wanted.
-                return Wait(
-                    "The endpoint was stopped, and stays so until `endpoint` is materialized."
-                )
-            # One that cannot start writes its status again each time, but not what it served.
-            good = folder.good.path
-            ended = good.stat().st_mtime_ns if good.exists() else "never"
+    ended, folder = None, StateFolder(endpoint_folder(settings))
+    is_local = settings.platform == "local"
+    is_gone = is_local and folder.running is None
+    stopped = layout.stopped(settings.name)
+    is_stopped = folder.stopped_path.exists() if is_local else pipeline.store.has_file(stopped)
+    if is_stopped and (is_gone or not is_local):
+        # Whoever stopped it may have done so for what is wanted.
+        return Wait("The endpoint was stopped, and stays so until `endpoint` is materialized.")
+    if is_gone:
+        # One that cannot start writes its status again each time, but not what it served.
+        good = folder.good.path
+        ended = good.stat().st_mtime_ns if good.exists() else "never"
     if wanted == champion and ended is None:
         return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)

@@ -1,5 +1,6 @@
 """A project with a registry, in which ticks of a sensor are evaluated without a daemon."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,13 +19,18 @@ from dagster import (
     build_sensor_context,
 )
 
+from artifacts.leases import process_started
 from artifacts.store.identity import Identity
+from llm_assets.automation.jobs import RETRAINING
 from llm_assets.automation.launched import PIPELINE_TAG, PROCESS_TAG
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
+from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.gate.verdict import Outcome, Reason
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelVersion
+from serving.settings import EndpointSettings
+from serving.state import Phase, StateFolder, Status
 from spark_jobs.read.snapshot import fingerprints_of, open_sources
 from tests.conftest import Project, make_project
 from tests.llm_assets.registry.conftest import base_entry, entry, verdict
@@ -88,14 +94,36 @@ class Automated:
         assert isinstance(request, RunRequest), request
         return self._create(dict(request.tags), status)
 
+    @property
+    def endpoint(self) -> StateFolder:
+        """What its endpoint is said to be doing."""
+        return StateFolder(endpoint_folder(load_settings(self.project.config)))
+
+    def say_endpoint(self, pid: int, started: str | None, phase: Phase) -> None:
+        """What the endpoint of a process, known by its pid and its start, says or has left."""
+        status = Status(
+            pid=pid,
+            process_started=started,
+            api_server_pid=pid,
+            host="127.0.0.1",
+            port=8011,
+            settings=EndpointSettings(),
+            phase=phase,
+        )
+        self.endpoint.status.write(status)
+
     def run_by_hand(self, process: str) -> str:
         """A run as `llm-assets run` starts it in a process of its own."""
         tags = {PIPELINE_TAG: "manual", PROCESS_TAG: process}
         return self._create(tags, DagsterRunStatus.STARTED)
 
-    def _create(self, tags: dict[str, str], status: DagsterRunStatus) -> str:
+    def run_job(self, job: str) -> str:
+        """A run of a job as a schedule or the UI launches it."""
+        return self._create({}, DagsterRunStatus.STARTED, job)
+
+    def _create(self, tags: dict[str, str], status: DagsterRunStatus, job: str = RETRAINING) -> str:
         run = self.instance.create_run_for_job(
-            self.defs.resolve_job_def("retraining"),
+            self.defs.resolve_job_def(job),
             tags=tags,
             status=DagsterRunStatus.NOT_STARTED,
         )
@@ -146,5 +174,6 @@ def automated(tmp_path: Path) -> Iterator[Automated]:
         one.automate(quiet_minutes=0)
         one.registry.register_base(base_entry())
         one.teach("first")
+        one.say_endpoint(os.getpid(), process_started(os.getpid()), "serving")
         assert "knows this text" in str(one.tick())
         yield one

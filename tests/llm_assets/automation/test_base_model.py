@@ -76,6 +76,15 @@ def test_weights_are_read_again_only_when_the_files_changed(
     assert after["files"] != before["files"] and after["identity"] != before["identity"]
 
 
+def test_a_model_that_is_still_being_copied_is_waited_for(based: Automated, tmp_path: Path) -> None:
+    based.automate(new_base_model="retrain", quiet_minutes=60)
+    retrain_base(tmp_path)
+    for _ in range(2):
+        assert "waiting until they are unchanged" in str(based.tick(SENSOR))
+    based.automate(quiet_minutes=0)
+    assert isinstance(based.tick(SENSOR), RunRequest)
+
+
 def test_other_weights_are_trained_from_where_the_settings_say_so(
     based: Automated, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.automation import notifications
+from llm_assets.automation.jobs import CLEANING, OBSERVATION, ROLLBACK
 from llm_assets.automation.notifications import send, tell_once
 from llm_assets.config import load_settings
 from llm_assets.gate.verdict import Outcome
@@ -124,6 +125,46 @@ def test_spent_budget_is_told_once(automated: Automated, webhook: list[str]) -> 
     automated.tick()
     automated.tick()
     assert len(webhook) == 1 and "budget is spent" in webhook[0]
+
+
+def test_a_blackout_ends_by_itself_and_is_not_told(
+    automated: Automated, webhook: list[str]
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    automated.automate(blackouts=["00:00-24:00"])
+    automated.add()
+    assert "blackout" in str(automated.tick()) and not webhook
+
+
+@pytest.mark.parametrize("job", [CLEANING, OBSERVATION, ROLLBACK])
+def test_failed_runs_of_jobs_that_train_nothing_are_told_too(
+    automated: Automated, webhook: list[str], job: str
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    automated.tick("failed_runs_are_told")
+    automated.end(automated.run_job(job), succeeded=False)
+    automated.tick("failed_runs_are_told")
+    (told,) = webhook
+    assert f"({job}) failed" in told
+
+
+def test_of_several_failed_runs_none_is_told_again_where_one_cannot_be_told(
+    automated: Automated, monkeypatch: pytest.MonkeyPatch, webhook: list[str]
+) -> None:
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    automated.tick("failed_runs_are_told")
+    for _ in range(3):
+        automated.end(automated.run_job(CLEANING), succeeded=False)
+    automated.tick("failed_runs_are_told")
+    working = os.environ[VARIABLE]
+    monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/")
+    for _ in range(2):
+        with pytest.raises(DagsterError, match="webhook"):
+            automated.tick("failed_runs_are_told")
+    monkeypatch.setenv(VARIABLE, working)
+    for _ in range(4):
+        automated.tick("failed_runs_are_told")
+    assert len(webhook) == len(set(webhook)) == 3
 
 
 def test_version_that_runs_cannot_serve_is_told_once_until_it_serves(

@@ -7,13 +7,13 @@ import pytest
 from dagster import DagsterRunStatus, Definitions, Failure, RunRequest, asset
 
 from artifacts.leases import describe_holder
-from llm_assets.config import load_settings
-from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.gate.verdict import Outcome
-from serving.settings import EndpointSettings
-from serving.state import Phase, StateFolder, Status
+from serving.state import Phase
 from tests.llm_assets.automation.conftest import Automated
 from tests.llm_assets.registry.conftest import verdict
+
+GONE = 2**22 + 1
+"""The number of no process."""
 
 
 def test_new_text_asks_for_one_run_that_goes_on_from_the_champion(automated: Automated) -> None:
@@ -103,9 +103,27 @@ def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated)
     assert "the next try is at" in str(automated.tick())
     automated.automate(retry_minutes=0)
     second = automated.tick()
-    assert isinstance(second, RunRequest) and (second.run_key or "").endswith("-1")
+    assert isinstance(second, RunRequest)
     automated.end(automated.launch(second), succeeded=False)
     assert "2 runs did not resolve this" in str(automated.tick())
+
+
+def test_a_run_that_somebody_deleted_holds_no_other_back(automated: Automated) -> None:
+    """Dagster launches no run whose key another had, and says nothing of it."""
+    automated.automate(retries=3, retry_minutes=0)
+    automated.add()
+    keys = []
+    for number in range(3):
+        request = automated.tick()
+        assert isinstance(request, RunRequest)
+        keys.append(request.run_key)
+        run = automated.launch(request)
+        automated.end(run, succeeded=False)
+        if number == 0:
+            first = run
+    automated.instance.delete_run(first)
+    request = automated.tick()
+    assert isinstance(request, RunRequest) and request.run_key not in keys
 
 
 def test_canceled_run_is_a_persons_no_to_this_text_alone(automated: Automated) -> None:
@@ -233,19 +251,6 @@ def test_endpoint_that_serves_another_version_than_the_wanted_one_is_asked_again
     assert "the next try is at" in str(automated.tick("endpoint_follows"))
 
 
-def ended(phase: Phase) -> Status:
-    """What an endpoint that no longer runs has left."""
-    return Status(
-        pid=2**22 + 1,
-        process_started="long ago",
-        api_server_pid=2**22 + 2,
-        host="127.0.0.1",
-        port=8011,
-        settings=EndpointSettings(),
-        phase=phase,
-    )
-
-
 @pytest.mark.parametrize("phase", ["serving", "stopped"])
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
@@ -253,11 +258,9 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
 ) -> None:
     """Also where another version is wanted: it may be what the endpoint was stopped for. A machine
     that goes down has its endpoint stop as well."""
-    state = StateFolder(endpoint_folder(load_settings(automated.project.config)))
-    state.folder.mkdir(parents=True)
-    state.status.write(ended(phase))
+    automated.say_endpoint(GONE, "long ago", phase)
     if by_hand:
-        state.stopped_path.touch()
+        automated.endpoint.stopped_path.touch()
     for is_wanted in (True, False):
         if not is_wanted:
             automated.registry.roll_back("Ada", "it rambles")
@@ -268,13 +271,17 @@ def test_endpoint_that_died_is_served_again_and_one_that_was_stopped_is_not(
             assert isinstance(found, RunRequest)
 
 
+def test_an_endpoint_of_which_nothing_is_left_is_served_again(automated: Automated) -> None:
+    """As on another machine, whose store is in a bucket: what it is doing is kept on each."""
+    shutil.rmtree(automated.endpoint.folder)
+    assert isinstance(automated.tick("endpoint_follows"), RunRequest)
+
+
 def test_an_endpoint_that_cannot_start_is_tried_as_often_as_any_run(automated: Automated) -> None:
     automated.project.configure(automation={"retries": 1, "retry_minutes": 0})
-    state = StateFolder(endpoint_folder(load_settings(automated.project.config)))
-    state.folder.mkdir(parents=True)
     for _ in range(2):
         # Each start that fails writes its own.
-        state.status.write(ended("failed"))
+        automated.say_endpoint(GONE, "long ago", "failed")
         automated.end(automated.launch(automated.tick("endpoint_follows")), succeeded=False)
 
     assert "2 runs did not resolve this" in str(automated.tick("endpoint_follows"))
