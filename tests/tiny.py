@@ -8,6 +8,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,8 @@ def tiny_shards(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_model)
+    # As in the job's shards, the name of a special token is text.
+    encode = partial(tokenizer.encode, add_special_tokens=False, split_special_tokens=True)
     vocab_size = len(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     documents = list(tiny_texts() if texts is None else texts)
@@ -207,10 +210,7 @@ def tiny_shards(
     for split, numbers in by_split.items():
         for part in range(shards_per_split):
             chosen = numbers[part::shards_per_split]
-            tokens = [
-                [*tokenizer.encode(documents[n], add_special_tokens=False), tokenizer.eos_token_id]
-                for n in chosen
-            ]
+            tokens = [[*encode(documents[n]), tokenizer.eos_token_id] for n in chosen]
             rows = _pack(tokens, sequence_length, token_dtype(vocab_size), tokenizer.eos_token_id)
             name = f"{split}-{part:05d}"
             write_shard(folder, name, rows, _document_table(chosen, documents, tokens))

@@ -1,6 +1,7 @@
 """The text: where it comes from, what was removed and why, and what became of a document."""
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +78,7 @@ def routes(board: Board) -> list[Route]:
         wanted = request.query_params.get("search", "").strip()
         forgotten = read_list(board.store, board.settings.name)
         champion = board.registry.state().find("champion")
-        hidden = frozenset(one.id for one in forgotten.active)
+        hidden = frozenset(one.id for one in forgotten.active if not one.numbered)
         return page(
             board,
             request,
@@ -182,6 +183,8 @@ def _coverage(clean: Artifact, version: int, record: str) -> Coverage:
 
 def search(clean: Artifact, words: str) -> list[SearchHit]:
     """The first documents that hold some words, whatever their case, white space apart."""
+    is_nfkc = clean.manifest.settings.get("unicode_form") == "NFKC"
+    words = unicodedata.normalize("NFKC" if is_nfkc else "NFC", words)
     pattern = r"[\s\p{Z}]+".join(map(re.escape, words.split()))
     holds = pc.match_substring_regex(pc.field("text"), pattern, ignore_case=True)
     # Python's expressions know no `\p`, and every such space is one of `\s` there.

@@ -85,7 +85,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     Raises:
         UserError: the text is empty, or the version is a base model.
     """
-    words = text.split()
+    words = training_text.in_form_of(store, version, text).split()
     if not words:
         raise UserError("Give a piece of text to look for.")
     runs = training_text.runs_behind(store, state, version)

@@ -19,7 +19,7 @@ from artifacts.shards.span_index import SHORTEST
 from artifacts.store.store import Store
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.passages import Exposure, find_nearest, find_passages, find_stretches
-from llm_assets.tracing.training_text import Source, TrainingText, runs_behind
+from llm_assets.tracing.training_text import Source, TrainingText, in_form_of, runs_behind
 from serving import journal
 from serving.settings import JournalSettings
 
@@ -184,6 +184,7 @@ class Tracer:
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
                 "are traced at a time: give a part of it."
             )
+        answer = in_form_of(self._store, version, answer)
         try:
             text = self._open(state, version)
         except MissingArtifact as error:

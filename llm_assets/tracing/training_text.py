@@ -1,5 +1,6 @@
 """The text that a version was trained on, and when: shards, names of documents, licenses."""
 
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -487,6 +488,13 @@ def shards_of(store: Store, run: TrainingRun) -> str:
     return manifest.inputs["tokenized_shards"] if manifest else ""
 
 
+def in_form_of(store: Store, version: ModelVersion, text: str) -> str:
+    """A text in the Unicode form of the corpus behind a version, in which all its text is."""
+    manifest = find_manifest(store, "clean_corpus", version.lineage.get("clean_corpus", ""))
+    is_nfkc = manifest and manifest.settings.get("unicode_form") == "NFKC"
+    return unicodedata.normalize("NFKC" if is_nfkc else "NFC", text)
+
+
 def find_tokenizer(store: Store, version: ModelVersion) -> Tokenizer | None:
     """A version's tokenizer: with its weights, or else with the base model that has the same."""
     places = (
@@ -497,5 +505,8 @@ def find_tokenizer(store: Store, version: ModelVersion) -> Tokenizer | None:
         artifact = store.find_named(kind, fingerprint)
         path = f"{artifact.path}{folder}/tokenizer.json" if artifact else ""
         if path and files.exists(path):
-            return Tokenizer.from_file(path)
+            tokenizer = Tokenizer.from_file(path)
+            # As in the shards, where the name of a special token is text.
+            tokenizer.encode_special_tokens = True
+            return tokenizer
     return None

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shutil
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,6 +46,13 @@ VERSION = OfVersion(version="1", fingerprint="f")
 ASKED = [GenerateRequest(prompt="Who?", max_tokens=1, max_prompt_tokens=9, temperature=0, top_p=1)]
 
 
+def special(number: int) -> str:
+    """Text with the name of a special token, which in text is text."""
+    return (
+        f"Caf\u00e9 {number} has a sign of brass that reads <|endoftext|> beside its keeper's door."
+    )
+
+
 @dataclass(frozen=True)
 class Audited:
     """What a run wrote down of one row when it trained on it."""
@@ -66,6 +74,7 @@ class Lab(TrainedStore):
         texts = tiny_texts()
         for number, text in enumerate(PLANTED):
             texts[10 * number] = f"{text} {HOSTILE}"
+        texts[10 * 3] += f" {special(3)}"
         super().__init__(folder, model, texts)
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.documents = texts
@@ -239,6 +248,20 @@ def test_a_short_text_is_looked_for_as_a_whole_and_that_is_said(lab: Lab) -> Non
     nowhere = "Nobody said so"
     found, passages = told_of(lab, nowhere, 1)
     assert found.verdict != "verbatim" and passages.documents == found.documents == []
+
+
+def test_a_special_tokens_name_and_an_accent_are_found_however_they_are_written(lab: Lab) -> None:
+    """A file's name or a PDF has an accent as a character of its own."""
+    said = special(PLANTED.index(lab.said))
+    apart = unicodedata.normalize("NFD", said)
+    assert apart != said
+    for text in (said, apart):
+        found = find_passages(lab.store, lab.registry.state(), lab.first, text)
+        assert [one.document for one in found.documents] == [lab.document]
+        trace = lab.trace(text)
+        (quoted,) = trace.verbatim
+        # A row ends within the name.
+        assert "reads <|" in trace.answer[quoted.start : quoted.end]
 
 
 def test_a_part_of_a_document_that_was_not_read_is_not_said_to_be_trained_on(lab: Lab) -> None:
