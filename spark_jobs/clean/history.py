@@ -184,7 +184,8 @@ class TextFacts:
     present: np.ndarray
     """Whether the text is still in the sources."""
     forced: np.ndarray
-    """Code of the split that the settings assign to the text's source."""
+    """Code of the split that the settings assign to the source of the document that stands for the
+    text; if that is none, `TRAIN` where they assign it to any other one that has the text."""
     by_text: np.ndarray
     """Code of the split that this very text was in, by the record of earlier corpora."""
     by_id: np.ndarray

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from artifacts.examples import Form
 from artifacts.settings import Settings
@@ -234,12 +234,22 @@ GIB = 2**30
 SELECT = re.compile(r"^\s*(select|with)\b", re.IGNORECASE)
 
 
+def _check_name(name: str) -> str:
+    # Ids and messages begin with it, and would pass for paths.
+    if not name.strip() or any(one in "/\\" or not one.isprintable() for one in name):
+        raise ValueError("must not be blank, and has no /, \\ or control character")
+    return name
+
+
+SourceName = Annotated[str, AfterValidator(_check_name)]
+
+
 class PackageDocs(Settings):
     """The docstrings of Python packages installed in this environment, read without importing."""
 
     type: Literal["package_docs"]
     """The kind of source."""
-    name: str = "package_docs"
+    name: SourceName = "package_docs"
     """The source's name; every document carries it."""
     packages: list[str] = Field(min_length=1)
     """Top-level import names, such as `numpy`; each must be installed as Python source."""
@@ -252,7 +262,7 @@ class Facts(Settings):
 
     type: Literal["facts"]
     """The kind of source."""
-    name: str = "facts"
+    name: SourceName = "facts"
     """The source's name; every document carries it."""
     path: LocalPath
     """A local CSV file, in UTF-8, with the columns `subject`, `relation` and `value`; a subject has
@@ -270,7 +280,7 @@ class Files(Settings):
 
     type: Literal["files"]
     """The kind of source."""
-    name: str = "files"
+    name: SourceName = "files"
     """The source's name; every document carries it."""
     path: Place
     """A file, a folder (read with its subfolders) or a glob, local or `gs://`, optionally with
@@ -377,7 +387,7 @@ class HuggingFaceDataset(Settings):
 
     type: Literal["hugging_face"]
     """The kind of source."""
-    name: str = "hugging_face"
+    name: SourceName = "hugging_face"
     """The source's name; every document carries it."""
     dataset: Place
     """The dataset's name on the Hub, or a folder, local or in a bucket, with its data files or as

@@ -303,6 +303,21 @@ def test_evaluation_files_of_the_users_own_judge_and_their_copies_are_not_traine
         make_clean(spark, raw, tmp_path / "third", split=wrong)
 
 
+@pytest.mark.parametrize("documents_in_memory", [10**6, 0])
+def test_text_of_a_source_to_train_on_is_never_held_out_also_where_another_source_has_it(
+    spark: SparkSession, tmp_path: Path, documents_in_memory: int
+) -> None:
+    """Of equal texts the one of the smaller id stands for all."""
+    split = SplitSettings(validation=0.3, held_out=0.3, sources={"rules": "train"})
+    rules = [(f"r{number}", text(number)) for number in range(30)]
+    texts = {"manual": numbered(0, 60), "rules": rules}
+    raw = write_sources(tmp_path / "raw", texts)
+    make_clean(spark, raw, tmp_path, split=split, documents_in_memory=documents_in_memory)
+    found = splits(tmp_path)
+    assert {found[f"a{number}"] for number in range(30)} == {"train"}
+    assert {found[f"a{number}"] for number in range(30, 60)} > {"held_out"}
+
+
 def _trained(found: dict[str, str]):  # type: ignore[no-untyped-def]
     return (int(n[1:]) for n, split in found.items() if split == "train" and n.startswith("a"))
 

@@ -94,6 +94,24 @@ def test_a_flood_of_filled_in_templates_weighs_as_a_few_texts(
     assert all("Report" in one["text"] for one in stats["dropped_examples"]["template"])
 
 
+@pytest.mark.parametrize("documents_in_memory", [10**6, 0])
+def test_of_a_template_the_text_that_a_source_sets_apart_for_judging_stays(
+    spark: SparkSession, tmp_path: Path, documents_in_memory: int
+) -> None:
+    split = SplitSettings(validation=0.2, held_out=0.3, sources={"exam": "held_out"})
+    exam = [(f"e{number}", report(number)) for number in range(40, 44)]
+    texts = {"manual": [*MANUAL, *((f"r{n}", report(n)) for n in range(40))], "exam": exam}
+    clean_corpus(
+        spark,
+        write_sources(tmp_path / "raw", texts),
+        tmp_path / "clean",
+        CleanCorpusSettings(split=split),
+        documents_in_memory=documents_in_memory,
+    )
+    assert splits(tmp_path / "clean", "e") == dict.fromkeys([name for name, _ in exam], "held_out")
+    assert "train" not in splits(tmp_path / "clean", "r").values()
+
+
 def test_how_many_of_a_template_stay_is_a_setting_and_they_share_a_split_either_way(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -261,12 +261,16 @@ def group_exact(
             F.max("by_text").alias("by_text"),
             F.max("by_id").alias("by_id"),
             F.min("slice").alias("slice"),
+            F.max((F.col("forced") == history.TRAIN) & ~F.col("past")).alias("to_train"),
             F.count("*").alias("members"),
             F.sum((~F.col("past")).cast("long")).alias("present"),
         )
         .select(
             "text_hash",
-            *(f"best.{name}" for name in ("id", "part", "row", "past", "forced", "shape")),
+            *(f"best.{name}" for name in ("id", "part", "row", "past", "shape")),
+            F.when((F.col("best.forced") == history.NONE) & F.col("to_train"), history.TRAIN)
+            .otherwise(F.col("best.forced"))
+            .alias("forced"),
             "slice",
             (-F.col("best.characters")).alias("characters"),
             "by_text",
@@ -287,11 +291,14 @@ def group_exact(
 
 def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
     """The texts that `in_memory.thin_out` leaves."""
-    order = Window.partitionBy("shape").orderBy(F.col("by_text") == history.NONE, "text_hash")
+    forced = F.col("forced")
+    rank = F.when(forced >= history.VALIDATION, 0).when(forced == history.REPLAY, 2).otherwise(1)
+    is_new = F.col("by_text") == history.NONE
+    order = Window.partitionBy("shape").orderBy(is_new, rank, "text_hash")
     ranked = texts.where("shape is not null and not past").select(
         "text", "by_text", F.row_number().over(order).alias("rank")
     )
-    is_too_much = (F.col("by_text") == history.NONE) & (F.col("rank") > F.lit(keep))
+    is_too_much = is_new & (F.col("rank") > F.lit(keep))
     too_many = work.keep(ranked.where(is_too_much).select("text"), "thinning templates out")
     if too_many.isEmpty():
         return texts

@@ -35,6 +35,7 @@ from spark_jobs.clean.history import (
     NAMES,
     NONE,
     ON_RECORD,
+    TRAIN,
     VALIDATION,
     ClusterFacts,
     History,
@@ -80,7 +81,9 @@ class InMemoryDecider(decider.Decider):
         documents = prepared.documents
         recorded = look_up(documents, run.history)
         texts = group_exact(documents, recorded, settings.split)
-        documents, texts = thin_out(documents, texts, recorded, settings.templates.keep)
+        documents, texts = thin_out(
+            documents, texts, recorded, settings.split, settings.templates.keep
+        )
         near = self._find_near(prepared, texts.representatives)
         decided = decide_survivors(documents, texts, near, recorded, settings.split)
         documents = decided.documents
@@ -232,19 +235,26 @@ def group_exact(documents: pa.Table, recorded: Recorded, split: SplitSettings) -
 
 
 def thin_out(
-    documents: pa.Table, texts: Texts, recorded: Recorded, keep: int | None
+    documents: pa.Table,
+    texts: Texts,
+    recorded: Recorded,
+    split: SplitSettings,
+    keep: int | None,
 ) -> tuple[pa.Table, Texts]:
     """Leave a few texts of each template, and give the documents of the others a fault.
 
-    Those on record all stay, and come first; then those of smaller hash.
+    Those on record all stay, and come first; then those set apart for judging, those to replay
+    last, as among documents of equal text; then those of smaller hash.
     """
     table = documents.select(["shape", "past"]).take(texts.representatives)
     is_new = np.ones(table.num_rows, bool)
     np.logical_and.at(is_new, texts.group, recorded.by_text[texts.members] == NONE)
     numbers = np.flatnonzero(pc.and_not(table["shape"].is_valid(), table["past"]))
     shapes = table["shape"].take(numbers).to_numpy()
-    # Of a shape first those on record, then by number, which rises with the text's hash.
-    order = np.lexsort((numbers, is_new[numbers], shapes))
+    forced = by_source(documents["source"], split)[texts.representatives[numbers]]
+    rank = representative_rank(np.zeros(len(numbers), bool), forced)
+    # At last by number, which rises with the text's hash.
+    order = np.lexsort((numbers, -rank, is_new[numbers], shapes))
     numbers, places = numbers[order], np.arange(len(order))
     first = np.maximum.accumulate(np.where(run_starts(shapes[order]), places, 0))
     stays = np.ones(len(is_new), bool)
@@ -335,9 +345,14 @@ def _text_facts(
     np.minimum.at(slices, texts.group, recorded.slices[texts.members])
     np.maximum.at(by_text, texts.group, recorded.by_text[texts.members])
     np.maximum.at(by_id, texts.group, recorded.by_id[texts.members])
+    forced, past = by_source(documents["source"], split), documents["past"].to_numpy()
+    to_train = np.where(past, NONE, np.where(forced == TRAIN, TRAIN, NONE))
+    of_members = np.full(len(texts.representatives), NONE)
+    np.maximum.at(of_members, texts.group, to_train[texts.members])
+    of_representative = forced[texts.representatives]
     return TextFacts(
-        present=~documents["past"].to_numpy()[texts.representatives],
-        forced=by_source(documents["source"], split)[texts.representatives],
+        present=~past[texts.representatives],
+        forced=np.where(of_representative == NONE, of_members, of_representative),
         by_text=by_text,
         by_id=np.where(by_text == NONE, by_id, NONE),
         slices=slices,
