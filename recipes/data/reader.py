@@ -54,12 +54,21 @@ def order_seed(seed: int, inputs: Mapping[str, str]) -> int:
     return int.from_bytes(digest, "little")
 
 
+def is_fresh_row(rows: RowCounts) -> np.ndarray:
+    """Whether the lineage has seen less than half of each row; shape (rows,), bool.
+
+    Not whether it has seen none of it: rows are cut again when a document before them changes or a
+    source's weight does, and most then hold a little of what was seen.
+    """
+    return 2 * rows.seen < rows.tokens
+
+
 @dataclass(frozen=True)
 class RowPlan:
     """How a run that continues from a model takes the train rows."""
 
     fresh: tuple[np.ndarray, ...]
-    """Rows of which the lineage has seen nothing, those of the first array first."""
+    """Rows that the lineage has hardly seen (`is_fresh_row`), those of the first array first."""
     seen: np.ndarray
     """The other rows."""
     seen_share: float
@@ -68,7 +77,7 @@ class RowPlan:
     @classmethod
     def of(cls, rows: RowCounts, settings: OrderSettings) -> "RowPlan":
         """The plan for the train rows, by what the lineage has seen of them."""
-        is_fresh = rows.seen == 0
+        is_fresh = is_fresh_row(rows)
         slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
         newest_first = np.unique(slices[is_fresh])[::-1]
         fresh = tuple(np.flatnonzero(is_fresh & (slices == number)) for number in newest_first)

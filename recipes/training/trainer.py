@@ -25,7 +25,14 @@ from artifacts.storage import files
 from recipes.checkpointing import checkpoint
 from recipes.data import records
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
-from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, read_ahead
+from recipes.data.reader import (
+    BatchSplit,
+    DataOrder,
+    StepInput,
+    StepReader,
+    is_fresh_row,
+    read_ahead,
+)
 from recipes.device import choose_precision, device_of
 from recipes.distributed.strategy import StepOutcome, Strategy, train_step
 from recipes.distributed.workers import Workers
@@ -323,7 +330,7 @@ class Trainer:
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
         self._known = look_up_known(spec, workers)
-        self._steps = total_steps(spec.training, spec.shards, int((self._known.seen == 0).sum()))
+        self._steps = total_steps(spec.training, spec.shards, int(is_fresh_row(self._known).sum()))
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective
         self._strategy = self._build()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from artifacts.shards.format import ShardEntry, ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.reader import DataOrder, RowPlan
-from recipes.data.records import SEEN_NAME, LineageRecord, add_rows, look_up
+from recipes.data.records import SEEN_NAME, LineageRecord, RowCounts, add_rows, look_up
 from recipes.settings import OrderSettings, training_settings
 from recipes.spec import TrainingSpec, total_steps
 from tests.recipes.conftest import SpecMaker, train_here
@@ -137,6 +137,14 @@ def test_all_rows_come_once_all_new_text_is_known(train_split: ShardSet) -> None
     assert set(order.rows(0, 4 * len(shards)).tolist()) == set(range(len(shards)))
     pieces = [order.rows(first, 7) for first in range(0, 700, 7)]
     assert np.concatenate(pieces).tolist() == order.rows(0, 700).tolist()
+
+
+def test_rows_of_which_little_was_seen_are_still_new(train_split: ShardSet) -> None:
+    """As after an early document was edited: every later row overlaps two of the rows before."""
+    tokens = np.full(4, 100)
+    rows = RowCounts(tokens, np.array([0, 49, 50, 100]), np.zeros(4, np.int64))
+    plan = RowPlan.of(rows, OrderSettings())
+    assert np.concatenate(plan.fresh).tolist() == [0, 1] and plan.seen.tolist() == [2, 3]
 
 
 def test_every_run_records_what_it_saw(unbroken: TrainingSpec, train_split: ShardSet) -> None:
