@@ -63,6 +63,8 @@ SESSION_NAME = "session"
 """A file in the state folder with the number of the services' session."""
 CONTROL_NAME = "control"
 """A link in the state folder to the socket."""
+OWNER_NAME = "owner"
+"""A file beside the socket with the state folder, of which a copied project has the link alone."""
 CONFIGURATION_NAME = "supervisord.conf"
 CONFIGURATION = """\
 [unix_http_server]
@@ -187,6 +189,7 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
     make_private(state)
     _remove_socket(state)
     control = Path(tempfile.mkdtemp(prefix="llm-assets-")) / CONTROL_NAME
+    control.with_name(OWNER_NAME).write_text(str(state.absolute()))
     (state / CONTROL_NAME).symlink_to(control)
     # A path of the project could hold what means something to supervisord.
     paths = {"state": os.path.relpath(state), "socket": _escape(str(control))}
@@ -211,7 +214,7 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
 
 def read_states(state: Path) -> list[ServiceState] | None:
     """What each service of a state folder is doing; None where no supervisor runs."""
-    if not (state / CONTROL_NAME).exists():
+    if not (state / CONTROL_NAME).exists() or _is_of_another(state):
         return None
     try:
         services = _supervisor(state).getAllProcessInfo()
@@ -323,8 +326,19 @@ def _answers(port: int) -> bool:
 def _remove_socket(state: Path) -> None:
     link = state / CONTROL_NAME
     if link.is_symlink():
-        shutil.rmtree(link.readlink().parent, ignore_errors=True)
+        if not _is_of_another(state):
+            shutil.rmtree(link.readlink().parent, ignore_errors=True)
         link.unlink()
+
+
+def _is_of_another(state: Path) -> bool:
+    """Whether a supervisor is that of the project which this one was copied from."""
+    named = (state / CONTROL_NAME).readlink().with_name(OWNER_NAME)
+    if not named.exists():
+        return False
+    owner = Path(named.read_text())
+    # A folder that was moved since is no longer where it was.
+    return owner.exists() and not owner.samefile(state)
 
 
 def _supervisor(state: Path) -> Any:

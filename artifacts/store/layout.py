@@ -130,3 +130,8 @@ def endpoint(pipeline: str) -> str:
 def automation(pipeline: str) -> str:
     """The folder of what automation knows about a pipeline's source text."""
     return f"{AUTOMATION_FOLDER}/{pipeline}"
+
+
+def stopped(pipeline: str) -> str:
+    """There as long as somebody has stopped the endpoint that Google Cloud runs."""
+    return f"{automation(pipeline)}/stopped"

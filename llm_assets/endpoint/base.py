@@ -52,10 +52,10 @@ def judged_documents(store: Store, version: ModelVersion) -> list[JudgedDocument
     None where it was not measured in bits of plain text, as a base model, or where evaluation or
     shards are no longer in the store.
     """
-    evaluation, shards = (
-        store.find_named(kind, version.lineage[kind]) if kind in version.lineage else None
-        for kind in ("eval_metrics", "tokenized_shards")
-    )
+    evaluation = store.find_named("eval_metrics", version.lineage.get("eval_metrics", ""))
+    # Those that were measured on, which may be newer than those that were trained on.
+    named = evaluation.manifest.inputs["tokenized_shards"] if evaluation else ""
+    shards = store.find_named("tokenized_shards", named)
     if evaluation is None or shards is None:
         return []
     stats = ShardStats.model_validate(shards.stats)

@@ -12,6 +12,8 @@ from typing import Any
 
 from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
+from artifacts.storage import files
+from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store
 from llm_assets.cloud.jobs import PREDICT_ROUTE, dedicated_resources, engine_memory
@@ -265,6 +267,7 @@ class VertexServingPlatform(ServingPlatform):
         with store.lease(f"endpoint-{settings.name}", lambda who: report(f"waiting for {who}")):
             if not still_wanted():
                 raise NoLongerWanted
+            files.remove(f"{store.root}/{layout.stopped(settings.name)}")
             changed = not traffic.is_alone()
             if changed:
                 _check_fit(vertex.settings, version, report)
@@ -295,9 +298,12 @@ class VertexServingPlatform(ServingPlatform):
     def stop(self, settings: PipelineSettings) -> bool:
         vertex = Vertex(load_cloud_settings(Path(self.cloud_config_path)))
         endpoint = VertexEndpoint(vertex, settings.name)
-        with Store(settings.store).lease(f"endpoint-{settings.name}"):
+        store = Store(settings.store)
+        with store.lease(f"endpoint-{settings.name}"):
             if endpoint.find() is None:
                 return False
+            # First: else automation could deploy to machines again, which cost.
+            store.write_bytes(layout.stopped(settings.name), b"")
             endpoint.delete()
         return True
 

@@ -5,6 +5,7 @@ trial, and the table of all of them. Last the trial itself, in the step of the a
 """
 
 import json
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,14 +133,15 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
         )
     for key, values in changes.items():
         _check(key, values)
+    # Before they are made: there may be more than memory holds.
+    if (combinations := math.prod(map(len, changes.values()))) > MOST_TRIALS:
+        raise UserError(
+            f"These are {combinations:,} combinations, but an experiment may have at most "
+            f"{MOST_TRIALS}. Try fewer values at once."
+        )
     trials = [
         Trial(dict(zip(changes, chosen, strict=True))) for chosen in product(*changes.values())
     ]
-    if len(trials) > MOST_TRIALS:
-        raise UserError(
-            f"These are {len(trials):,} combinations, but an experiment may have at most "
-            f"{MOST_TRIALS}. Try fewer values at once."
-        )
     for trial in trials:
         changed_settings(pipeline_file, trial.changes)
     return trials

@@ -213,7 +213,8 @@ def plan_removals(
 
 def remove(store: Store, removals: Sequence[Removal]) -> None:
     """Remove what was planned; an artifact's manifest first, so that no half of one exists."""
-    for removal in removals:
+    # A full disk has no room for a lease or a retired manifest until something else is gone.
+    for removal in sorted(removals, key=lambda removal: removal.artifact is not None):
         path = f"{store.root}/{removal.place}"
         if removal.artifact is None:
             files.remove(path)

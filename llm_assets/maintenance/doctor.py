@@ -25,7 +25,7 @@ from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import find_faults
-from artifacts.store.pipelines import Pipeline, PipelineHistory
+from artifacts.store.pipelines import Pipeline, PipelineHistory, RegistryMark
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import restore_list
 from llm_assets.forgetting.erase import (
@@ -451,6 +451,10 @@ def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
         for kind, fingerprint in version.lineage.items():
             if record.store.exists(kind, fingerprint):
                 record.advance(record.store.load(kind, fingerprint))
+    # Else a registry from an older backup would pass for the newest until its next change.
+    state = registry.state()
+    mark = RegistryMark(generation=state.generation, next_version=state.next_version)
+    record.note(registry=mark)
 
 
 def _recorded(record: Pipeline) -> set[str | None]:

@@ -1,6 +1,7 @@
 """Programs that are kept running, by a real supervisord: killed, ended, left behind."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_a_killed_service_comes_back_and_the_end_leaves_nothing(state: Path) -> 
     assert services.stop(state)
     assert services.read_states(state) is None and not find_leftovers(state)
     assert not services.stop(state)
+
+
+def test_a_copied_project_has_no_services_of_its_own_and_ends_none(state: Path) -> None:
+    _start(state, "exec sleep 600")
+    copy = state.with_name("copy")
+    shutil.copytree(state, copy, symlinks=True)
+    assert services.read_states(copy) is None
+    assert not services.stop(copy)
+    services.start(copy, {"other": ["/bin/sh", "-c", "exec sleep 600"]}, dict(os.environ))
+    assert services.stop(copy)
+    assert _the(state, "shell").pid > 0
+    moved = state.with_name("moved")
+    state.rename(moved)
+    assert services.read_states(moved) is not None
+    moved.rename(state)
 
 
 def test_what_a_killed_supervisor_left_is_found_and_ended(state: Path) -> None:

@@ -10,6 +10,7 @@ from google.cloud.aiplatform_v1 import PredictionServiceClient
 from openai import OpenAI
 
 from artifacts.storage.files import CACHE_VARIABLE
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
@@ -258,8 +259,14 @@ def test_stopping_a_half_done_rollout_removes_both_versions(cloud: Cloud) -> Non
 
 
 def test_stopping_removes_all_that_costs(cloud: Cloud) -> None:
-    assert not cloud.stop()
+    store, stopped = Store(cloud.pipeline.store), layout.stopped(cloud.pipeline.name)
+    assert not cloud.stop() and not store.has_file(stopped)
     cloud.serve(cloud.register("a"))
+    assert cloud.stop()
+    # By this `endpoint_follows` knows that nothing is to be deployed again.
+    assert store.has_file(stopped)
+    cloud.serve(1)
+    assert not store.has_file(stopped)
     assert cloud.stop()
     assert cloud.google.endpoints.endpoints() == []
     assert cloud.google.endpoints.processes() == []

@@ -9,6 +9,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 from rich.console import Console
 
+from artifacts.errors import UserError
 from artifacts.store.identity import Identity
 from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
@@ -179,6 +180,14 @@ def test_the_command_prints_what_came_of_it(with_shards: Project) -> None:
     assert (best["trial"], other["trial"]) == (USUAL, SMALL)
     shown = with_shards.run("llm-assets", "experiment", "--set", f"{RATE}=0.01,0.0001")
     assert shown.returncode == 0 and "validation documents" in shown.stdout
+    assert "a verdict needs 30: the trials will be measured, but not told apart" in shown.stdout
+
+
+def test_more_combinations_than_memory_holds_are_refused_at_once(with_shards: Project) -> None:
+    keys = [RATE, STEPS, "checkpoint.seed", "checkpoint.optimizer.weight_decay"]
+    keys += ["checkpoint.schedule.warmup_steps", "tokenized_shards.fraction"]
+    with pytest.raises(UserError, match=r"These are 64,000,000 combinations, .* at most"):
+        plan_trials(with_shards.config, {key: list(range(20)) for key in keys})
 
 
 def test_a_model_that_learnt_too_little_comes_with_a_command_that_finds_a_better_one(

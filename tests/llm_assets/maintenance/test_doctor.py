@@ -176,6 +176,9 @@ def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: W
     with pytest.raises(DamagedArtifact, match="llm-assets doctor --repair; llm-assets run"):
         configured.current("checkpoint")
     assert doctor("--repair")[0] == 0
+    # By it an older registry is known, of a backup.
+    generation = LocalRegistry.of(configured.record).state().generation
+    assert configured.record.registry().generation == generation > 0
     assert {kind: configured.current(kind).fingerprint for kind in kinds} == before
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from artifacts.checkpoints import commit, newest_step
 from artifacts.errors import DamagedArtifact
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft
@@ -25,9 +26,11 @@ from llm_assets.definitions import build_definitions
 from llm_assets.forgetting.erase import WithdrawnVersion, add_to_list
 from llm_assets.maintenance.cleaning import (
     Name,
+    Removal,
     plan_removals,
     reach,
     read_contents,
+    remove,
     take_inventory,
 )
 from llm_assets.operation_settings import RetentionSettings
@@ -254,6 +257,20 @@ def test_of_the_caches_the_least_recently_used_goes(weeks: Weeks) -> None:
     weeks.clean(cache_gb=70 * KB / 1e9)
     left = Path(weeks.store.root).glob("cache/manual/clean_corpus/*")
     assert sorted(path.stem for path in left) == ["0", "3"]
+
+
+def test_what_takes_no_room_to_remove_goes_first(weeks: Weeks) -> None:
+    """A full disk has none for the lease of an artifact, nor for the manifest that stays of it."""
+    leases = Path(weeks.store.root, layout.LEASES_FOLDER)
+    shutil.rmtree(leases)
+    leases.write_text("where no lock can be written")
+    cached = Path(weeks.store.root, "cache", "entry")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    cached.write_text("text")
+    artifact = Removal("raw_corpus/a", "old", 1, artifact=("raw_corpus", "a"))
+    with pytest.raises(OSError):
+        remove(weeks.store, [artifact, Removal("cache/entry", "old", 1)])
+    assert not cached.exists()
 
 
 def test_nothing_goes_where_a_manifest_cannot_be_read(weeks: Weeks) -> None:
