@@ -240,6 +240,14 @@ def find_superfluous(
     return found
 
 
+def remove_all(run_url: str) -> int:
+    """Remove all checkpoints of a run; returns how many there were."""
+    folders = _step_folders(run_url)
+    for _, url in folders:
+        _remove(url)
+    return len(folders)
+
+
 def _step_folders(run_url: str) -> list[tuple[int, str]]:
     names = filter(None, map(STEP_FOLDER.fullmatch, files.list_names(run_url)))
     steps = sorted(int(name[1]) for name in names)

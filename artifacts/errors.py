@@ -314,8 +314,8 @@ def _of_system(error: BaseException, place: str) -> str | None:
         return f"{path}: the name is too long for a file. Choose a shorter one."
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
-            f"{path}: this user (uid {os.geteuid()}) has no permission for it. Grant it, or set "
-            "`store` or the source's `path` to a folder that is yours."
+            f"{path}: this user (uid {os.geteuid()}) has no permission for it. Grant it, or use a "
+            "folder that is yours: as the project's, or by `store` or the source's `path`."
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "Too many open files: raise the limit, for example with `ulimit -n 65536`."

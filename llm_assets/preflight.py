@@ -426,7 +426,22 @@ def preflight(
         steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
         _need_space(settings.store, bytes_written(settings, base, text.bytes, steps))
     held_out = _held_out(settings, text, is_judged)
-    return Preflight(text, [*_coverage(settings, text), *held_out])
+    return Preflight(text, [*_coverage(settings, text), *held_out, *_unset(settings)])
+
+
+def _unset(settings: PipelineSettings) -> list[str]:
+    """Variables without which messages are not sent; where the daemon runs they may be set."""
+    told = settings.notifications
+    named = {
+        "webhook_variable": told.webhook_variable,
+        "email.password_variable": told.email and told.email.password_variable,
+    }
+    return [
+        f"`notifications.{key}` names {variable}, which is not set here; without it where "
+        "`llm-assets up` or the daemon is started, no message is sent."
+        for key, variable in named.items()
+        if variable and not os.environ.get(variable)
+    ]
 
 
 def _need_source(source: Source) -> None:

@@ -107,6 +107,7 @@ def check_place(url: str) -> str:
         raise ValueError("the name of a bucket is missing; give gs://bucket/path")
     if "@" in rest.partition("/")[0]:
         raise ValueError("a user or password has no place in a path; give it as gs://bucket/path")
+    _refuse_nul(url)
     return url
 
 
@@ -117,7 +118,13 @@ def check_local_path(path: str) -> str:
         raise ValueError(
             f"a local path is expected, not {shown_in_line(scheme)}://; copy it to this machine"
         )
+    _refuse_nul(path)
     return path
+
+
+def _refuse_nul(path: str) -> None:
+    if "\0" in path:
+        raise ValueError("the character NUL has no place in a path; take it out")
 
 
 Place = Annotated[str, AfterValidator(check_place)]

@@ -153,7 +153,8 @@ def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> 
         model_fingerprint=candidate.fingerprint,
         model_url=source.path,
         license=license,
-        lineage=lineage(evaluation),
+        # The evaluation may be on newer text than the weights were trained on, which counts.
+        lineage=lineage(evaluation) | lineage(candidate),
         coverage=candidate.stats["coverage"],
         dollars=dollars_of(evaluation),
         evaluation=evaluation.stats,

@@ -96,7 +96,11 @@ def find_document(record: Pipeline, state: RegistryState, identifier: str) -> Do
         return DocumentHistory(None, None, lessons, entries, None, earlier, absence)
     kept = {"id": story.survivor, "source": story.source, "split": story.split}
     (exposure,) = exposures(runs, [kept | {"text_hash": story.text_hash}])
-    same = [one for one in listed if story.survivor == one.id or story.text_hash == one.text_hash]
+    same = [
+        one
+        for one in listed
+        if story.text_hash == one.text_hash or (story.survivor == one.id and not one.numbered)
+    ]
     derivation = _derivation(corpus, story.survivor) if is_derived else None
     earlier = _earlier_texts(record, state, runs, identifier, story.text_hash)
     return DocumentHistory(story, exposure, exposure.lessons, same, derivation, earlier)

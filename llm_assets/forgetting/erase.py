@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact, UserError, shown_in_line
 from artifacts.numbers import spans
 from artifacts.progress import Report
@@ -37,6 +38,7 @@ from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME
+from recipes.spec import BEST_NAME, SPEC_NAME
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
@@ -83,6 +85,9 @@ class ForgottenDocument(ForgetDecision):
     that hold it are not looked for, as in lists of earlier versions of this program."""
     similar: Similar | None = None
     """None where nobody decided: what holds its text is dropped, as long as that is little."""
+    numbered: bool = False
+    """Whether its id is a row's number in its file, which another row has as soon as one before it
+    goes: then it is known by its text alone."""
     undone: ForgetDecision | None = None
     """That it is wanted again."""
 
@@ -126,7 +131,8 @@ class ForgottenList(BaseModel):
     @property
     def ids(self) -> list[str]:
         """Under which no document may come back, whatever its text."""
-        return sorted({d.id for d in self.active if d.survivor is None or d.text_hash is None})
+        lasting = [one for one in self.active if not one.numbered]
+        return sorted({d.id for d in lasting if d.survivor is None or d.text_hash is None})
 
     @property
     def texts(self) -> list[str]:
@@ -316,6 +322,7 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
         _drop_leftovers(record, state)
     _drop_caches(record)
     report("The caches of text were emptied; they are filled again when needed.")
+    _drop_states(record.store, report)
 
 
 def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) -> list[Artifact]:
@@ -357,7 +364,9 @@ def _without_texts(
         raw_ids.setdefault(corpus.manifest.inputs.get("raw_corpus", ""), set()).update(gone)
         yield corpus, _without_rows(corpus, gone), _without_examples(corpus, gone)
     for raw in made_by(record, state, "raw_corpus"):
-        gone = ids | raw_ids.get(raw.fingerprint, set())
+        made = raw.manifest.created_at
+        numbered = {one.id for one in listed.active if one.numbered and made < one.at}
+        gone = ids | numbered | raw_ids.get(raw.fingerprint, set())
         yield raw, _without_rows(raw, gone), raw.stats
     for shards in made_by(record, state, "tokenized_shards"):
         erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
@@ -525,6 +534,29 @@ def _without_questions(exam: Artifact, ids: set[str]) -> Iterator[tuple[str, byt
 
 def _documents_of(question: dict[str, Any]) -> set[str]:
     return {one["document"] for one in (question["passage"], question["retrieved"]) if one}
+
+
+def _drop_states(store: Store, report: Report) -> None:
+    """Remove what unfinished trainings saved that may have read a text which is erased by now.
+
+    They begin again then. Their records say of such a text that nothing was learnt from it.
+    """
+    for run in store.list_folder(layout.RUNS_FOLDER):
+        if store.exists("checkpoint", run):
+            continue
+        try:
+            spec = json.loads(store.read_bytes(f"{layout.run(run)}/{SPEC_NAME}") or b"{}")
+        except ValueError:
+            continue
+        read = spec.get("inputs", {}).get("tokenized_shards", "")
+        shards = find_rewritable(store, "tokenized_shards", read)
+        hidden = {*spec.get("masked", ()), *spec.get("shards", {}).get("erased", ())}
+        if shards is None or hidden.issuperset(shards.stats.get("erased", ())):
+            continue
+        folder = f"{store.root}/{layout.run(run)}"
+        files.remove(f"{folder}/{BEST_NAME}")
+        if checkpoints.remove_all(spec.get("checkpoints_url") or folder):
+            report(f"Training run {run}, which is not finished, begins again without the text.")
 
 
 KINDS = ("raw_corpus", "clean_corpus", "tokenized_shards", "study", "exam", "eval_metrics")

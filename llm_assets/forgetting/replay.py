@@ -86,6 +86,19 @@ def replay(
     return made
 
 
+def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]) -> None:
+    """Look whether `replay` has all that it needs, and raise its UserError where it has not."""
+    met = first_step(runs, texts)
+    place = next(number for number, run in enumerate(runs) if run.checkpoint in met)
+    start = _spec_of(store, runs[place]).base_model_folder
+    for run in runs[place:]:
+        store.load("checkpoint", run.checkpoint)
+        spec = _spec_of(store, run)
+        # Those after the first start from what the one before comes to.
+        update = {"seen": _seen(store, spec), "base_model_folder": start}
+        _check_inputs(spec.model_copy(update=update), run)
+
+
 def _without(
     store: Store, run: TrainingRun, texts: Sequence[str], start: Artifact | None
 ) -> tuple[TrainingSpec, Identity]:
@@ -173,7 +186,7 @@ def _check_inputs(spec: TrainingSpec, run: TrainingRun) -> None:
 def _lost(run: TrainingRun, why: str) -> UserError:
     return UserError(
         f"{run.name} cannot be trained once more: {why}. Train a version from the base model "
-        "instead: the text is in no later corpus."
+        "instead, with `llm-assets run`: the text is in no later corpus."
     )
 
 

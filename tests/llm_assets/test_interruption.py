@@ -1,5 +1,6 @@
 """Anything can be killed at any moment and run again."""
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from dagster import DagsterInstance, DagsterRunStatus
 
 from llm_assets.cloud.spending import START_HOURS
 from recipes.spec import read_metrics
@@ -237,6 +239,13 @@ def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) ->
     assert running.wait(WAIT_SECONDS) == 130
     said = (project.folder / "output.txt").read_text()
     assert "Interrupted. Nothing finished is lost" in said and "Traceback" not in said
+    # Not failed: nobody is told of what somebody did on purpose.
+    with (
+        # The history's folder is relative to where one is.
+        contextlib.chdir(project.folder),
+        DagsterInstance.from_config(str(project.folder)) as instance,
+    ):
+        assert [run.status for run in instance.get_runs()] == [DagsterRunStatus.CANCELED]
 
     project.run_well("llm-assets", "run")
     assert len(losses(project)) == STEPS

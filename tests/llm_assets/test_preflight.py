@@ -99,6 +99,17 @@ def test_an_endpoint_that_could_not_start_is_told_before_any_work(
         preflight(settings(tmp_path, endpoint={"port": 1} | endpoint))
 
 
+def test_a_message_that_could_not_be_sent_is_told_before_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail = {"host": "mail.example", "sender": "a@example.org", "to": ["b@example.org"]}
+    told = {"webhook_variable": "NO_SUCH_URL", "email": mail | {"password_variable": "PASSWORD"}}
+    monkeypatch.setenv("PASSWORD", "secret")
+    notes = preflight(settings(tmp_path, notifications=told), seconds=0).notes
+    (note,) = [note for note in notes if "notifications" in note]
+    assert note.startswith("`notifications.webhook_variable` names NO_SUCH_URL, which is not set")
+
+
 def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
     alone = preflight(wanted).text

@@ -81,7 +81,7 @@ def import_json(file: Path, revision: str | None, output: Path | None) -> None:
     write_imported(imported, target)
     for note in imported.notes:
         click.echo(f"  {shown(note)}")
-    click.echo(f"Wrote {target}. Add `store: gs://BUCKET/store` to it.")
+    click.echo(f"Wrote {target}. Put your bucket into its `store`.")
     click.echo("It needs, in config/google_cloud.yaml:")
     click.echo(yaml.safe_dump(imported.cloud, sort_keys=False))
 

@@ -21,6 +21,7 @@ from artifacts.errors import UserError, shown_in_line
 from artifacts.settings import value_at
 from llm_assets import preflight
 from llm_assets.config import NAME, OTHER_FILES, PipelineSettings
+from llm_assets.services import PROJECT_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.document import EXAMPLES, Fault
@@ -469,7 +470,7 @@ def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:
     Returns:
         Names of the files that were written; none where the folder is a project already.
     """
-    if (folder / "dagster.yaml").exists():
+    if all((folder / name).exists() for name in PROJECT_FILES):
         return []
     shown = os.path.relpath(pipeline, folder)
     written = []

@@ -22,6 +22,8 @@ from rich.table import Table
 from artifacts.errors import UserError, shown, shown_in_line
 from artifacts.leases import describe_holder
 from artifacts.storage.files import is_local, make_private
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Store
 from llm_assets.assets.stage import asset_key, failure_reason, was_interrupted
 from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
@@ -287,7 +289,16 @@ def _execute(
     """Run the job of all assets for some of them; None where it was interrupted."""
     run_id = str(uuid4())
     with progress, dg.DagsterInstance.get() as instance:
-        instance.add_event_listener(run_id, progress.handle)
+
+        def follow(entry: dg.EventLogEntry) -> None:
+            was_interrupted = progress.interrupted
+            progress.handle(entry)
+            run = instance.get_run_by_id(run_id) if progress.interrupted else None
+            if run and not was_interrupted:
+                # A run that ends so without a request counts as failed.
+                instance.report_run_canceling(run)
+
+        instance.add_event_listener(run_id, follow)
         try:
             result = graph.resolve_job_def(ASSET_JOB).execute_in_process(
                 instance=instance,
@@ -351,6 +362,15 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     settings = load_settings(path)
     trials = [trial.name for trial in plan_trials(path, changes)]
     preflight(settings, seconds_before_run(settings), is_judged=False)
+    shards = Pipeline(Store(settings.store), settings.name).find_current("tokenized_shards")
+    least = settings.model_version.gate.minimum_documents
+    if shards and (documents := shards.stats["documents"]["validation"]) < least:
+        Console(quiet=quiet, emoji=False).print(
+            f"[yellow]![/] Validation has {documents:,} documents, and a verdict needs {least}: "
+            "the trials will be measured, but not told apart. Raise "
+            "`clean_corpus.split.validation`, or add text.",
+            highlight=False,
+        )
     use_this_folders_history()
     with dg.DagsterInstance.get() as instance:
         instance.add_dynamic_partitions(str(partitions(settings).name), trials)

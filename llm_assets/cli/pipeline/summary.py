@@ -59,7 +59,7 @@ def print_summary(
         *training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
         *_exam_lines(current["eval_metrics"]),
-        *_verdict_lines(current["model_version"], settings.checkpoint),
+        *_verdict_lines(current["model_version"], current["tokenized_shards"], settings),
         ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
     ]:
         table.add_row(label, text)
@@ -193,11 +193,17 @@ def _on_documents(evaluation: Artifact) -> str:
     return f", on {evaluation.stats['documents']['held_out']:,} documents{decided}"
 
 
-def _verdict_lines(version: Artifact, training: TrainingSettings) -> list[tuple[str, str]]:
+def _verdict_lines(
+    version: Artifact, shards: Artifact, settings: PipelineSettings
+) -> list[tuple[str, str]]:
     promoted = version.stats["promoted"]
     verdict = "[green]promoted[/]" if promoted else "[yellow]rejected, the incumbent stays[/]"
     lines = [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
-    if not promoted and (trials := trials_after(read_verdict(version), training)):
+    # With fewer an experiment comes to no verdict.
+    enough = settings.model_version.gate.minimum_documents
+    can_compare = shards.stats["documents"]["validation"] >= enough
+    trials = trials_after(read_verdict(version), settings.checkpoint)
+    if not promoted and can_compare and trials:
         lines.append(("to try", f"three other training runs, to compare: {escape(trials)}"))
     return lines
 

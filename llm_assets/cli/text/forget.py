@@ -1,6 +1,7 @@
 """`llm-assets forget` and `llm-assets verify`: documents out of the store, every later corpus and
 what serves, and the certificate of it held against the store."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,11 +43,11 @@ from llm_assets.forgetting.erase import (
     forgotten_folder,
     read_list,
 )
-from llm_assets.forgetting.replay import MASKED_INPUT
+from llm_assets.forgetting.replay import MASKED_INPUT, check_replay
 from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
 from llm_assets.tracing.passages import exposures
-from llm_assets.tracing.training_text import all_runs
+from llm_assets.tracing.training_text import all_runs, runs_behind
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import (
     FEWEST_NGRAMS,
@@ -61,12 +62,15 @@ from spark_jobs.clean.forgotten import (
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
 from spark_jobs.read.document import document_of
+from spark_jobs.read.settings import Files, HuggingFaceDataset
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, text_hash
 
 DROPPED = "dropped"
 """In place of the split of a text that is in no corpus."""
+ROW = re.compile(r":\d+$")
+"""Ends the id of a row where its source has no `id_column`."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
@@ -297,7 +301,7 @@ def _plan(
     """
     active = read_list(session.record.store, session.settings.name).active
     known = {one.id: one.survivor or one.id for one in active}
-    named = {one.id for one in active if one.similarity is None}
+    named = {one.id for one in active if one.similarity is None and not one.numbered}
     held = [one for one in identifiers if one in known and one not in named]
     back = _back_in_a_corpus(session, held)
     new = [one for one in identifiers if one not in known or one in back]
@@ -314,7 +318,7 @@ def _plan(
     enough = 0 if similar == "drop" else FEWEST_NGRAMS
     plan.signatures = {text: one for text, one in signatures.items() if len(one) >= enough}
     state = session.registry.state()
-    derived = find_derived(session.record, state, documents)
+    derived = find_derived(session.record, state, {*documents, *new})
     made = [row for texts in derived.values() for row in texts]
     plan.signatures |= _sign(made, FEWEST_NGRAMS)
     searched = [
@@ -328,13 +332,19 @@ def _plan(
         if row["text_hash"] not in plan.splits:
             holders[document_of(row.pop("forgotten"))].append(row)
 
+    rows_of_files = {
+        source.name
+        for source in session.settings.raw_corpus.sources
+        if isinstance(source, Files | HuggingFaceDataset) and source.id_column is None
+    }
+
     def enter(rows: Sequence[dict[str, Any]], **same: Any) -> None:
         same |= decision.model_dump() | {"similar": similar}
         fields = ForgottenDocument.model_fields
-        plan.entries += [
-            ForgottenDocument.model_validate({k: row[k] for k in row if k in fields} | same)
-            for row in rows
-        ]
+        for row in rows:
+            given = {k: row[k] for k in row if k in fields} | same
+            numbered = given["source"] in rows_of_files and bool(ROW.search(given["id"]))
+            plan.entries.append(ForgottenDocument.model_validate(given | {"numbered": numbered}))
 
     holding = [row["id"] for rows in holders.values() for row in rows]
     derived |= find_derived(session.record, state, holding)
@@ -347,6 +357,7 @@ def _plan(
             enter([{"id": identifier}], **no_text)
         for row in copies[identifier]:
             enter([{"id": row["id"]}], **no_text, survivor=identifier)
+            enter(derived.get(row["id"], []), survivor=identifier)
         if similar != "keep":
             enter(holders[identifier], survivor=identifier)
             for row in holders[identifier]:
@@ -386,8 +397,9 @@ def _look_up(
         settings: of cleaning.
 
     Returns:
-        Id to `id`, `source`, `split`, `text_hash` and `text` of each text, the id being that of the
-        survivor for a copy, the split `DROPPED` for a document that cleaning dropped for itself.
+        Id to `id`, `source`, `split`, `text_hash` and `text` of each text, the first id being that
+        of the survivor for a copy, whose own earlier texts are among them; the split is `DROPPED`
+        for a document that cleaning dropped for itself.
         And id to rows of `decider.DUPLICATE_SCHEMA`, its copies.
     """
     dropped = find_duplicates(clean.url, "id", pa.array(identifiers, pa.string())).to_pylist()
@@ -399,8 +411,10 @@ def _look_up(
     found: dict[str, list[dict[str, Any]]] = {survivors.get(one, one): [] for one in identifiers}
     columns = ["id", "source", "split", "text_hash", "text"]
     record = open_parts([clean.url, f"{clean.url}/{PAST_FOLDER}"], columns)
-    for row in record.to_table(filter=pc.field("id").isin(list(found))).to_pylist():
-        found[row["id"]].append(row)
+    wanted = pc.field("id").isin(list({*found, *identifiers}))
+    for row in record.to_table(filter=wanted).to_pylist():
+        # A copy had a text of its own where it was no copy yet.
+        found[survivors.get(row["id"], row["id"])].append(row)
     missing = {one for one, texts in found.items() if not texts}
     raw_parts = find_parts(raw.url, RAW_COLUMNS, "raw_corpus") if raw and missing else []
     apart = {"quality_filters": [], "classifiers": [], "minimum_characters": 1}
@@ -470,7 +484,8 @@ def _retrain(
     for version, unknown in find_doubtful(session.record.store, state, affected).items():
         report(
             f"Version {version} may have been trained on them: there is no record of "
-            f"{', '.join(unknown)}. `llm-assets reject {version}` withdraws it."
+            f"{', '.join(unknown)}. `llm-assets reject {version} --reason REASON` keeps it from "
+            "serving."
         )
     if not affected:
         report("No version is known to have been trained on them: nothing is trained again.")
@@ -478,6 +493,16 @@ def _retrain(
     wanted = state.find("wanted")
     replayed = wanted is not None and wanted.version in affected
     if wanted and replayed:
+        runs = runs_behind(session.record.store, state, wanted)
+        forgotten = read_list(session.record.store, session.settings.name).texts
+        try:
+            check_replay(session.record.store, runs, forgotten)
+        except UserError as error:
+            # Whether or not it can be replaced, it is to serve no longer.
+            _withdraw(session, affected, decision, report)
+            report(f"The version before it takes over. {error}")
+            materialize_assets(session.settings, ["endpoint"])
+            return
         report(f"Version {wanted.version} is trained again without them.")
         config = training_config(session.settings, {"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)

@@ -6,8 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from artifacts.store.identity import Identity
+from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets.evaluation import (
     VERDICT_NAME,
+    candidate_entry,
     figures_are_finite,
     metrics_view,
     read_verdict,
@@ -47,6 +50,30 @@ def test_the_check_of_a_candidate_that_could_not_be_measured_says_why() -> None:
     found = figures_are_finite(evaluation)
     assert not found.passed
     assert found.description == "The candidate was not measured: Training stopped at step 7."
+
+
+def test_a_version_was_trained_on_its_own_text_whatever_it_was_measured_on(tmp_path: Path) -> None:
+    """As one that is made once more, while newer text waits to be trained on."""
+    store = Store(str(tmp_path))
+
+    def make(kind: str, **inputs: str) -> Artifact:
+        def write(draft: Draft) -> None:
+            (draft.path / "model").mkdir()
+            (draft.path / "model" / "model.safetensors").write_bytes(b"weights")
+            draft.stats["coverage"] = 1.0
+
+        return store.make(Identity(kind=kind, code_version="1", inputs=inputs), write)[0]
+
+    raw, newer = (make("raw_corpus", source=text).fingerprint for text in ("text", "newer text"))
+    shards, newest = (make("tokenized_shards", raw_corpus=one).fingerprint for one in (raw, newer))
+    candidate = make("checkpoint", tokenized_shards=shards)
+    measured = {"checkpoint": candidate.fingerprint, "tokenized_shards": newest}
+    evaluation = make("eval_metrics", **measured)
+
+    behind = candidate_entry(candidate, evaluation, "unknown").lineage
+
+    assert (behind["tokenized_shards"], behind["raw_corpus"]) == (shards, raw)
+    assert behind["eval_metrics"] == evaluation.fingerprint
 
 
 def test_few_documents_without_bounds_are_shown_by_their_value() -> None:

@@ -395,6 +395,10 @@ def test_the_command_makes_a_project_and_says_what_to_do_next(
     for name in ("dagster.yaml", "workspace.yaml", "env.sh", "README.md", ".gitignore"):
         assert (project / name).exists() and name in ended.output
     assert f'LLM_ASSETS_CONFIG="$here/{output}"' in (project / "env.sh").read_text()
+    (project / "workspace.yaml").unlink()
+    (project / output).unlink()
+    again = CliRunner().invoke(commands, ["init", str(manuals), "--output", output])
+    assert again.exit_code == 0 and (project / "workspace.yaml").exists(), "as `up` advises"
     told = 'dagster asset materialize --select "*clean_corpus"'
     monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     assert make_command("clean_corpus") == f"(. ./env.sh && {told})"

@@ -35,7 +35,7 @@ def _without_trace(text: str) -> str:
 
 @pytest.mark.fault(
     "raw_corpus",
-    "text in another encoding",
+    "text in an encoding that is not recognized, such as Shift-JIS",
     sees="the file, and that it is not UTF-8",
     then="no other encoding is guessed",
 )

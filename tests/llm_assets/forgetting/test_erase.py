@@ -1,6 +1,7 @@
 """A forgotten text in what was made before: gone, and everything else as it was."""
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.cache import read_cached, write_cached
+from artifacts.checkpoints import clear_step, commit
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet, list_documents
 from artifacts.storage.files import CACHE_VARIABLE
@@ -28,10 +30,12 @@ from llm_assets.forgetting.erase import ForgottenDocument, ForgottenList, erase,
 from llm_assets.registry.card import page_path
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import read_questions
+from recipes.spec import BEST_NAME, SPEC_NAME, TrainingSpec
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.runtime.parquet import write_table
 from tests.llm_assets.registry.conftest import entry
+from tests.recipes.conftest import settings_of
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.tiny import tiny_shards, tiny_texts
 
@@ -199,6 +203,39 @@ def test_it_is_erased_from_what_a_trial_of_other_settings_made(corpora: Corpora)
     for path in made.path.rglob("*.parquet"):
         table = pq.read_table(path)
         assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
+
+
+def test_an_unfinished_training_that_may_have_read_it_begins_again(corpora: Corpora) -> None:
+    """What it has saved may have learnt the text, of which its records will say nothing."""
+    shards = corpora.current("tokenized_shards")
+    root = Path(corpora.store.root)
+    settings, inputs = settings_of(), {"tokenized_shards": shards.fingerprint}
+    for name, masked in (("read", ()), ("masked", ("text-3",)), ("done", ())):
+        spec = TrainingSpec(
+            run_id=name,
+            shards_folder=shards.url,
+            shards=ShardStats.model_validate(shards.stats),
+            base_model_folder="model",
+            run_folder=f"{root}/{layout.run(name)}",
+            export_folder="",
+            training=settings,
+            masked=masked,
+            inputs=inputs,
+        )
+        spec.write(root / layout.run(name) / SPEC_NAME)
+        (root / layout.run(name) / BEST_NAME / "step-2").mkdir(parents=True)
+        clear_step(spec.run_folder, 2)
+        commit(spec.run_folder, 2, spec.content(), {})
+    done = root / layout.artifact("checkpoint", "done")
+    shutil.copytree(corpora.current("exam").path, done)
+
+    said = corpora.erase()
+
+    left = {path.parent.name for path in (root / "runs").glob("*/step-2")}
+    assert left == {"masked", "done"}
+    assert not (root / layout.run("read") / BEST_NAME).exists()
+    assert "Training run read, which is not finished, begins again without the text." in said
+    assert not any("begins again" in line for line in corpora.erase())
 
 
 def test_nothing_of_it_stays_in_what_was_set_aside_or_never_finished(corpora: Corpora) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -156,6 +157,32 @@ def test_a_document_is_forgotten_from_the_store_and_from_what_serves(project: Pr
 
     assert project.run("llm-assets", "run").returncode == 0
     assert row["id"] not in documents_of(project)
+
+
+@pytest.mark.soak
+def test_a_version_whose_runs_cannot_be_repeated_is_withdrawn_and_its_text_erased_all_the_same(
+    project: Project,
+) -> None:
+    assert project.run("llm-assets", "run").returncode == 0
+    row = next(row for row in documents_of(project).values() if steps_of(project, row["text_hash"]))
+    checkpoint = project.record.current("checkpoint", "test").fingerprint
+    # As `retention` does it once newer versions are there.
+    shutil.rmtree(Path(project.record.store.root, layout.run(checkpoint)))
+
+    ended = project.run(
+        *("llm-assets", "forget", row["id"], "--yes", "--similar", "keep"),
+        *("--name", "Ada", "--reason", "asked to"),
+    )
+
+    said = " ".join(ended.stdout.split())
+    assert ended.returncode == 0, ended
+    assert "Withdrawn: version 1." in said and "cannot be trained once more" in said
+    state = LocalRegistry.of(project.record).state()
+    assert state.is_rejected(state.get(1).weights) and state.champion == 0
+    assert not holders(project.folder / "store", row["text"])
+    (path,) = Path(project.record.store.root, layout.certificates("manual")).glob("*.json")
+    verified = project.run("llm-assets", "verify", str(path))
+    assert verified.returncode == 0 and "PROBLEM" not in verified.stdout, verified
 
 
 def check_certificate(project: Project, text: str, said: str) -> None:

@@ -10,7 +10,7 @@ from artifacts.errors import UserError
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import replacements
 from llm_assets.forgetting.erase import ForgottenDocument, add_to_list, read_list
-from llm_assets.forgetting.replay import replay, train_once_more
+from llm_assets.forgetting.replay import check_replay, replay, train_once_more
 from llm_assets.registry.start import retire
 from llm_assets.registry.state import ModelVersion
 from llm_assets.runners.training import Train
@@ -150,13 +150,17 @@ def test_without_the_early_checkpoints_it_says_from_where_it_starts_and_why_it_c
     runs = lab.runs_behind(lab.first.model_fingerprint)
     spec = lab.run_folder(lab.first.model_fingerprint) / SPEC_NAME
     spec.rename(tmp_path / SPEC_NAME)
-    with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
-        replay(lab.store, runs, [lab.late], train_here, said.append)
+    for look in (replay, check_replay):
+        arguments = (train_here, said.append) if look is replay else ()
+        with pytest.raises(UserError, match=r"version 1 cannot be trained once more: .*spec\.json"):
+            look(lab.store, runs, [lab.late], *arguments)
     newer = json.loads((tmp_path / SPEC_NAME).read_text()) | {"dreams": True}
     spec.write_text(json.dumps(newer))
     with pytest.raises(UserError, match=r"spec\.json is not a TrainingSpec: `dreams`.*release"):
         replay(lab.store, runs, [lab.late], train_here, said.append)
     (tmp_path / SPEC_NAME).rename(spec)
+    check_replay(lab.store, runs, [lab.late])
+    check_replay(lab.store, lab.runs_behind(lab.third.model_fingerprint), [lab.late])
     for early in (9, 18):
         shutil.rmtree(spec.parent / f"step-{early}")
     # Without the text's mask nothing is on record under this name yet.

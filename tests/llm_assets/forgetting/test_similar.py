@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from artifacts.store import layout
+from artifacts.store.identity import Identity
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.forgetting.erase import ForgottenList, read_list
@@ -168,6 +169,52 @@ def test_a_document_that_came_back_with_other_text_is_forgotten_when_it_is_named
     assert entries == [("lever.txt", None), ("harbor.txt", "lever.txt"), ("harbor.txt", None)]
     assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
     assert "Nothing was done" in pipeline.forget("harbor.txt"), "it is known now"
+
+
+def test_what_a_copy_said_before_it_was_one_is_forgotten_with_it(pipeline: Pipeline) -> None:
+    """Its notice may be on many pages, and what it said before on none but its own."""
+    # From the first training on, corpora remember the texts of those before.
+    identity = Identity(
+        kind="checkpoint", code_version="1", inputs={"tokenized_shards": "gone since"}
+    )
+    record = pipeline.project.record
+    record.advance(record.store.make(identity, lambda draft: None)[0])
+    pipeline.write(TEXTS | {"lever.txt": TEXTS["fog.txt"]})
+    pipeline.clean()
+    assert not {"lever.txt", "harbor.txt"} <= pipeline.documents()
+
+    pipeline.forget("lever.txt", "--similar", "keep", "--yes")
+
+    pipeline.write({"license.txt": LICENSE, "again.txt": LEVER, "other.txt": story("other")})
+    pipeline.clean()
+    assert pipeline.documents() == {"license.txt", "other.txt"}
+
+
+def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
+    pipeline: Pipeline,
+) -> None:
+    def write(*names: str) -> None:
+        pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *map(story, names)])})
+        pipeline.clean()
+
+    def rows() -> dict[str, str]:
+        found = documents_of(pipeline.project)
+        return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
+
+    write("tram", "dune", "kiln", "moth")
+    before = rows()
+    (dune,) = [name for name, text in before.items() if text == story("dune")]
+    pipeline.forget(dune, "--yes")
+    write("tram", "dune", "kiln", "moth")
+    assert sorted(rows().values()) == sorted(set(before.values()) - {story("dune")})
+
+    write("tram", "kiln", "moth")
+    assert rows()[dune] == story("kiln") and len(rows()) == 3
+    assert "forgotten" not in pipeline.say("document", dune)
+    # What stands at the number now can be forgotten in its turn.
+    pipeline.forget(dune, "--yes")
+    write("tram", "moth", "kiln")
+    assert sorted(rows().values()) == sorted(map(story, ("tram", "moth")))
 
 
 def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
