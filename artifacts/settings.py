@@ -16,7 +16,10 @@ from artifacts.errors import UserError
 class Settings(BaseModel):
     """Frozen, refuses unknown keys; the docstring under a field is its description in the docs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # JSON, in which settings reach programs, has no number that is not finite.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     def content(self) -> dict[str, Any]:
         """What of them decides what is made, as JSON values: all, where a model does not say."""

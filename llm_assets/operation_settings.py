@@ -86,7 +86,8 @@ class AutomationSettings(Settings):
     check_seconds: int = Field(default=300, ge=1)
     """How often the sources, the base model and the endpoint are checked, in seconds."""
     quiet_minutes: float = Field(default=5, ge=0)
-    """How many minutes the text must stay unchanged before it is trained on."""
+    """How many minutes the text, or another base model, must stay unchanged before it is trained
+    on."""
     minimum_changed_megabytes: float = Field(default=0, ge=0)
     """If all sources are files: how many megabytes of files must have been added or removed since
     the text that the wanted version (the one that should serve) was trained on. A changed file

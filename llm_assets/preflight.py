@@ -438,7 +438,7 @@ def _unset(settings: PipelineSettings) -> list[str]:
     }
     return [
         f"`notifications.{key}` names {variable}, which is not set here; without it where "
-        "`llm-assets up` or the daemon is started, no message is sent."
+        "`llm-assets up` or the daemon is started, nothing is sent that way."
         for key, variable in named.items()
         if variable and not os.environ.get(variable)
     ]

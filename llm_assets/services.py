@@ -64,7 +64,7 @@ SESSION_NAME = "session"
 CONTROL_NAME = "control"
 """A link in the state folder to the socket."""
 OWNER_NAME = "owner"
-"""A file beside the socket with the state folder, of which a copied project has the link alone."""
+"""A file beside the socket that names the state folder: a copy of that has the same link."""
 CONFIGURATION_NAME = "supervisord.conf"
 CONFIGURATION = """\
 [unix_http_server]
@@ -189,7 +189,7 @@ def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[s
     make_private(state)
     _remove_socket(state)
     control = Path(tempfile.mkdtemp(prefix="llm-assets-")) / CONTROL_NAME
-    control.with_name(OWNER_NAME).write_text(str(state.absolute()))
+    control.with_name(OWNER_NAME).write_text(_identify(state))
     (state / CONTROL_NAME).symlink_to(control)
     # A path of the project could hold what means something to supervisord.
     paths = {"state": os.path.relpath(state), "socket": _escape(str(control))}
@@ -333,12 +333,14 @@ def _remove_socket(state: Path) -> None:
 
 def _is_of_another(state: Path) -> bool:
     """Whether a supervisor is that of the project which this one was copied from."""
-    named = (state / CONTROL_NAME).readlink().with_name(OWNER_NAME)
-    if not named.exists():
-        return False
-    owner = Path(named.read_text())
-    # A folder that was moved since is no longer where it was.
-    return owner.exists() and not owner.samefile(state)
+    owner = (state / CONTROL_NAME).readlink().with_name(OWNER_NAME)
+    return owner.exists() and owner.read_text() != _identify(state)
+
+
+def _identify(folder: Path) -> str:
+    """What names a folder also after it was moved, and names no copy of it."""
+    status = folder.stat()
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _supervisor(state: Path) -> Any:

@@ -22,7 +22,9 @@ from recipes.settings import Precision, RecipeSettings, TrainingSettings
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
-CHECKPOINT_CODE_VERSION = "7"
+CHECKPOINT_CODE_VERSION = "8"
+ROW_ORDER = 2
+"""By which new runs order their rows (`TrainingSpec.row_order`)."""
 SPEC_NAME = "spec.json"
 MODEL_FOLDER = "model"
 """Where a checkpoint artifact keeps the exported Hugging Face model."""
@@ -62,6 +64,9 @@ class TrainingSpec(BaseModel):
     order_inputs: dict[str, str] | None = None
     """Inputs that decide the order of the rows where they are not the run's own: those of the run
     that is trained once more without the masked texts."""
+    row_order: int = 1
+    """The rule of `recipes.data.reader` for rows that the lineage has seen in part. Of runs of
+    earlier releases it is 1; made once more, such a run has to take the rows that it took."""
     libraries: dict[str, str] = {}
     """Versions of those that decide the result, without which the program does not run."""
     inputs: dict[str, str] = {}
@@ -226,10 +231,10 @@ def total_steps(
     """Steps of the whole run, from its budget in steps, tokens or passes over the train split.
 
     Replayed rows count as tokens, not as a pass. A run that continues from a model passes over what
-    that has not seen; the rows that it sees again come on top.
+    is new to that; the rows that it sees again come on top.
 
     Args:
-        unseen_rows: train rows that the run's start has not seen, where that is known; with none
+        unseen_rows: train rows that are new to the run's start, where that is known; with none
             left, a pass is one over the whole split.
 
     Raises:

@@ -14,6 +14,7 @@ from artifacts.errors import UserError
 from artifacts.leases import local_lease
 from artifacts.program.lifetime import Child, how_it_ended
 from artifacts.progress import Report
+from artifacts.storage.files import make_private
 from serving.logs import tail
 from serving.rollout import NoLongerWanted, RolloutFailed
 from serving.settings import EndpointSettings, bearer_token, listen
@@ -66,14 +67,17 @@ def start(
         running = status(state_folder)
         if running and _needs_new_server(running, settings):
             bearer_token(settings)
+            # What cannot be had must not cost what is there.
             if settings.port not in (0, running.port):
-                # What cannot be had must not cost what is there.
                 listen(settings.host, settings.port).close()
+            elif settings.host != running.settings.host:
+                # Its own port is free only once it has ended.
+                listen(settings.host, 0).close()
             report(
                 "the endpoint's address, token, allowed origins or connection limits changed: "
                 "restarting it"
             )
-            stop(state_folder)
+            _end(running)
             running = None
         if running and _serves(running, desired):
             state.desired.write(desired)
@@ -100,11 +104,19 @@ def status(state_folder: Path) -> Status | None:
 
 
 def stop(state_folder: Path) -> bool:
-    """End the endpoint, its engines with it; returns whether one was running."""
-    running = status(state_folder)
-    if running is None:
-        return False
-    StateFolder(state_folder).stopped_path.touch()
+    """End the endpoint, its engines with it; returns whether one was running.
+
+    Also where none was, none is started until somebody asks for one.
+    """
+    running, stopped = status(state_folder), StateFolder(state_folder).stopped_path
+    make_private(stopped.parent)
+    stopped.touch()
+    if running is not None:
+        _end(running)
+    return running is not None
+
+
+def _end(running: Status) -> None:
     os.kill(running.pid, signal.SIGTERM)
     end = time.monotonic() + STOP_SECONDS
     while running.alive and time.monotonic() < end:
@@ -112,7 +124,6 @@ def stop(state_folder: Path) -> bool:
     if running.alive:
         # Its API server and engines end with it.
         os.kill(running.pid, signal.SIGKILL)
-    return True
 
 
 def _spawn(state: StateFolder) -> Child:

@@ -48,9 +48,11 @@ class Server:
         self._supervisor = os.getppid()
         # Of this supervisor's alone: since an endpoint's own end, people may have rejected what was
         # served.
-        self._after_crash = (
+        self._has_served = (
             before is not None
             and before.pid == self._supervisor
+            and before.alive
+            and before.has_served
             and before.phase not in ("stopped", "failed")
         )
         self._outcome: RolloutOutcome | None = None
@@ -127,7 +129,7 @@ class Server:
         in its place.
         """
         wanted, good = self._desired, self._state.good.read()
-        if self._after_crash and good and good != wanted:
+        if self._has_served and good and good != wanted:
             # The API server before this one ended while it changed versions. What was good then
             # comes first, so that a wanted version that cannot serve costs no outage.
             await self._change(good, is_asked=False)
@@ -159,6 +161,7 @@ class Server:
             self._show_life()
             for route in routes:
                 route.engine.desired = wanted
+            self._has_served = True
             self._keep(self._state.good, wanted)
         if is_asked:
             self._outcome = RolloutOutcome(
@@ -211,6 +214,7 @@ class Server:
             port=self._address[1],
             settings=self._dispatcher.settings,
             phase=self._phase,
+            has_served=self._has_served,
             routes=[route.status for route in self._router.routes],
             outcome=self._outcome,
         )

@@ -110,6 +110,8 @@ class Status(BaseModel):
     settings: EndpointSettings
     """By which it works now."""
     phase: Phase
+    has_served: bool = False
+    """Whether a version has taken all traffic since it was started, before a crash or after it."""
     routes: list[RouteStatus] = []
     outcome: RolloutOutcome | None = None
     updated_at: datetime = Field(default_factory=lambda: datetime.now(UTC))

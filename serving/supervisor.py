@@ -46,7 +46,12 @@ class Supervisor:
         deaths = 0
         while True:
             began = monotonic()
-            code = self._run_once()
+            try:
+                code = self._run_once()
+            except OSError as error:
+                # Of processes or memory there is none to be had just now.
+                code = 1
+                log("api_server_not_started", reason=str(error))
             if code in (0, CANNOT_SERVE) or self._stop_by is not None:
                 return 1 if code == CANNOT_SERVE else 0
             deaths = 0 if monotonic() - began > STEADY_SECONDS else deaths

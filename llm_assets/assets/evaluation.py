@@ -153,12 +153,20 @@ def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> 
         model_fingerprint=candidate.fingerprint,
         model_url=source.path,
         license=license,
-        # The evaluation may be on newer text than the weights were trained on, which counts.
-        lineage=lineage(evaluation) | lineage(candidate),
+        lineage=_lineage(candidate, evaluation),
         coverage=candidate.stats["coverage"],
         dollars=dollars_of(evaluation),
         evaluation=evaluation.stats,
     )
+
+
+def _lineage(candidate: Artifact, evaluation: Artifact) -> dict[str, str]:
+    """What a candidate was made from and judged by.
+
+    The evaluation may be on newer text than the weights were trained on, which is none of it.
+    """
+    judged = {kind: one for kind, one in lineage(evaluation).items() if kind in JUDGED_BY}
+    return judged | lineage(candidate)
 
 
 def model_source(artifact: Artifact) -> ModelSource:
@@ -170,6 +178,7 @@ def model_source(artifact: Artifact) -> ModelSource:
     )
 
 
+JUDGED_BY = ("eval_metrics", "exam")
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"
 SERVING_LIBRARIES = {"nncf", "openvino", "openvino-genai"}

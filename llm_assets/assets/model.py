@@ -46,6 +46,7 @@ from recipes.settings import BUDGETS, RecipeSettings, package_of
 from recipes.spec import (
     CHECKPOINT_CODE_VERSION,
     MODEL_FOLDER,
+    ROW_ORDER,
     TENSORBOARD_NAME,
     TrainingSpec,
     read_metrics,
@@ -294,6 +295,7 @@ def _training_spec(
         export_folder=f"{output}/{MODEL_FOLDER}",
         training=settings,
         seen=find_seen(start),
+        row_order=ROW_ORDER,
         libraries=identity.libraries,
         inputs=identity.inputs,
     )

@@ -241,10 +241,11 @@ def request_run(
         return key
     if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
-    if is_limited and (reason := blackout(settings, now)):
-        return Wait(reason)
+    # First, so that a spent budget is told once and not after each blackout.
     if is_limited and (reason := budget_spent(settings, runs.by_automation(now), now)):
         return Wait(reason, is_alarm=True)
+    if is_limited and (reason := blackout(settings, now)):
+        return Wait(reason)
     tags = runs.tags(launched_by) | {QUESTION_TAG: question.name}
     return RunRequest(run_key=key, run_config=run_config, tags=tags)
 

@@ -83,7 +83,10 @@ def routes(board: Board) -> list[BaseRoute]:
             return unavailable(
                 "The endpoint is not running. Start it with: llm-assets run"
             ).response()
-        token = bearer_token(status.settings)
+        try:
+            token = bearer_token(status.settings)
+        except UserError as error:
+            return unavailable(str(error)).response()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         headers["Content-Type"] = request.headers.get("content-type", "")
         # By no proxy, which would be told the token.

@@ -69,10 +69,11 @@ class CommandCall:
         arguments = [*command, *self.decision.arguments(self.is_meant)]
         try:
             self.code = Child(arguments, output=self.log, heeds_parent=False).wait()
-        except UserError as error:
+        except (UserError, OSError) as error:
+            # First: as long as there is none, every other decision is refused.
+            self.code = 1
             self.log.write(str(error).encode())
             self.log.flush()
-            self.code = 1
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from serving.state import Desired
 MOST_ENGINES = 2
 """At once: with the version that serves, these are base, champion and candidate."""
 IDLE_SECONDS, LOOK_SECONDS = 120.0, 1.0
+LEAST_CACHE_TOKENS, OF_ENGINE_TOKENS = 512, 32
+"""The least that `endpoint.cache_tokens` may be, and what of it an engine keeps for itself."""
 MEMORY_FACTOR, OTHER_BYTES = 2, 1_500_000_000
 """What an engine takes: a multiple of its weights as stored, and program and cache."""
 
@@ -81,7 +83,7 @@ class OnDemandEngines:
         try:
             async with self._lock:
                 engine = await self._find(scope["path_params"]["version"])
-        except UserError as error:
+        except (UserError, OSError) as error:
             await unavailable(str(error)).response()(scope, receive, send)
             return
         await engine.app(scope, receive, send)
@@ -107,8 +109,9 @@ class OnDemandEngines:
         await run_in_threadpool(verify_model, board.record, version.model_url, weights=weights)
         desired = model_to_serve(board.settings, version)
         own = desired.settings
+        of_one = own.max_prompt_tokens + own.max_new_tokens + OF_ENGINE_TOKENS
         changes = {
-            "cache_tokens": min(own.cache_tokens, own.max_prompt_tokens + own.max_new_tokens),
+            "cache_tokens": min(own.cache_tokens, max(LEAST_CACHE_TOKENS, of_one)),
             "journal": JournalSettings(keep="off"),
             # What serves goes on at its speed, as far as there are other processors.
             "threads": 1,

@@ -233,8 +233,10 @@ class Doorkeeper:
         needs_key = path not in PUBLIC and (decides or not self._board.is_open)
         if needs_key and not self._board.knows(request):
             # What was sent is lost, and an address that takes forms alone shows nothing.
-            target = f"/{path.split('/')[1]}" if request.method == "POST" else path
-            answer = RedirectResponse(f"/sign-in?next={quote(target)}", 303)
+            target = f"/{path.split('/')[1]}"
+            if request.method != "POST":
+                target = f"{path}?{request.url.query}" if request.url.query else path
+            answer = RedirectResponse(f"/sign-in?next={quote(target, safe='/')}", 303)
             await answer(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)

@@ -1,7 +1,6 @@
 """The text: where it comes from, what was removed and why, and what became of a document."""
 
 import re
-import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +18,7 @@ from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.start import find_manifest, find_record
 from llm_assets.tracing.explain import find_dropped
+from llm_assets.tracing.training_text import in_unicode_form
 from recipes.data.records import SEEN_NAME, LineageRecord
 from spark_jobs.read.document import DERIVED
 from spark_jobs.runtime.parquet import open_parts
@@ -183,8 +183,7 @@ def _coverage(clean: Artifact, version: int, record: str) -> Coverage:
 
 def search(clean: Artifact, words: str) -> list[SearchHit]:
     """The first documents that hold some words, whatever their case, white space apart."""
-    is_nfkc = clean.manifest.settings.get("unicode_form") == "NFKC"
-    words = unicodedata.normalize("NFKC" if is_nfkc else "NFC", words)
+    words = in_unicode_form(clean.manifest, words)
     pattern = r"[\s\p{Z}]+".join(map(re.escape, words.split()))
     holds = pc.match_substring_regex(pc.field("text"), pattern, ignore_case=True)
     # Python's expressions know no `\p`, and every such space is one of `\s` there.

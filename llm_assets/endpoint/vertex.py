@@ -300,10 +300,10 @@ class VertexServingPlatform(ServingPlatform):
         endpoint = VertexEndpoint(vertex, settings.name)
         store = Store(settings.store)
         with store.lease(f"endpoint-{settings.name}"):
-            if endpoint.find() is None:
-                return False
             # First: else automation could deploy to machines again, which cost.
             store.write_bytes(layout.stopped(settings.name), b"")
+            if endpoint.find() is None:
+                return False
             endpoint.delete()
         return True
 

@@ -373,12 +373,19 @@ def _without_texts(
         stats = shards.stats | ({"erased": erased} if erased else {})
         yield shards, _without_tokens(shards, erased), stats
     everywhere = ids.union(*raw_ids.values())
+
+    def gone_from(artifact: Artifact) -> set[str]:
+        # Later, other rows have the numbers of those that were forgotten.
+        made = artifact.manifest.created_at
+        return everywhere - {one.id for one in listed.active if one.numbered and one.at <= made}
+
     for study in made_by(record, state, "study"):
-        yield study, _without_rows(study, everywhere), _without_examples(study, everywhere)
+        gone = gone_from(study)
+        yield study, _without_rows(study, gone), _without_examples(study, gone)
     for exam in made_by(record, state, "exam"):
-        yield exam, _without_questions(exam, everywhere), exam.stats
+        yield exam, _without_questions(exam, gone_from(exam)), exam.stats
     for evaluation in made_by(record, state, "eval_metrics"):
-        yield evaluation, _without_samples(evaluation, everywhere), evaluation.stats
+        yield evaluation, _without_samples(evaluation, gone_from(evaluation)), evaluation.stats
 
 
 def made_by(

@@ -20,6 +20,7 @@ from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import Shard, ShardFiles, text_numbers
 from artifacts.shards.span_index import SpanIndex, first_places
 from artifacts.storage import files
+from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.start import START_INPUT, find_manifest, find_record, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
@@ -489,8 +490,13 @@ def shards_of(store: Store, run: TrainingRun) -> str:
 
 
 def in_form_of(store: Store, version: ModelVersion, text: str) -> str:
-    """A text in the Unicode form of the corpus behind a version, in which all its text is."""
+    """A text in the Unicode form of the newest corpus behind a version."""
     manifest = find_manifest(store, "clean_corpus", version.lineage.get("clean_corpus", ""))
+    return in_unicode_form(manifest, text)
+
+
+def in_unicode_form(manifest: Manifest | None, text: str) -> str:
+    """A text in the form that all text of a clean corpus is in."""
     is_nfkc = manifest and manifest.settings.get("unicode_form") == "NFKC"
     return unicodedata.normalize("NFKC" if is_nfkc else "NFC", text)
 

@@ -5,6 +5,7 @@ a pure function of it and the seed.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import Batch, ExampleBatch, read_batch, worker_share
 from recipes.data.records import LineageRecord, RowCounts, look_up
 from recipes.settings import OrderSettings
-from recipes.spec import TrainingSpec
+from recipes.spec import ROW_ORDER, TrainingSpec
 
 REPLAY_SEED = 0x5DEECE66D
 """Parts the order of replayed rows from that of the others."""
@@ -54,13 +55,16 @@ def order_seed(seed: int, inputs: Mapping[str, str]) -> int:
     return int.from_bytes(digest, "little")
 
 
-def is_fresh_row(rows: RowCounts) -> np.ndarray:
-    """Whether the lineage has seen less than half of each row; shape (rows,), bool.
+def is_fresh_row(rows: RowCounts, row_order: int = ROW_ORDER) -> np.ndarray:
+    """Whether each row is new to the lineage; shape (rows,), bool.
 
-    Not whether it has seen none of it: rows are cut again when a document before them changes or a
-    source's weight does, and most then hold a little of what was seen.
+    That is, whether it has seen less than half of it. Rows are cut again when a document before
+    them changes or a source's weight does, and most then hold a little of what was seen.
+
+    Args:
+        row_order: of the run's specification; by 1, the lineage has seen nothing of a new row.
     """
-    return 2 * rows.seen < rows.tokens
+    return rows.seen == 0 if row_order == 1 else 2 * rows.seen < rows.tokens
 
 
 @dataclass(frozen=True)
@@ -68,21 +72,37 @@ class RowPlan:
     """How a run that continues from a model takes the train rows."""
 
     fresh: tuple[np.ndarray, ...]
-    """Rows that the lineage has hardly seen (`is_fresh_row`), those of the first array first."""
+    """Rows that are new (`is_fresh_row`), those of the first array first, for each pass again."""
     seen: np.ndarray
     """The other rows."""
     seen_share: float
     """Share of the samples that are taken from them."""
 
     @classmethod
-    def of(cls, rows: RowCounts, settings: OrderSettings) -> "RowPlan":
-        """The plan for the train rows, by what the lineage has seen of them."""
-        is_fresh = is_fresh_row(rows)
+    def of(
+        cls,
+        rows: RowCounts,
+        settings: OrderSettings,
+        row_order: int = ROW_ORDER,
+        passes: int = 1,
+    ) -> "RowPlan":
+        """The plan for the train rows, by what the lineage has seen of them.
+
+        Args:
+            row_order: of the run's specification; by 1, there is one pass over new rows, and rows
+                are seen again also where none is new.
+            passes: over what is new, before all rows come.
+        """
+        is_fresh = is_fresh_row(rows, row_order)
         slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
         newest_first = np.unique(slices[is_fresh])[::-1]
         fresh = tuple(np.flatnonzero(is_fresh & (slices == number)) for number in newest_first)
         known = np.flatnonzero(~is_fresh)
-        return cls(fresh, known, settings.seen_share if len(known) else 0)
+        if row_order == 1:
+            return cls(fresh, known, settings.seen_share if len(known) else 0)
+        # Where nothing is new, all rows come in each pass, and none is to come beside them.
+        share = settings.seen_share if len(known) and fresh else 0
+        return cls(fresh * passes, known, share)
 
 
 @dataclass(frozen=True)
@@ -117,7 +137,8 @@ class DataOrder:
             if known is None:
                 shards = ShardSet(spec.shards_folder, spec.shards, "train")
                 known = look_up(shards, LineageRecord.read(spec.seen))
-            plan = RowPlan.of(known, training.order)
+            passes = math.ceil(training.budget.epochs or 1)
+            plan = RowPlan.of(known, training.order, spec.row_order, passes)
         inputs = spec.inputs if spec.order_inputs is None else spec.order_inputs
         seed = order_seed(training.seed, inputs)
         return cls(seed, train, replay, training.replay_share, plan)
@@ -160,7 +181,7 @@ class DataOrder:
         return chosen
 
     def _fresh(self, plan: RowPlan, samples: np.ndarray) -> np.ndarray:
-        """Rows not seen before, each once; when there are no more, all rows epoch by epoch."""
+        """New rows, each once in a pass; when there are no more, all rows epoch by epoch."""
         chosen = np.empty(len(samples), np.int64)
         first = 0
         for number, rows in enumerate(plan.fresh):

@@ -330,7 +330,8 @@ class Trainer:
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
         self._known = look_up_known(spec, workers)
-        self._steps = total_steps(spec.training, spec.shards, int(is_fresh_row(self._known).sum()))
+        new_rows = int(is_fresh_row(self._known, spec.row_order).sum())
+        self._steps = total_steps(spec.training, spec.shards, new_rows)
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective
         self._strategy = self._build()

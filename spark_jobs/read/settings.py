@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from artifacts.errors import has_control_characters
 from artifacts.examples import Form
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, Place
@@ -235,9 +236,8 @@ SELECT = re.compile(r"^\s*(select|with)\b", re.IGNORECASE)
 
 
 def _check_name(name: str) -> str:
-    # Ids and messages begin with it, and would pass for paths.
-    if not name.strip() or any(one in "/\\" or not one.isprintable() for one in name):
-        raise ValueError("must not be blank, and has no /, \\ or control character")
+    if not name.strip() or has_control_characters(name):
+        raise ValueError("must not be blank, and has no control character")
     return name
 
 

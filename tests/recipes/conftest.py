@@ -22,7 +22,7 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.continued_pretraining import main as train_main
 from recipes.launcher.cluster import LOOPBACK, opened_store
 from recipes.settings import RecipeSettings, TrainingSettings, training_settings
-from recipes.spec import TrainingResult, TrainingSpec, command, read_metrics
+from recipes.spec import ROW_ORDER, TrainingResult, TrainingSpec, command, read_metrics
 from tests.forked import ForkedProcess, Surroundings
 from tests.tiny import tiny_base_model, tiny_shards
 
@@ -98,6 +98,7 @@ def spec_in(
         run_folder=str(folder / "runs" / name),
         export_folder=str(folder / "exports" / name),
         training=training,
+        row_order=ROW_ORDER,
         inputs={"base_model": "tiny", "tokenized_shards": "made up"},
     )
 

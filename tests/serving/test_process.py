@@ -90,14 +90,18 @@ def test_a_changed_token_is_the_one_that_counts(
         assert status_with("battery-staple") == 200
 
 
-def test_a_port_that_is_taken_does_not_cost_the_endpoint_that_runs(
-    tmp_path: Path, tiny_model_folder: Path
+def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(tmp_path, tiny_model_folder) as client, socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UserError, match="Address already in use"):
             start(tmp_path, tiny_model_folder, port=taken.getsockname()[1])
+        monkeypatch.setenv("ENDPOINT_TOKEN", "battery-staple")
+        with pytest.raises(UserError, match="Set `endpoint.host` to an address of this machine"):
+            elsewhere = {"host": "192.0.2.1", "token_variable": "ENDPOINT_TOKEN"}
+            start(tmp_path, tiny_model_folder, **elsewhere)
         assert process_started(client.pid) is not None
         assert client.complete(max_tokens=1).status_code == 200
 
@@ -135,6 +139,17 @@ def test_an_address_of_ipv6_is_told_as_clients_take_it(
     with served(tmp_path, tiny_model_folder, host="::1") as client:
         assert client.url.startswith("http://[::1]:")
         assert client.complete(max_tokens=1).status_code == 200
+
+
+def test_stopping_is_remembered_also_where_nothing_runs(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """Else automation starts one on a machine on which nobody wants it."""
+    stopped = StateFolder(tmp_path).stopped_path
+    assert not process.stop(tmp_path) and stopped.exists()
+    with served(tmp_path, tiny_model_folder):
+        assert not stopped.exists()
+    assert stopped.exists()
 
 
 @pytest.mark.parametrize("phase", ["stopped", "serving"])

@@ -291,10 +291,10 @@ def _execute(
     with progress, dg.DagsterInstance.get() as instance:
 
         def follow(entry: dg.EventLogEntry) -> None:
-            was_interrupted = progress.interrupted
+            is_known = progress.interrupted
             progress.handle(entry)
             run = instance.get_run_by_id(run_id) if progress.interrupted else None
-            if run and not was_interrupted:
+            if run and not is_known:
                 # A run that ends so without a request counts as failed.
                 instance.report_run_canceling(run)
 
@@ -362,13 +362,18 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     settings = load_settings(path)
     trials = [trial.name for trial in plan_trials(path, changes)]
     preflight(settings, seconds_before_run(settings), is_judged=False)
-    shards = Pipeline(Store(settings.store), settings.name).find_current("tokenized_shards")
-    least = settings.model_version.gate.minimum_documents
-    if shards and (documents := shards.stats["documents"]["validation"]) < least:
+    clean = Pipeline(Store(settings.store), settings.name).find_current("clean_corpus")
+    least, share = (
+        settings.model_version.gate.minimum_documents,
+        settings.clean_corpus.split.validation,
+    )
+    # Where the split changes, nobody knows yet how many there will be.
+    is_known = clean and clean.manifest.settings["split"]["validation"] == share
+    documents = clean.stats["splits"].get("validation", 0) if clean and is_known else least
+    if documents < least and not any(key.startswith("clean_corpus.") for key in changes):
         Console(quiet=quiet, emoji=False).print(
-            f"[yellow]![/] Validation has {documents:,} documents, and a verdict needs {least}: "
-            "the trials will be measured, but not told apart. Raise "
-            "`clean_corpus.split.validation`, or add text.",
+            f"[yellow]![/] Validation has {documents:,} documents, and a verdict takes {least}: it "
+            "will be `too few documents`. Raise `clean_corpus.split.validation`, or add text.",
             highlight=False,
         )
     use_this_folders_history()

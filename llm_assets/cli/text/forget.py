@@ -69,8 +69,9 @@ from spark_jobs.text import fold, text_hash
 
 DROPPED = "dropped"
 """In place of the split of a text that is in no corpus."""
-ROW = re.compile(r":\d+$")
-"""Ends the id of a row where its source has no `id_column`."""
+ROW = re.compile(r"(?<!\.xml)(?<!\.xml\.bz2):\d+$")
+"""Ends the id of a row where its source has no `id_column`; the pages of a wiki's dump, in XML,
+have their own number."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
@@ -332,7 +333,7 @@ def _plan(
         if row["text_hash"] not in plan.splits:
             holders[document_of(row.pop("forgotten"))].append(row)
 
-    rows_of_files = {
+    numbers_rows = {
         source.name
         for source in session.settings.raw_corpus.sources
         if isinstance(source, Files | HuggingFaceDataset) and source.id_column is None
@@ -343,7 +344,9 @@ def _plan(
         fields = ForgottenDocument.model_fields
         for row in rows:
             given = {k: row[k] for k in row if k in fields} | same
-            numbered = given["source"] in rows_of_files and bool(ROW.search(given["id"]))
+            # A near copy, whose own text is not on record, is kept out by its id all the same.
+            is_known = given["text_hash"] is not None and given["source"] in numbers_rows
+            numbered = is_known and bool(ROW.search(given["id"]))
             plan.entries.append(ForgottenDocument.model_validate(given | {"numbered": numbered}))
 
     holding = [row["id"] for rows in holders.values() for row in rows]
@@ -500,17 +503,33 @@ def _retrain(
         except UserError as error:
             # Whether or not it can be replaced, it is to serve no longer.
             _withdraw(session, affected, decision, report)
-            report(f"The version before it takes over. {error}")
-            materialize_assets(session.settings, ["endpoint"])
+            report(str(error))
+            _serve_wanted(session, report)
             return
         report(f"Version {wanted.version} is trained again without them.")
         config = training_config(session.settings, {"without_forgotten": wanted.version})
         materialize_assets(session.settings, ["checkpoint"], config)
     _withdraw(session, affected, decision, report)
-    if replayed or _is_unfinished(session):
+    state = session.registry.state()
+    if replayed or _is_made_and_not_judged(session):
         report("The gate judges the new version, and the endpoint follows.")
         materialize_assets(session.settings, JUDGED)
         report("Done: `llm-assets versions` shows what serves.")
+    elif state.champion is not None and state.find("champion") != state.find("wanted"):
+        # An earlier call was interrupted.
+        _serve_wanted(session, report)
+
+
+def _serve_wanted(session: Session, report: Report) -> None:
+    """Serve the newest version that did not read the texts; where it cannot be, say what can."""
+    try:
+        materialize_assets(session.settings, ["endpoint"])
+    except UserError as error:
+        # The text is erased all the same.
+        report(
+            f"{error}\nThe withdrawn version serves until another one does. To serve the base "
+            "model instead: llm-assets approve 0 --reason REASON. To serve nothing: llm-assets stop"
+        )
 
 
 def _withdraw(
@@ -534,11 +553,9 @@ def _withdraw(
     )
 
 
-def _is_unfinished(session: Session) -> bool:
-    """Whether an earlier call was interrupted: what it made is not judged or does not serve yet."""
+def _is_made_and_not_judged(session: Session) -> bool:
+    """Whether an earlier call was interrupted before the gate judged what it had made."""
     state = session.registry.state()
-    if state.champion is not None and state.find("champion") != state.find("wanted"):
-        return True
     current = session.record.find_current("checkpoint")
     registered = {one.model_fingerprint for one in state.versions}
     return bool(

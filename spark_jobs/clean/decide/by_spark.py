@@ -292,7 +292,8 @@ def group_exact(
 def thin_out(work: Work, texts: DataFrame, keep: int | None) -> DataFrame:
     """The texts that `in_memory.thin_out` leaves."""
     forced = F.col("forced")
-    rank = F.when(forced >= history.VALIDATION, 0).when(forced == history.REPLAY, 2).otherwise(1)
+    judges = forced >= history.VALIDATION
+    rank = F.when(judges, -forced).when(forced == history.REPLAY, 1).otherwise(0)
     is_new = F.col("by_text") == history.NONE
     order = Window.partitionBy("shape").orderBy(is_new, rank, "text_hash")
     ranked = texts.where("shape is not null and not past").select(

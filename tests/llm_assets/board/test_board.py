@@ -364,7 +364,9 @@ def test_without_the_key_nothing_is_decided_and_no_other_page_may_ask(shop: Shop
         assert "Look first at what" in client.post("/decide/do", data=fields).text
         assert client.post("/decide/confirm", content=b"x" * 2_000_000).status_code == 413
     with client_of(board_of(shop, is_open=False)) as client:
-        assert client.get("/text").headers["location"].startswith("/sign-in")
+        to = client.get("/versions/compare?a=2&b=5").headers["location"]
+        (there,) = re.findall(r'name="next" value="([^"]*)"', client.get(to).text)
+        assert html.unescape(there) == "/versions/compare?a=2&b=5"
         assert client.get("/board.css").status_code == 200
         assert client.get("/text", headers=BEARER).status_code == 200
         assert client.get("/metrics").headers["location"].startswith("/sign-in")

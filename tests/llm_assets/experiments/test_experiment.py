@@ -180,7 +180,7 @@ def test_the_command_prints_what_came_of_it(with_shards: Project) -> None:
     assert (best["trial"], other["trial"]) == (USUAL, SMALL)
     shown = with_shards.run("llm-assets", "experiment", "--set", f"{RATE}=0.01,0.0001")
     assert shown.returncode == 0 and "validation documents" in shown.stdout
-    assert "a verdict needs 30: the trials will be measured, but not told apart" in shown.stdout
+    assert "a verdict takes 30: it will be `too few documents`" in shown.stdout
 
 
 def test_more_combinations_than_memory_holds_are_refused_at_once(with_shards: Project) -> None:

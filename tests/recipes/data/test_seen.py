@@ -1,6 +1,7 @@
 """What a lineage has seen is known token by token, and the next run goes by it."""
 
 import itertools
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -139,12 +140,27 @@ def test_all_rows_come_once_all_new_text_is_known(train_split: ShardSet) -> None
     assert np.concatenate(pieces).tolist() == order.rows(0, 700).tolist()
 
 
-def test_rows_of_which_little_was_seen_are_still_new(train_split: ShardSet) -> None:
+def test_rows_of_which_little_was_seen_are_still_new() -> None:
     """As after an early document was edited: every later row overlaps two of the rows before."""
     tokens = np.full(4, 100)
     rows = RowCounts(tokens, np.array([0, 49, 50, 100]), np.zeros(4, np.int64))
     plan = RowPlan.of(rows, OrderSettings())
     assert np.concatenate(plan.fresh).tolist() == [0, 1] and plan.seen.tolist() == [2, 3]
+    before = RowPlan.of(rows, OrderSettings(), row_order=1)
+    assert np.concatenate(before.fresh).tolist() == [0], "as a run of an earlier release had it"
+
+
+def test_a_pass_is_over_all_rows_where_none_is_new_and_each_pass_over_the_new_ones() -> None:
+    tokens, slices = np.full(1000, 10), np.zeros(1000, np.int64)
+    known = RowPlan.of(RowCounts(tokens, tokens, slices), OrderSettings(seen_share=0.25))
+    order = DataOrder(seed=3, train_rows=1000, plan=known)
+    assert sorted(order.rows(0, 1000).tolist()) == list(range(1000))
+
+    seen = np.where(np.arange(1000) < 100, 0, 10)
+    rows = RowCounts(tokens, seen, slices)
+    order = DataOrder(3, 1000, plan=RowPlan.of(rows, OrderSettings(seen_share=0.25), passes=2))
+    read = np.bincount(order.rows(0, math.ceil(2 * 100 / 0.75)), minlength=1000)
+    assert read[:100].tolist() == [2] * 100
 
 
 def test_every_run_records_what_it_saw(unbroken: TrainingSpec, train_split: ShardSet) -> None:
