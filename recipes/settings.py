@@ -110,7 +110,8 @@ class BudgetSettings(Settings):
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Passes over the train split, instead of `steps`; rounded up to whole steps; replayed rows
     come on top. With `initialize: champion`, a pass covers only rows that the champion and its
-    predecessors have seen less than half of (all rows if there are none), plus the share in `order.seen_share`."""
+    predecessors have seen less than half of (all rows if there are none), plus the share in
+    `order.seen_share`."""
     global_batch_size: int = Field(default=4, ge=1)
     """Rows per step, over all workers and accumulation steps."""
 

@@ -99,7 +99,7 @@ def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
         with pytest.raises(UserError, match="Address already in use"):
             start(tmp_path, tiny_model_folder, port=taken.getsockname()[1])
         monkeypatch.setenv("ENDPOINT_TOKEN", "battery-staple")
-        with pytest.raises(UserError, match="Set `endpoint.host` to an address of this machine"):
+        with pytest.raises(UserError, match=r"Set `endpoint\.host` to an address of this"):
             elsewhere = {"host": "192.0.2.1", "token_variable": "ENDPOINT_TOKEN"}
             start(tmp_path, tiny_model_folder, **elsewhere)
         assert process_started(client.pid) is not None
