@@ -21,6 +21,8 @@ from serving.settings import EndpointSettings
 
 RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
 """Pauses before the first, second … restart; the last one repeats."""
+STEADY_SECONDS = 60.0
+"""Of life, after which earlier deaths no longer count."""
 Phase = Literal["starting", "serving", "rolling_out", "failed", "stopped"]
 OF_ENGINES = {"engine", "weights", "threads", "cache_tokens"}
 """Settings that an engine is started with."""

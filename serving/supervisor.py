@@ -16,12 +16,10 @@ from types import FrameType
 from artifacts.errors import UserError
 from artifacts.program.lifetime import Child
 from serving.logs import log, log_to
-from serving.state import StateFolder, restart_pause
+from serving.state import STEADY_SECONDS, StateFolder, restart_pause
 
 CANNOT_SERVE = 3
 """Exit code of an API server for which starting again is no help; the log says why."""
-STEADY_SECONDS = 60.0
-"""Of life, after which earlier deaths no longer count."""
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0
 """Until the first sign of life: Python's modules may be slow to come from a disk."""

@@ -210,6 +210,9 @@ class Spending:
     """Where training and evaluation run."""
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
+    _more: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each job, when it was looked at last, in seconds since 1970, and the hours until then of
+    what it had beside its first machines."""
     """When jobs had their machines; a service may not know any more once these are gone."""
     _before: tuple[float, float] | None = None
     """Of this month and of this run, in the ledger by other jobs; None before it is read."""
@@ -271,7 +274,11 @@ class Spending:
     def _count(self, job: RemoteJob) -> MachineHours:
         ended, name = job.ended or time.time(), _entry_name(job)
         began = self._began[name] = min(job.started, self._began.get(name, job.started))
-        total = job.billed_hours or (ended - began) / HOUR * self.number
+        # Dataproc counts a batch's hours when it has ended, and adds executors long before.
+        seen, more = self._more.get(name, (began, 0.0))
+        more += (ended - seen) / HOUR * max(0.0, job.units - self.number)
+        self._more[name] = ended, more
+        total = job.billed_hours or (ended - began) / HOUR * self.number + more
         lost = 0.0
         if job.phase.ended and job.lost_machines:
             kept = max(began, self.last_saved() or 0.0)

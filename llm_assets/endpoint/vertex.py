@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dagster import DagsterExecutionInterruptedError
+
 from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
 from artifacts.storage import files
@@ -276,6 +278,11 @@ class VertexServingPlatform(ServingPlatform):
                     _run(
                         roll_out(traffic, settings.endpoint.rollout, seconds, report, still_wanted)
                     )
+                except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+                    # Else the machines of both versions are there, and paid for.
+                    report(f"canceled: version {version.version} is taken out of the endpoint")
+                    _run(traffic.roll_back())
+                    raise
                 except RolledBack as error:
                     raise RolloutFailed(
                         f"Version {version.version} is not served: {error}\n{_who_serves(endpoint)}"

@@ -93,6 +93,7 @@ class DataprocBatches(service.RemoteService):
             # The name of one that was deleted is free for another.
             uid=job.uuid,
             billed_hours=job.runtime_info.approximate_usage.milli_dcu_seconds / 3_600_000,
+            units=job.runtime_info.current_usage.milli_dcu / 1_000,
         )
 
 

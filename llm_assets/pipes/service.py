@@ -140,6 +140,8 @@ class RemoteJob:
     """The service's own id of it, where another job may come to have its name."""
     billed_hours: float = 0.0
     """Hours that the service itself has counted, in its own unit; 0 where it has not."""
+    units: float = 0.0
+    """How many of that unit it has at this moment; 0 where nobody says."""
     holds_machines: bool = False
     """Has ended, but its machines are there and cost money."""
 

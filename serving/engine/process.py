@@ -18,7 +18,7 @@ from artifacts.program.lifetime import Child, how_it_ended
 from serving.comparison import EngineComparison
 from serving.engine import protocol
 from serving.logs import log, make_room, tail
-from serving.state import Desired, restart_pause
+from serving.state import STEADY_SECONDS, Desired, restart_pause
 
 HEALTH_SECONDS = 1.0
 CONTINUE_SECONDS = 1.0
@@ -167,14 +167,18 @@ class EngineProcess:
         self._on_change()
 
     async def _keep_alive(self) -> None:
+        deaths = 0
         while True:
+            began = monotonic()
             status = await self._until_broken()
+            deaths = 0 if monotonic() - began > STEADY_SECONDS else deaths
             # One that was killed had no time for last words.
             said = {"said": tail(self.log_path, 1)} if status > 0 and self.log_path else {}
             if self._channel and self._channel.why_ended != protocol.ENDED:
                 said = {"reason": self._channel.why_ended}
             log("engine_ended", version=self.desired.version, status=status, **said)
-            await asyncio.sleep(restart_pause(self.restarts - 1))
+            await asyncio.sleep(restart_pause(deaths))
+            deaths += 1
             try:
                 await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
                 log("engine_restarted", version=self.desired.version, restarts=self.restarts)

@@ -145,7 +145,8 @@ def load_model(folder: Path, settings: EndpointSettings, choice: Choice) -> AnyM
     if architecture.endswith((CLASSIFIER, MASK_FILLER)):
         from serving.engine.transformers_model import Classifier, MaskFiller
 
-        return Classifier(folder) if architecture.endswith(CLASSIFIER) else MaskFiller(folder)
+        kind = Classifier if architecture.endswith(CLASSIFIER) else MaskFiller
+        return kind(folder, settings)
     if choice.converted is not None:
         from serving.engine.openvino_model import OpenVinoModel
 

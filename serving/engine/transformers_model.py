@@ -286,14 +286,17 @@ class Classifier(served_model.AnyModel):
     kind = "AutoModelForSequenceClassification"
     what = "This model classifies texts; use /predict."
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: EndpointSettings) -> None:
         """Load the model.
 
         Raises:
             UserError: the folder holds no model of this kind, or one that cannot be read.
         """
         self._tokenizer = read_tokenizer(folder)
-        self._model = read_weights(folder, getattr(transformers, self.kind), dtype=torch.bfloat16)
+        dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
+        self._model = read_weights(folder, getattr(transformers, self.kind), dtype=dtype)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         self._limit = context_tokens(self._model.config.to_dict()) or DEFAULT_POSITIONS
         self._thread = ThreadPoolExecutor(1, "classifier")
 

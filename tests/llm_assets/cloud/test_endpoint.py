@@ -227,6 +227,22 @@ def test_version_that_is_no_longer_wanted_is_taken_out(cloud: Cloud, looks: int)
     assert any("version 2 gets" in line for line in lines) == (looks == 2)
 
 
+def test_a_canceled_rollout_leaves_no_machines_of_the_new_version(cloud: Cloud) -> None:
+    cloud.serve(cloud.register("a"))
+    version = cloud.registry.get(cloud.register("b"))
+    platform = VertexServingPlatform(cloud_config_path=str(cloud.path))
+    looks = iter([True] * 3)
+
+    def canceled() -> bool:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        platform.serve(cloud.pipeline, version, print, canceled)
+    assert cloud.shares() == {"version-1": 100}
+
+
 def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) -> None:
     cloud.content["endpoint"] |= {"private_projects": ["my-other-project"]}
     cloud.serve(cloud.register("a"))

@@ -113,6 +113,18 @@ def test_what_the_service_counts_itself_holds(google: LocalGoogle) -> None:
     assert spent.dollars == 28.0
 
 
+def test_what_a_batch_has_beside_its_first_machines_counts_while_it_runs(
+    settings: GoogleCloudSettings,
+) -> None:
+    """The service says what that came to when the batch has ended."""
+    spent = Spending(settings, DCU, 0.06, 16, "run-1")
+    running = job("1", 1.0)
+    spent.objection(dataclasses.replace(running, units=540.0))
+    assert spent.hours.total == pytest.approx(540.0, rel=1e-3)
+    spent.objection(dataclasses.replace(running, units=4.0))
+    assert spent.hours.total == pytest.approx(540.0, rel=1e-3), "it had them before"
+
+
 def test_running_job_is_objected_to_when_it_passes_the_runs_ceiling(google: LocalGoogle) -> None:
     spent = spending(google, run_limit=10)
     spent.check_before()
