@@ -63,7 +63,7 @@ def main() -> None:
         shards=shards,
         shard_stats=ShardStats.model_validate(stats),
         output=evaluation,
-        settings=settings.eval_metrics,
+        settings=settings.measured,
     )
     (folder / "evaluation.json").write_text(measuring.model_dump_json())
     program = [sys.executable, "-m", "recipes.evaluate", "--spec"]

@@ -209,6 +209,14 @@ class PipelineSettings(Settings):
         """What the corpus consists of, text to replay aside."""
         return self.checkpoint.form
 
+    @property
+    def measured(self) -> EvaluationSettings:
+        """How models are measured: on as many documents as the gate needs, where there are so many,
+        or it would never judge."""
+        needed = self.model_version.gate.minimum_documents
+        least = max(needed, self.eval_metrics.minimum_documents)
+        return self.eval_metrics.model_copy(update={"minimum_documents": least})
+
     @model_validator(mode="after")
     def _name_fits_the_platform(self) -> Self:
         is_fit = len(self.name) <= LONGEST_CLOUD_NAME and not self.name.endswith("_")

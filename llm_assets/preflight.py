@@ -256,7 +256,7 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
     documents, expected = text.documents, text.held_out + text.documents * split.held_out
     if expected >= gate.minimum_documents:
         gain, of_more = (
-            visible_gain(count, gate, settings.eval_metrics) for count in (expected, 4 * expected)
+            visible_gain(count, gate, settings.measured) for count in (expected, 4 * expected)
         )
         return (
             f"about {expected:,.0f} documents will be held out, enough to detect a gain of "

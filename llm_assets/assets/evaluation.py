@@ -332,7 +332,6 @@ def eval_metrics(
     registry: RegistryResource,
     serving: ServingPlatform,
     identity: Identity,
-    settings: EvaluationSettings,
     checkpoint: Artifact,
     base_model: Artifact,
     exam: Artifact | None,
@@ -343,6 +342,7 @@ def eval_metrics(
     per byte, where lower is better. Models that predict text are also measured on everyday English,
     which shows what was forgotten. `samples` shows how base and candidate continue the same texts.
     """
+    settings = pipeline.settings.measured
     shards = pipeline.record.current("tokenized_shards", needed_by="eval_metrics")
     weights = serving.quantized(pipeline.settings)
     gate, models = pipeline.settings.model_version.gate, registry.open(pipeline)

@@ -306,7 +306,7 @@ def trial_metrics(
     """The trial's model, its base and the wanted version, measured on validation text."""
     # The metric that decides, and nothing besides.
     alone = {"generation": GenerationSettings(samples=0), "tasks": ()}
-    settings = pipeline.settings.eval_metrics.model_copy(update=alone)
+    settings = pipeline.settings.measured.model_copy(update=alone)
     shards = pipeline.record.current("tokenized_shards")
     inputs = {"tokenized_shards": shards.fingerprint}
     wanted = registry.open(pipeline).find("wanted")

@@ -117,7 +117,8 @@ class EvaluationSettings(Settings):
     Conversations and other examples are always measured whole."""
     minimum_documents: int = Field(default=36, ge=1)
     """Minimum number of independent documents (duplicate clusters) to measure first, however many
-    tokens they hold; `model_version.gate.minimum_documents` are needed for a verdict."""
+    tokens they hold; at least `model_version.gate.minimum_documents`, which a verdict needs, are
+    measured in any case."""
     newest_tokens: int | None = Field(default=2_500, ge=1)
     """How many held-out tokens of the newest slice (the text that arrived last) to measure
     separately, once there are two slices, as `held_out_newest_<metric>`; `null` means all."""

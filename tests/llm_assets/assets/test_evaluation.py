@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets.evaluation import (
@@ -17,8 +19,8 @@ from llm_assets.assets.evaluation import (
     samples_view,
     verdict_view,
 )
-from llm_assets.gate.verdict import Comparison
-from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from llm_assets.gate.verdict import Comparison, Outcome
+from recipes.evaluation.settings import BITS_PER_BYTE, SCORES_NAME, Metric
 from tests.conftest import Project
 from tests.llm_assets.in_process import ask
 from tests.llm_assets.registry.conftest import verdict
@@ -147,3 +149,20 @@ def test_a_candidate_that_is_measured_otherwise_is_one_more_comparison_from_the_
     project.configure(eval_metrics={"held_out_tokens": 3_000, "generation": {"samples": 0}})
     second = judged()
     assert second[2] == 1 and judged() == second
+
+
+def test_as_many_documents_are_measured_as_the_gate_needs(with_evaluation: Project) -> None:
+    """The budget is reached by fewer, and the first round would decide."""
+    project = with_evaluation
+    gate = {"general_tolerance": 10.0, "minimum_documents": 45}
+    project.configure(
+        eval_metrics={"held_out_tokens": 500, "generation": {"samples": 0}},
+        model_version={"gate": gate},
+    )
+    assert ask(project, "*model_version") == ""
+    evaluation = project.current("eval_metrics")
+    assert evaluation.manifest.settings["minimum_documents"] == 45
+    scores = pq.read_table(evaluation.path / SCORES_NAME).to_pylist()
+    assert len({row["cluster"] for row in scores if row["task"] == "held_out"}) >= 45
+    found = read_verdict(project.current("model_version"))
+    assert Outcome.TOO_FEW_DOCUMENTS not in {reason.outcome for reason in found.reasons}
