@@ -122,15 +122,17 @@ def open_challenge(
     state, source, settings = models.state(), model_source(candidate), pipeline.settings
     incumbent = state.incumbent_of(source.fingerprint)
     asked = (source.fingerprint, incumbent.weights, measured)
+    metric = settings.model_version.gate.metric
     form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = {
         "eval_metrics": settings.eval_metrics.content(),
         "gate": settings.model_version.content(),
     } | form
-    if settings.exam and settings.model_version.gate.metric == "exam":
+    if settings.exam and metric == "exam":
         judged_by["exam"] = settings.exam.model_dump(mode="json")
     chosen = procedure(candidate, judged_by)
-    look, readable = state.look_of(*asked), state.readable_before(*asked, chosen)
+    look = state.look_of(*asked, metric)
+    readable = state.readable_before(*asked, chosen, metric)
     return Challenge(source, incumbent, look, readable, chosen, form)
 
 

@@ -12,10 +12,13 @@ from artifacts.settings import Settings
 CODE_VERSION = "7"
 
 
+DecidingMetric = Literal["held_out", "exam"]
+
+
 class GateSettings(Settings):
     """The deciding metric and the thresholds of the verdict."""
 
-    metric: Literal["held_out", "exam"] = "held_out"
+    metric: DecidingMetric = "held_out"
     """What a candidate must be better at: the recipe's metric on held-out text, or the closed-book
     questions of `exam`, where each fact counts once, however often it is asked about. General
     English (`general_tolerance`) and `floors` set limits in either case."""

@@ -12,10 +12,14 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.errors import UserError, materialize_command
-from llm_assets.gate.verdict import Verdict
+from llm_assets.gate.verdict import DecidingMetric, Verdict
 
 Alias = Literal["wanted", "champion", "previous"]
 """`wanted` was decided on last; `champion` serves; `previous` is where a rollback goes."""
+
+Asked = tuple[str, str | None, str | None, DecidingMetric]
+"""A comparison: candidate, incumbent, evaluation and what decides. Another metric is another test
+of the same two models; other thresholds and code make no other."""
 
 GATE = "the gate"
 """Who decides where no person does."""
@@ -184,37 +188,48 @@ class RegistryState(BaseModel):
         replaced = self.find_model(decisive[-1].against or "") if decisive else None
         return replaced or next(known for known in self.versions if known.is_base)
 
-    def look_of(self, weights: str, against: str, evaluation: str | None = None) -> int:
+    def look_of(
+        self,
+        weights: str,
+        against: str,
+        evaluation: str | None = None,
+        metric: DecidingMetric = "held_out",
+    ) -> int:
         """Which part of the lifetime's error a comparison may spend: see `spend`."""
-        before = islice(self._compared().values(), self._place(weights, against, evaluation))
+        place = self._place((weights, against, evaluation, metric))
+        before = islice(self._compared().values(), place)
         return 1 + sum(not promoted for promoted in before)
 
     def readable_before(
-        self, weights: str, against: str, evaluation: str | None, procedure: str
+        self,
+        weights: str,
+        against: str,
+        evaluation: str | None,
+        procedure: str,
+        metric: DecidingMetric = "held_out",
     ) -> int:
         """Comparisons whose scores may have been read when a candidate's procedure was chosen.
 
         A procedure was chosen at the latest before it was judged first. What it makes of text that
         arrives is no choice.
         """
-        place = self._place(weights, against, evaluation)
+        place = self._place((weights, against, evaluation, metric))
         chosen = {_comparison(found) for found in self.verdicts if found.procedure == procedure}
         places = [at for at, known in enumerate(self._compared()) if known in chosen]
         return min([place, *places] if procedure else [place])
 
-    def _compared(self) -> dict[tuple[str, str | None, str | None], bool]:
+    def _compared(self) -> dict[Asked, bool]:
         """All comparisons so far, oldest first, and whether they promoted."""
-        promoted: dict[tuple[str, str | None, str | None], bool] = {}
+        promoted: dict[Asked, bool] = {}
         for found in self.verdicts:
             asked = _comparison(found)
             promoted[asked] = found.promoted or promoted.get(asked, False)
         return promoted
 
-    def _place(self, weights: str, against: str, evaluation: str | None) -> int:
+    def _place(self, asked: Asked) -> int:
         """How many comparisons there were before one; all of them where it is new, as before its
         evaluation is made."""
         compared = list(self._compared())
-        asked = (weights, against, evaluation)
         return compared.index(asked) if asked in compared else len(compared)
 
     def evaluations_of(self, weights: str) -> list[str]:
@@ -255,7 +270,12 @@ class RegistryState(BaseModel):
         if entry.weights != verdict.weights:
             raise ValueError(f"the verdict is on {verdict.weights}, not on {entry.weights}")
         found = self.register(entry)
-        due = self.look_of(verdict.weights, verdict.against or "", verdict.evaluation_fingerprint)
+        due = self.look_of(
+            verdict.weights,
+            verdict.against or "",
+            verdict.evaluation_fingerprint,
+            verdict.thresholds.metric,
+        )
         # The same question asked again is no second look, or repeating a run would spend the error.
         if all(known.question != verdict.question for known in self.verdicts):
             self.verdicts = [*self.verdicts, verdict]
@@ -410,9 +430,13 @@ class RegistryState(BaseModel):
         return self.succession[place - 1] if place > 0 and self.succession else None
 
 
-def _comparison(verdict: Verdict) -> tuple[str, str | None, str | None]:
-    """Which two models were compared, by which evaluation; thresholds and code make no other."""
-    return verdict.weights, verdict.against, verdict.evaluation_fingerprint
+def _comparison(verdict: Verdict) -> Asked:
+    return (
+        verdict.weights,
+        verdict.against,
+        verdict.evaluation_fingerprint,
+        verdict.thresholds.metric,
+    )
 
 
 def _check_words(name: str, reason: str) -> None:

@@ -159,6 +159,22 @@ def test_looks_are_counted_over_the_whole_life_and_asking_again_is_no_new_one(
     assert state.evaluations_of("a") == ["evaluation", "another"]
 
 
+def test_another_metric_is_another_look_which_pays_for_what_the_first_told(
+    registry: Registry,
+) -> None:
+    held_out = verdict("a", "base", promoted=False, procedure="held-out text decides")
+    registry.enter(entry("a"), held_out)
+    state, exam = registry.state(), GateSettings(metric="exam")
+    asked = ("a", "base", "evaluation")
+    assert state.look_of(*asked, "held_out") == 1 and state.look_of(*asked, "exam") == 2
+    assert state.readable_before(*asked, "the exam decides", "exam") == 1
+    with pytest.raises(IncumbentChanged, match="meanwhile 1 are on record"):
+        registry.enter(entry("a"), verdict("a", "base", thresholds=exam))
+    registry.enter(entry("a"), verdict("a", "base", thresholds=exam, look=2))
+    assert number(registry, "wanted") == 1
+    assert registry.state().look_of(*asked, "exam") == 2, "asking again is no new one"
+
+
 def test_a_promotion_spends_nothing(registry: Registry) -> None:
     judge(registry, "a", promoted=False)
     judge(registry, "b")
