@@ -129,7 +129,7 @@ def open_challenge(
         "gate": settings.model_version.content(),
     } | form
     if settings.exam and metric == "exam":
-        judged_by["exam"] = settings.exam.model_dump(mode="json")
+        judged_by["exam"] = settings.exam.chosen()
     chosen = procedure(candidate, judged_by)
     look = state.look_of(*asked, metric)
     readable = state.readable_before(*asked, chosen, metric)

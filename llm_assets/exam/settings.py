@@ -35,3 +35,7 @@ class ExamSettings(Settings):
         paths = {"facts": self.facts, "forms": self.forms, "placebo": self.placebo}
         held = {name: sha256_of(path) for name, path in paths.items() if path}
         return self.model_dump(mode="json") | held
+
+    def chosen(self) -> dict[str, Any]:
+        """What people choose: facts arrive as text does; how they are asked about is a choice."""
+        return self.content() | {"facts": self.facts, "placebo": self.placebo}
