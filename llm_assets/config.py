@@ -281,6 +281,25 @@ class PipelineSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _questions_fit_the_recipe(self) -> Self:
+        if self.checkpoint.answers_questions:
+            return self
+        gate = self.model_version.gate
+        asked = ["exam"] if self.exam else []
+        asked += ["model_version.gate.metric"] if gate.metric == "exam" else []
+        tasks = tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
+        floors = [name for name in gate.floors if name.startswith(tasks)]
+        asked += [f"model_version.gate.floors.{name}" for name in floors]
+        if asked:
+            raise ValueError(
+                f"with the recipe {self.checkpoint.recipe} and its settings, models are measured "
+                "by scores of held-out examples and answer no questions, so nothing could be "
+                f"promoted; take out {' and '.join(f'`{key}`' for key in asked)}, so that held-out "
+                "examples decide"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _gate_has_its_exam(self) -> Self:
         if self.model_version.gate.metric == "exam" and self.exam is None:
             raise ValueError(

@@ -481,6 +481,12 @@ class TrainingSettings(Settings):
         """
         return True
 
+    @property
+    def answers_questions(self) -> bool:
+        """Whether models take an exam and run lm-eval's tasks, as those do that a recipe's own
+        scorer does not measure."""
+        return self.family == "causal" and self.is_judged_in_bits
+
     def placed(self, processes: int) -> Self:
         """The settings for so many processes.
 

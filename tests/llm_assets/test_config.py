@@ -98,6 +98,19 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
             "tests the unquantized weights, but `endpoint.weights` serves int8; leave it out",
         ),
         (
+            "checkpoint: {recipe: masked_language_modeling}\n"
+            "exam: {facts: f.csv, forms: f.yaml}\nmodel_version: {gate: {metric: exam}}",
+            "masked_language_modeling and its settings, .* answer no questions, .*; take out "
+            "`exam` and `model_version.gate.metric`, so that held-out examples decide$",
+        ),
+        (
+            "checkpoint: {recipe: fine_tuning, exact_match: {}}\n"
+            "raw_corpus: {sources: [{type: files, path: x, examples: {form: conversations}}]}\n"
+            "eval_metrics: {tasks: [{name: arc_easy}]}\n"
+            "model_version: {gate: {floors: {arc_easy_acc: 0.5, held_out_exact_match: 0.5}}}",
+            "take out `model_version.gate.floors.arc_easy_acc`, so that",
+        ),
+        (
             "checkpoint: {recipe: fine_tuning, exact_match: {}}\nendpoint: {weights: int4}\n"
             "raw_corpus: {sources: [{type: files, path: x, examples: {form: conversations}}]}",
             "the recipe's metric is no loss, so the gate tests .* `endpoint.weights` serves int4",

@@ -15,11 +15,14 @@ from llm_assets.assets.evaluation import (
     candidate_entry,
     figures_are_finite,
     metrics_view,
+    open_challenge,
     read_verdict,
     samples_view,
     verdict_view,
 )
+from llm_assets.config import PipelineSettings
 from llm_assets.gate.verdict import Comparison, Outcome
+from llm_assets.registry.base import LocalRegistry
 from recipes.evaluation.settings import BITS_PER_BYTE, SCORES_NAME, Metric
 from tests.conftest import Project
 from tests.llm_assets.in_process import ask
@@ -149,6 +152,42 @@ def test_a_candidate_that_is_measured_otherwise_is_one_more_comparison_from_the_
     project.configure(eval_metrics={"held_out_tokens": 3_000, "generation": {"samples": 0}})
     second = judged()
     assert second[2] == 1 and judged() == second
+
+
+def test_how_the_exam_asks_is_part_of_the_procedure(tmp_path: Path) -> None:
+    store, forms = Store(str(tmp_path)), tmp_path / "forms.yaml"
+
+    def make(kind: str) -> Artifact:
+        def write(draft: Draft) -> None:
+            (draft.path / "model").mkdir()
+            (draft.path / "model" / "model.safetensors").write_text(kind)
+            draft.stats["license"] = "unknown"
+
+        return store.make(Identity(kind=kind, code_version="1"), write)[0]
+
+    candidate, base = make("checkpoint"), make("base_model")
+    for name in ("facts.csv", "forms.yaml"):
+        (tmp_path / name).write_text("before")
+    settings = PipelineSettings.model_validate(
+        {
+            "name": "manual",
+            "raw_corpus": {"sources": [{"type": "files", "name": "manual", "path": "text"}]},
+            "base_model": {"folder": "model"},
+            "exam": {"facts": str(tmp_path / "facts.csv"), "forms": str(forms)},
+            "model_version": {"gate": {"metric": "exam"}},
+        }
+    )
+    pipeline: Any = SimpleNamespace(settings=settings)
+
+    def chosen() -> str:
+        models = LocalRegistry(tmp_path, "manual")
+        return open_challenge(pipeline, models, candidate, base, None).procedure
+
+    before = chosen()
+    (tmp_path / "facts.csv").write_text("after")
+    assert chosen() == before, "facts arrive as text does"
+    forms.write_text("after")
+    assert chosen() != before
 
 
 def test_as_many_documents_are_measured_as_the_gate_needs(with_evaluation: Project) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,23 @@ def test_the_settings_say_whether_answers_are_judged_in_bits(exact_match: dict |
     settings = training_settings({"recipe": "fine_tuning", "exact_match": exact_match})
     scorer = settings.objective().scorer
     assert settings.is_judged_in_bits == (scorer is None or scorer.metric.is_bits)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"recipe": "continued_pretraining"},
+        {"recipe": "pretraining"},
+        {"recipe": "fine_tuning"},
+        {"recipe": "fine_tuning", "exact_match": {}},
+        {"recipe": "classification"},
+        {"recipe": "masked_language_modeling"},
+        {"recipe": "sequence_to_sequence"},
+    ],
+)
+def test_models_answer_questions_where_no_scorer_measures_them(chosen: dict[str, Any]) -> None:
+    settings = training_settings(chosen)
+    assert settings.answers_questions == (settings.objective().scorer is None)
 
 
 def test_an_answer_ends_with_its_turn(tmp_path: Path) -> None:
