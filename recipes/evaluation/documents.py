@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, make_command
 from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import ShardSet, list_documents, read_tokens
 from artifacts.storage.files import sha256_of
@@ -75,11 +75,17 @@ def held_out_documents(
     a subset of what a larger one takes. Only what is taken is read.
 
     Raises:
-        UserError: the split is empty.
+        UserError: the split is empty, or all of it was forgotten.
     """
     shards = ShardSet(folder, stats, split)
+    listed = list_documents(shards)
+    if not len(listed):
+        raise UserError(
+            f"All {split} text in {folder} was forgotten. Give the corpus more text, and make the "
+            f"shards again with: {make_command('tokenized_shards')}"
+        )
     limit, least = settings.held_out_tokens, settings.minimum_documents
-    return _read(shards, list_documents(shards), limit, least, tokenizer, settings)
+    return _read(shards, listed, limit, least, tokenizer, settings)
 
 
 def in_rounds(

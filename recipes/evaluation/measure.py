@@ -14,6 +14,7 @@ from artifacts.errors import UserError
 from artifacts.libraries import source_hash
 from artifacts.model import read_tokenizer
 from artifacts.progress import Report
+from artifacts.shards.shard_set import ShardSet, list_documents
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.device import device_of, local_device, mixed_precision
@@ -370,8 +371,9 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         lm_eval_tasks=lm_eval_tasks,
         metric=metric,
         fingerprint=hash_json(identity),
+        # Of those that were not forgotten.
         share=len(budget)
-        / sum(shard.documents for shard in spec.shard_stats.shards if shard.split == spec.split),
+        / len(list_documents(ShardSet(spec.shards, spec.shard_stats, spec.split))),
         later=tuple(later),
     )
 

@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from artifacts import libraries
 from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet, list_documents
 from recipes.device import Device
 from recipes.evaluation.documents import TokenizedDocument, general_texts, take
 from recipes.evaluation.measure import evaluate, read_data, scores_key
@@ -30,6 +32,7 @@ from recipes.evaluation.settings import (
     GenerationSettings,
     ModelSource,
 )
+from recipes.evaluation.spec import EvaluationSpec
 from tests.recipes.conftest import REPOSITORY
 from tests.recipes.evaluation.conftest import MakeSpec
 from tests.tiny import change_weights
@@ -319,3 +322,21 @@ def test_a_model_whose_training_diverged_is_a_fault_and_not_measured(
     result = evaluate(make_evaluation(candidate=source), lines.append)
     assert result["faults"] == {"candidate": "Training stopped."}
     assert not any("candidate: loading" in line for line in lines)
+
+
+def test_text_that_was_forgotten_is_no_part_of_the_held_out_text(
+    make_evaluation: MakeSpec, shards_folder: Path, shards: ShardStats
+) -> None:
+    nothing = {"generation": GenerationSettings(samples=0), "held_out_tokens": None}
+    spec = make_evaluation(settings=nothing)
+    listed = list_documents(ShardSet(shards_folder, shards, "held_out"))
+    texts = sorted(set(listed["text_hash"].to_pylist()))
+
+    def without(erased: list[str]) -> EvaluationSpec:
+        stats = shards.model_copy(update={"erased": erased})
+        return spec.model_copy(update={"shard_stats": stats})
+
+    data = read_data(without(texts[::2]))
+    assert data.share == 1 and len(data.tasks["held_out"]) < len(read_data(spec).tasks["held_out"])
+    with pytest.raises(UserError, match="All held_out text .* was forgotten.*tokenized_shards"):
+        read_data(without(texts))
