@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifacts.errors import DamagedArtifact, UserError, pip_command
+from artifacts.errors import DamagedArtifact, UserError, make_command, pip_command
 from artifacts.numbers import permute
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
@@ -237,7 +237,11 @@ class Validation:
 
     @torch.no_grad()
     def measure(self, strategy: Strategy) -> float:
-        """Mean loss of a target in bits; of text, over the bytes that a token stands for."""
+        """Mean loss of a target in bits; of text, over the bytes that a token stands for.
+
+        Raises:
+            UserError: there is no target, as where all validation text was forgotten.
+        """
         strategy.model.eval()
         loss_sum, targets = 0.0, 0
         for rows in self._batches:
@@ -246,7 +250,13 @@ class Validation:
             targets += batch.target_count
         strategy.model.train()
         loss_sum, total = self._workers.sum(loss_sum, targets)
-        return loss_sum / max(total, 1.0) / math.log(2) / self._units_per_target
+        if not total:
+            raise UserError(
+                "The validation rows of the shards hold nothing to predict, as their text was "
+                "forgotten. Give the corpus more text, and make the shards again with: "
+                f"{make_command('tokenized_shards')}"
+            )
+        return loss_sum / total / math.log(2) / self._units_per_target
 
     def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
         real = rows[rows != PADDING_ROW]

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts import checkpoints
+from artifacts.errors import UserError
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet, text_numbers
 from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord, read_trained
 from recipes.spec import TrainingSpec
@@ -105,3 +106,11 @@ def test_a_checkpoint_is_adopted_once_and_none_that_is_too_late(
     begin_late(spec, first, late[1])
     # Killed before it trained, it goes on from the same.
     assert checkpoints.adopt(first.run_folder, spec.run_folder, 99, spec.content()) == 6
+
+
+def test_forgotten_validation_text_is_no_perfect_score(make_spec: SpecMaker) -> None:
+    spec = make_spec("nothing to validate on", steps=2)
+    shards = ShardSet(spec.shards_folder, spec.shards, "validation")
+    texts = [text for s in shards.shards for text in s.documents()["text_hash"].to_pylist()]
+    with pytest.raises(UserError, match="validation rows .* forgotten.*tokenized_shards"):
+        train_here(spec.model_copy(update={"masked": tuple(texts)}))
