@@ -68,10 +68,20 @@ def training_estimate(
 ) -> str | None:
     """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing.
 
+    Which rows the champion has seen is known only when training begins, so passes over the others
+    are estimated at their most.
+
     Raises:
         UserError: the runner's machines are too small for the model.
     """
     training.check_state(settings, base.stats["parameters"])
     stats = ShardStats.model_validate(shards.stats)
-    rows = total_steps(settings, stats) * settings.budget.global_batch_size
-    return training.estimate(rows * stats.sequence_length, base.stats["parameters"])
+    steps, is_most = total_steps(settings, stats), False
+    if settings.starts_from == "champion" and settings.budget.epochs is not None:
+        all_but_one = shards.stats["rows"]["train"] - 1
+        steps, is_most = max(steps, total_steps(settings, stats, all_but_one)), True
+    tokens = steps * settings.budget.global_batch_size * stats.sequence_length
+    expected = training.estimate(tokens, base.stats["parameters"])
+    if expected and is_most:
+        expected += ", at most, as rows that the champion has seen are left out"
+    return expected

@@ -1,13 +1,15 @@
 """What a run that goes on from the champion is asked for."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from artifacts.shards.format import SPLITS, ShardEntry
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.assets.training_plan import continue_from_champion
+from llm_assets.assets.training_plan import continue_from_champion, training_estimate
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelEntry
 from recipes.settings import training_settings
@@ -73,3 +75,24 @@ def test_new_text_is_read_whole_beside_what_is_replayed_and_seen_again(tmp_path:
     )
     longer = continue_from_champion(settings, shards(tmp_path, now.fingerprint), registry)
     assert longer.budget.steps == 32, "32 new rows, of 4 in each step one is new"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rows", "is_most"),
+    [
+        ({"budget": {"epochs": 1}}, 64, False),
+        ({"budget": {"epochs": 1}, "initialize": "champion"}, 84, True),
+        ({"budget": {"epochs": 1}, "initialize": "champion", "order": {"seen_share": 0}}, 64, True),
+        ({"budget": {"steps": 4}, "initialize": "champion"}, 16, False),
+    ],
+)
+def test_passes_over_rows_that_the_champion_has_not_seen_are_estimated_at_their_most(
+    chosen: dict[str, Any], rows: int, is_most: bool, tmp_path: Path
+) -> None:
+    training: Any = SimpleNamespace(
+        check_state=lambda *_: None, estimate=lambda tokens, _: f"{tokens // 8} rows"
+    )
+    base: Any = SimpleNamespace(stats={"parameters": 1})
+    told = training_estimate(training, training_settings(chosen), shards(tmp_path), base)
+    most = ", at most, as rows that the champion has seen are left out" if is_most else ""
+    assert told == f"{rows} rows{most}"
