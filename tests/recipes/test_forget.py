@@ -112,5 +112,5 @@ def test_forgotten_validation_text_is_no_perfect_score(make_spec: SpecMaker) -> 
     spec = make_spec("nothing to validate on", steps=2)
     shards = ShardSet(spec.shards_folder, spec.shards, "validation")
     texts = [text for s in shards.shards for text in s.documents()["text_hash"].to_pylist()]
-    with pytest.raises(UserError, match="validation rows .* forgotten.*tokenized_shards"):
+    with pytest.raises(UserError, match=r"validation rows .* forgotten.*tokenized_shards"):
         train_here(spec.model_copy(update={"masked": tuple(texts)}))

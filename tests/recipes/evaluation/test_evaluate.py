@@ -338,5 +338,5 @@ def test_text_that_was_forgotten_is_no_part_of_the_held_out_text(
 
     data = read_data(without(texts[::2]))
     assert data.share == 1 and len(data.tasks["held_out"]) < len(read_data(spec).tasks["held_out"])
-    with pytest.raises(UserError, match="All held_out text .* was forgotten.*tokenized_shards"):
+    with pytest.raises(UserError, match=r"All held_out text .* was forgotten.*tokenized_shards"):
         read_data(without(texts))
