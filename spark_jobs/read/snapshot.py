@@ -146,7 +146,7 @@ def _refuse_nothing(stats: dict[str, Any]) -> None:
     )
 
 
-CODE_VERSION = "16"
+CODE_VERSION = "17"
 LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
 """All that may decide what is read."""
 

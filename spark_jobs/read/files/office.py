@@ -1,5 +1,6 @@
 """The text of mail, subtitles, XML and the documents of office programs."""
 
+import codecs
 import email
 import io
 import posixpath
@@ -26,6 +27,19 @@ from spark_jobs.read.files.streams import (
 
 _TIMING = re.compile(r"\d+|.*-->.*|WEBVTT.*|(NOTE|STYLE|REGION)\b.*")
 _TAG = re.compile(r"<[^>]*>")
+_MEANT: dict[str, tuple[str, ...]] = {
+    "ascii": (),
+    "utf-8": ("utf-8-sig",),
+    "iso8859-1": ("utf-8-sig", "cp1252"),
+    "cp1252": ("utf-8-sig", "cp1252"),
+    "shift_jis": ("cp932",),
+    "gb2312": ("gb18030",),
+    "gbk": ("gb18030",),
+    "euc_kr": ("cp949",),
+    "iso2022_jp": ("iso2022_jp_ext",),
+}
+"""An encoding that a message names to those that programs write under its name: larger ones, and
+UTF-8, which hardly any other text happens to be."""
 _DUMP = re.compile(rb"<mediawiki[\s>]")
 HEAD_BYTES = 4096
 _SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
@@ -94,35 +108,73 @@ def _mail_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
     """A message's subject and text, and the encoding of text that names none."""
     message = email.message_from_bytes(found, policy=default)
     assert isinstance(message, EmailMessage)
-    body = message.get_body(("plain", "html"))
-    parts: list[MIMEPart] = [body] if body else []
-    if message.get_content_type() == "multipart/mixed":
-        # After a picture within it, a text goes on in a part of its own; a file has a name.
-        parts += [part for part in list(message.iter_parts())[1:] if _is_text(part)]
-    read = [_part_text(part, declared) for part in parts]
+    read = list(_own_texts(message, declared))
     subject = str(message["subject"] or "").strip()
     text = "\n\n".join(filter(None, [subject, *(text.strip() for text, _ in read)]))
     return text, next((encoding for _, encoding in read if encoding), None)
 
 
-def _is_text(part: MIMEPart) -> bool:
+def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str | None]]:
+    """What a message itself says, part by part in its order, and the encoding of text that names
+    none; not what is attached or forwarded."""
     kind = part.get_content_type()
-    return kind in ("text/plain", "text/html") and not (part.is_attachment() or part.get_filename())
+    if part.is_attachment():
+        return
+    if kind in ("text/plain", "text/html"):
+        yield _part_text(part, declared)
+        return
+    if part.get_content_maintype() != "multipart":
+        return
+    parts = [one for one in part.iter_parts() if isinstance(one, MIMEPart)]
+    if kind == "multipart/alternative":
+        # The same text several times, of which a plain one is often left empty.
+        parts.sort(key=lambda one: one.get_content_type() != "text/plain")
+        versions = (list(_own_texts(one, declared)) for one in parts)
+        yield from next((v for v in versions if any(text.strip() for text, _ in v)), [])
+        return
+    if kind == "multipart/signed":
+        parts = parts[:1]
+    elif kind == "multipart/related":
+        start = part.get_param("start")
+        parts = [one for one in parts if start and one["content-id"] == start][:1] or parts[:1]
+    for number, one in enumerate(parts):
+        # Text goes on after a picture in a part of its own; what has a name then is a file.
+        if number == 0 or not one.get_filename():
+            yield from _own_texts(one, declared)
 
 
 def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
-    encoding = None
-    try:
-        # Old programs send other text, too, without a word about its encoding, or with a name that
-        # nobody knows.
-        is_named = part.get_content_charset() not in (None, "us-ascii")
-        text = str(part.get_content()) if is_named else None
-    except LookupError:
-        text = None
-    if text is None:
-        payload = part.get_payload(decode=True)
-        text, encoding = decode(payload if isinstance(payload, bytes) else b"", declared)
+    text, encoding = _payload_text(part, declared)
     return _html_text(text) if part.get_content_subtype() == "html" else text, encoding
+
+
+def _payload_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
+    """A part's text in the encoding that it names; one that names none, nobody knows or is not the
+    text's own is found as that of text files.
+
+    Raises:
+        UnicodeDecodeError: there is no telling.
+    """
+    payload = part.get_payload(decode=True)
+    found = payload if isinstance(payload, bytes) else b""
+    for encoding in _encodings(part.get_content_charset("us-ascii")):
+        try:
+            return found.decode(encoding), None
+        except UnicodeDecodeError:
+            # Encodings of seven bits look like ASCII to whoever guesses.
+            if found.isascii():
+                raise
+    return decode(found, declared)
+
+
+def _encodings(charset: str) -> tuple[str, ...]:
+    """What text that names an encoding is in, the first that fits."""
+    try:
+        name = codecs.lookup(charset).name
+        "".encode(name)
+    except LookupError:
+        return ()
+    return _MEANT.get(name, (name,))
 
 
 def read_subtitles(content: Content) -> Iterator[Row]:
@@ -340,12 +392,13 @@ def _pieces(element: Any) -> Iterator[str]:
 
 def _html_text(found: str) -> str:
     """All text of a page that is a document as a whole, block by block."""
-    from lxml import html
+    from lxml import etree, html
 
     # What the page itself says of its encoding no longer holds.
     parser = html.HTMLParser(encoding="utf-8")
-    page = html.fromstring(found.encode(), parser=parser) if found.strip() else None
-    if page is None:
+    try:
+        page = html.document_fromstring(found.encode(), parser=parser)
+    except etree.ParserError:  # It is blank, or a comment alone.
         return ""
     for aside in page.xpath("//script | //style"):
         aside.drop_tree()

@@ -3,7 +3,11 @@
 import bz2
 import mailbox
 import zipfile
-from email.message import EmailMessage
+from email.message import EmailMessage, Message
+from email.mime.image import MIMEImage
+from email.mime.message import MIMEMessage
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
 from pathlib import Path
 
 import openpyxl
@@ -267,3 +271,80 @@ def test_an_open_document_gives_neither_what_was_deleted_nor_comments(folder: Pa
     write_zip(folder / "a.odt", {"content.xml": content})
 
     assert texts_of(folder) == {"a.odt": "Price 5 EUR."}
+
+
+def part_of(kind: str, *parts: Message | str) -> MIMEMultipart:
+    """A multipart of that kind; text that begins with a tag is HTML."""
+    whole = MIMEMultipart(kind)
+    for one in parts:
+        html = isinstance(one, str) and one.startswith("<")
+        whole.attach(MIMEText(one, "html" if html else "plain") if isinstance(one, str) else one)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "text"),
+    [
+        ("mixed", ["<p>It leaks.</p>", "A list's footer."], "It leaks.\n\nA list's footer."),
+        ("mixed", [MIMEImage(b"x", "png"), "It leaks."], "It leaks."),
+        (
+            "signed",
+            [part_of("mixed", "One.", MIMEImage(b"x", "png"), "Two."), MIMEText("signature")],
+            "One.\n\nTwo.",
+        ),
+        ("alternative", [" \n", "<p>It leaks.</p>"], "It leaks."),
+        ("alternative", ["<p>It leaks.</p>", "It leaks!"], "It leaks!"),
+        ("mixed", [part_of("alternative", "One.", "<p>One.</p>"), "Two."], "One.\n\nTwo."),
+        ("related", ["<p>It leaks.</p>", "A frame."], "It leaks."),
+        ("mixed", [MIMEMessage(part_of("mixed", "Forwarded.")), "It leaks."], "It leaks."),
+        ("mixed", ["<!-- nothing -->", "It leaks."], "It leaks."),
+    ],
+)
+def test_a_message_is_all_its_own_text_once(
+    folder: Path, kind: str, parts: list[Message | str], text: str
+) -> None:
+    (folder / "a.eml").write_bytes(b"Subject: Pump\n" + bytes(part_of(kind, *parts)))
+
+    assert texts_of(folder) == {"a.eml": f"Pump\n\n{text}"}
+
+
+@pytest.mark.parametrize(
+    ("charset", "encoding", "text", "decoded"),
+    [
+        ("shift_jis", "cp932", "①ポンプは毎週開きます。", {}),
+        ("gb2312", "gbk", "鎔水泵每周打开。", {}),
+        ("ks_c_5601-1987", "cp949", "펌프는 똠 열립니다.", {}),
+        ("iso-2022-jp", "iso2022_jp_ext", "ﾎﾟﾝﾌﾟは毎週", {}),
+        ("iso-8859-1", "utf-8", "Das Gerät läuft.", {}),
+        ("iso-8859-1", "cp1252", "Das Gerät läuft, für 5 €.", {}),
+        ("utf-8", "cp1252", "Das Gerät läuft.", {"windows-1252": 1}),
+    ],
+)
+def test_mail_is_in_the_encoding_that_is_meant_by_its_name(
+    folder: Path, tmp_path: Path, charset: str, encoding: str, text: str, decoded: dict[str, int]
+) -> None:
+    head = f"Subject: Pump\nContent-Type: text/plain; charset={charset}\n\n".encode()
+    (folder / "a.eml").write_bytes(head + text.encode(encoding))
+
+    (row,), stats = snapshot(files_source(folder), tmp_path / "raw")
+
+    assert row["text"] == f"Pump\n\n{text}" and stats["decoded"] == decoded
+
+
+@pytest.mark.parametrize(
+    ("charset", "content"),
+    [
+        ("utf-8", "Клапан открывается.".encode("koi8_r")),
+        ("iso-2022-jp", b"\x1b$B\x7d\x7d\x1b(B"),
+    ],
+)
+def test_mail_that_is_not_in_its_encoding_is_set_aside(
+    folder: Path, tmp_path: Path, charset: str, content: bytes
+) -> None:
+    head = f"Subject: Pump\nContent-Type: text/plain; charset={charset}\n\n".encode()
+    (folder / "a.eml").write_bytes(head + content)
+    (folder / "b.txt").write_text("It leaks.")
+
+    rows, stats = snapshot(files_source(folder, maximum_faulty_share=0.6), tmp_path / "raw")
+
+    assert [row["id"] for row in rows] == ["b.txt"] and stats["dropped"] == {"not_utf8": 1}
