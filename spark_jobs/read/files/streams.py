@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import IO, Any, TextIO
+from typing import IO, Any, Self, TextIO
 
 import pyarrow as pa
 
@@ -514,7 +514,9 @@ def _tar(content: Content) -> Iterator[Member | SkippedMember]:
     with content.open() as stream:
         try:
             # A stream that goes one way only: what is compressed is unpacked once.
-            archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 - closed with the stream
+            archive = tarfile.open(  # noqa: SIM115 - closed with the stream
+                fileobj=stream, mode="r|", tarinfo=_TarHeader
+            )
             for entry in archive:
                 if entry.isfile() and entry.size > TAR_MEMBER_BYTES:
                     yield SkippedMember("too large file in an archive", _name(content, entry.name))
@@ -526,8 +528,26 @@ def _tar(content: Content) -> Iterator[Member | SkippedMember]:
                 elif not entry.isdir():
                     kind = "link" if entry.issym() or entry.islnk() else "special file"
                     yield SkippedMember(f"{kind} in an archive", _name(content, entry.name))
+            assert archive.fileobj is not None
+            while rest := archive.fileobj.read(BLOCK_BYTES):
+                if rest.strip(b"\0"):
+                    raise tarfile.ReadError("it goes on after its end, as archives put together do")
         except tarfile.TarError as error:
             raise _unreadable(content, "tar", error) from error
+
+
+class _TarHeader(tarfile.TarInfo):
+    """A member's header; Python takes one that is damaged or cut off for the archive's end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            is_end = isinstance(error, tarfile.EOFHeaderError)  # type: ignore[attr-defined]
+            if is_end or archive.offset == 0:
+                raise
+            raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from error
 
 
 def _unreadable(content: Content, kind: str, error: Exception) -> BadFile:

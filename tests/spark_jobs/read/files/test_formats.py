@@ -1,5 +1,6 @@
 """Every format people have becomes text; what cannot is named."""
 
+import gzip
 import io
 import json
 import sys
@@ -222,6 +223,42 @@ def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
     assert stats["dropped"] == {} and stats["faults"] == []
 
 
+def tar_of(*names: str) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            archive.addfile(member, io.BytesIO(name.encode()))
+    return written.getvalue()
+
+
+SOUND_TAR = tar_of("a.md", "b.md")
+SECOND_HEADER = 1024
+"""Where it begins in that archive, after a header and a block of content."""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SOUND_TAR[:SECOND_HEADER] + b"\x01" * 512 + SOUND_TAR[SECOND_HEADER + 512 :],
+        SOUND_TAR[:SECOND_HEADER],
+        SOUND_TAR[: SECOND_HEADER + 100],
+        SOUND_TAR + tar_of("c.md"),
+    ],
+    ids=["damaged header", "cut at a header", "cut in a header", "two archives"],
+)
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_tar_archive_that_ends_before_its_content_does_is_named(
+    folder: Path, name: str, content: bytes
+) -> None:
+    packed = gzip.compress(content) if name.endswith(".gz") else content
+    (folder / name).write_bytes(packed)
+
+    with pytest.raises(UserError, match=rf"{name} is not a readable tar archive"):
+        texts_of(folder)
+
+
 def test_an_archive_with_a_damaged_name_is_named(folder: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(folder / "a.zip", "w") as archive:
         archive.writestr("\u00e9\u00e9.md", "alpha")
@@ -263,7 +300,6 @@ def test_bad_files_among_many_are_set_aside_where_the_settings_say_so(folder: Pa
 
 
 def test_nothing_of_a_file_is_kept_that_is_damaged_further_on(folder: Path) -> None:
-    import gzip
 
     (folder / "a.md").write_text("Sound.")
     lines = [json.dumps({"text": f"{number} " * 40_000}) for number in range(200)]
