@@ -2,6 +2,7 @@
 
 import codecs
 import email
+import html
 import io
 import posixpath
 import re
@@ -9,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage, MIMEPart
 from email.policy import default
+from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,7 +27,9 @@ from spark_jobs.read.files.streams import (
     too_large,
 )
 
-_TIMING = re.compile(r"\d+|.*-->.*|WEBVTT.*|(NOTE|STYLE|REGION)\b.*")
+_TIMING = re.compile(r"(?:^\d+\n)?^[\d:., \t]*-->.*$", re.MULTILINE)
+"""A line of times, and a number before it."""
+_VTT_ASIDE = re.compile(r"WEBVTT|(NOTE|STYLE|REGION)(\s|$)")
 _TAG = re.compile(r"<[^>]*>")
 _MEANT: dict[str, tuple[str, ...]] = {
     "ascii": (),
@@ -46,8 +50,9 @@ _SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
 _SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
 """Elements that stand for a space between words, by their local names."""
 _PARAGRAPHS = ("p", "h")
-_PASSED_OVER = ("tracked-changes", "annotation")
-"""What an OpenDocument text holds that is not its text: what was deleted, and comments."""
+_PASSED_OVER = ("tracked-changes", "annotation", "note-citation", "ruby-text")
+"""What an OpenDocument text holds that is not its text: what was deleted, comments, the numbers of
+notes, and how a word is read."""
 _HTML_BLOCKS = ["h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "th", "blockquote"]
 _HTML_BLOCKS += ["br", "div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article"]
 _HTML_BLOCKS += ["header", "footer", "figure", "figcaption"]
@@ -185,11 +190,18 @@ def read_subtitles(content: Content) -> Iterator[Row]:
 def _subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
     """What is said, and the encoding; a line that goes on is written once."""
     text, encoding = decode(found, declared)
+    is_vtt = text.startswith("WEBVTT")
     said: list[str] = []
-    for line in text.splitlines():
-        line = _TAG.sub("", line).strip()
-        if line and not _TIMING.fullmatch(line) and said[-1:] != [line]:
-            said.append(line)
+    for _, block in groupby(map(str.strip, text.splitlines()), key=bool):
+        before, *timed = _TIMING.split("\n".join(block))
+        if not timed and is_vtt and _VTT_ASIDE.match(before):
+            continue
+        # What is before the times is the name of what follows.
+        for line in ("\n".join(timed) if timed else before).splitlines():
+            line = _TAG.sub("", line)
+            line = (html.unescape(line) if is_vtt else line).strip()
+            if line and said[-1:] != [line]:
+                said.append(line)
     return "\n".join(said), encoding
 
 
@@ -392,12 +404,13 @@ def _pieces(element: Any) -> Iterator[str]:
 
 def _html_text(found: str) -> str:
     """All text of a page that is a document as a whole, block by block."""
-    from lxml import etree, html
+    from lxml import etree
+    from lxml.html import HTMLParser, document_fromstring
 
     # What the page itself says of its encoding no longer holds.
-    parser = html.HTMLParser(encoding="utf-8")
+    parser = HTMLParser(encoding="utf-8")
     try:
-        page = html.document_fromstring(found.encode(), parser=parser)
+        page = document_fromstring(found.encode(), parser=parser)
     except etree.ParserError:  # It is blank, or a comment alone.
         return ""
     for aside in page.xpath("//script | //style"):

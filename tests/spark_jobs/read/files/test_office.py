@@ -348,3 +348,56 @@ def test_mail_that_is_not_in_its_encoding_is_set_aside(
     rows, stats = snapshot(files_source(folder, maximum_faulty_share=0.6), tmp_path / "raw")
 
     assert [row["id"] for row in rows] == ["b.txt"] and stats["dropped"] == {"not_utf8": 1}
+
+
+SUBTITLES = """1
+00:00:01,000 --> 00:00:02,000
+1984
+
+2
+00:00:02,000 --> 00:00:03,000
+NOTE FOR ALL: STOP.
+3
+00:00:03,000 --> 00:00:04,000
+x --> y &amp; z
+
+It goes on.
+"""
+WEB_SUBTITLES = """WEBVTT - of the pump
+Kind: captions
+
+NOTE
+Made by Ann.
+
+STYLE
+::cue { color: red }
+
+intro
+00:01.000 --> 00:02.000 align:start
+NOTE FOR ALL: STOP.
+
+NOTED
+00:02.000 --> 00:03.000
+<v Bob>R&amp;D &lt;now&gt;
+"""
+
+
+def test_all_lines_of_subtitles_that_are_said_are_kept(folder: Path) -> None:
+    (folder / "a.srt").write_text(SUBTITLES)
+    (folder / "b.vtt").write_text(WEB_SUBTITLES)
+
+    assert texts_of(folder) == {
+        "a.srt": "1984\nNOTE FOR ALL: STOP.\nx --> y &amp; z\nIt goes on.",
+        "b.vtt": "NOTE FOR ALL: STOP.\nR&D <now>",
+    }
+
+
+def test_an_open_document_gives_notes_without_their_numbers_and_no_readings(folder: Path) -> None:
+    content = (
+        '<d xmlns:t="urn:t"><t:p>It costs 100<t:note><t:note-citation>1</t:note-citation>'
+        "<t:note-body><t:p>Without taxes.</t:p></t:note-body></t:note> EUR in <t:ruby>"
+        "<t:ruby-base>東京</t:ruby-base><t:ruby-text>とうきょう</t:ruby-text></t:ruby>.</t:p></d>"
+    )
+    write_zip(folder / "a.odt", {"content.xml": content})
+
+    assert texts_of(folder) == {"a.odt": "It costs 100 EUR in 東京.\n\nWithout taxes."}
