@@ -12,10 +12,13 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
 from functools import partial
 from itertools import chain
 from string import Formatter
 from typing import IO, Any, TextIO
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -450,12 +453,15 @@ def _fill(template: str, look: Look) -> str | None:
     return None if is_empty else "\n".join(lines)
 
 
+_TOLD = (str, int, float, Decimal, date, time, timedelta, UUID)
+"""What a value is that a text can tell; of columns of Parquet, too."""
+
+
 def _as_text(value: Any) -> str:
-    """A value within a text; what is no text, number or list of them is none."""
+    """A value within a text; what is no text, number, time, UUID or list of them is none."""
     if isinstance(value, list):
         return "\n".join(filter(None, map(_as_text, value)))
-    is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return str(value).strip() if is_text else ""
+    return str(value).strip() if isinstance(value, _TOLD) and not isinstance(value, bool) else ""
 
 
 def _no_text(record: Any, found: Any, content: streams.Content, where: str) -> str:

@@ -1,7 +1,10 @@
 """Input as it should not be: named with its file and row, or set aside and counted."""
 
 import json
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,6 +118,26 @@ def test_a_template_makes_one_text_of_the_columns_that_hold_any(
         "Question: Where?\nAnswer: 1.5\nTags: a",
     ]
     assert not stats["dropped"]
+
+
+def test_a_template_tells_dates_times_and_exact_numbers(folder: Path, tmp_path: Path) -> None:
+    columns = {
+        "day": pa.array([date(2024, 5, 17)]),
+        "at": pa.array([datetime(2024, 5, 17, 9, 30)], pa.timestamp("ms")),
+        "clock": pa.array([time(9, 30)], pa.time32("s")),
+        "took": pa.array([timedelta(minutes=5)], pa.duration("s")),
+        "price": pa.array([Decimal("12.50")]),
+        "key": pa.array([UUID(int=7).bytes], pa.uuid()),
+    }
+    pq.write_table(pa.table(columns), folder / "a.parquet")
+    template = "\n".join(f"{{{name}}}" for name in columns)
+
+    (row,), _ = snapshot(files_source(folder, text_template=template), tmp_path / "raw")
+
+    assert row["text"].splitlines() == [
+        *("2024-05-17", "2024-05-17 09:30:00", "09:30:00", "0:05:00", "12.50"),
+        "00000000-0000-0000-0000-000000000007",
+    ]
 
 
 def test_a_table_is_separated_by_what_separates_its_column_names(
