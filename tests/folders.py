@@ -358,11 +358,26 @@ def write_odt(path: Path, title: str, paragraphs: list[str]) -> None:
 
 
 def write_pptx(path: Path, slides: list[str]) -> None:
-    """A presentation."""
+    """A presentation whose slides are shown in that order."""
     name = "http://schemas.openxmlformats.org/drawingml/2006/main"
     slide = f'<s xmlns:a="{name}"><a:p><a:t>{{}}</a:t></a:p></s>'
     numbered = enumerate(map(escape, slides), start=1)
-    write_zip(path, {f"ppt/slides/slide{n}.xml": slide.format(text) for n, text in numbered})
+    members = {f"ppt/slides/slide{n}.xml": slide.format(text) for n, text in numbered}
+    write_zip(path, members | presentation_members(list(members)))
+
+
+def presentation_members(slides: list[str]) -> dict[str, str]:
+    """What says in which order a presentation's slides, by their names in it, are shown."""
+    name = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    shown = "".join(f'<sldId id="{n + 256}" r:id="rId{n}"/>' for n, _ in enumerate(slides))
+    places = "".join(
+        f'<Relationship Id="rId{n}" Type="{name}/slide" Target="{slide.removeprefix("ppt/")}"/>'
+        for n, slide in enumerate(slides)
+    )
+    return {
+        "ppt/presentation.xml": f'<p xmlns:r="{name}"><sldIdLst>{shown}</sldIdLst></p>',
+        "ppt/_rels/presentation.xml.rels": f"<Relationships>{places}</Relationships>",
+    }
 
 
 def write_epub(path: Path, title: str, text: str) -> None:

@@ -7,7 +7,7 @@ import io
 import posixpath
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from email.message import EmailMessage, MIMEPart
 from email.policy import default
 from itertools import groupby
@@ -46,7 +46,8 @@ _MEANT: dict[str, tuple[str, ...]] = {
 UTF-8, which hardly any other text happens to be."""
 _DUMP = re.compile(rb"<mediawiki[\s>]")
 HEAD_BYTES = 4096
-_SLIDE = re.compile(r"ppt/slides/slide(\d+)\.xml")
+_NOTED = "{*}nvSpPr/{*}nvPr/{*}ph[@type='body']"
+"""The mark of the shape that holds a speaker's notes."""
 _SPACES = {"br": "\n", "line-break": "\n", "tab": "\t", "s": " "}
 """Elements that stand for a space between words, by their local names."""
 _PARAGRAPHS = ("p", "h")
@@ -56,6 +57,9 @@ notes, and how a word is read."""
 _HTML_BLOCKS = ["h1", "h2", "h3", "h4", "h5", "h6", "p", "li", "pre", "td", "th", "blockquote"]
 _HTML_BLOCKS += ["br", "div", "tr", "table", "ul", "ol", "dl", "dt", "dd", "section", "article"]
 _HTML_BLOCKS += ["header", "footer", "figure", "figcaption"]
+
+_KEPT_BLANKS = {ord(" "): 0xFDD0, ord("\t"): 0xFDD1}
+"""Blanks of text whose lines are as written to characters that no text has."""
 
 
 def read_mail(content: Content) -> Iterator[Row]:
@@ -247,22 +251,70 @@ def _xml_text(found: bytes) -> str:
     return "\n".join(filter(None, (" ".join(t.split()) for t in _parse(found).itertext())))
 
 
+_RTF_ERRORS = "llm-assets.rtf"
+_RTF_MAC = re.compile(r"^\s*\{\\rtf\d*(\\[a-z]+-?\d*\s?)*?\\mac(?![a-z])")
+_RTF_DELETED = re.compile(r"(?<!\\)(\{(?:\\[a-z]+-?\d*\s?)*)\\deleted(?![a-z0])")
+"""The beginning of a group that was deleted while changes were tracked. In its place, `\\*` begins
+one that is passed over."""
+_RTF_NOTE = re.compile(r"(?<!\\)\{(?:\\\*)?\\footnote(?![a-z])")
+_RTF_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
 def rtf_text(found: bytes) -> str:
     """A rich text file's text, by striprtf."""
-    from striprtf.striprtf import rtf_to_text
+    from striprtf.striprtf import remove_pict_groups, rtf_to_text
 
     if not found.lstrip().startswith(b"{\\rtf"):
         raise ValueError("it does not begin with {\\rtf")
     # Its own letters are ASCII; all others are written out, in the encoding that it names.
-    return str(rtf_to_text(found.decode("latin-1")))
+    # Pictures go first, since anything may look like a brace in them.
+    text = remove_pict_groups(found.decode("latin-1")).replace(r"\ansicpg10000", r"\mac")
+    encoding = "mac_roman" if _RTF_MAC.search(text) else "cp1252"
+    codecs.register_error(_RTF_ERRORS, _replace_undefined)
+    text = _notes_last(_RTF_DELETED.sub(r"\1\\*", text))
+    return str(rtf_to_text(text, encoding, errors=_RTF_ERRORS))
+
+
+def _replace_undefined(error: UnicodeError) -> tuple[str, int]:
+    """In place of a byte that means nothing where each is a character of its own, the sign for an
+    unknown one; in other encodings, more than that would be wrong."""
+    if isinstance(error, UnicodeDecodeError) and error.encoding == "charmap":
+        return "\ufffd", error.start + 1
+    raise error
+
+
+def _notes_last(text: str) -> str:
+    """A rich text with its footnotes, which striprtf passes over, as paragraphs at its end."""
+    kept, notes, place = [], [], 0
+    while note := _RTF_NOTE.search(text, place):
+        end = _group_end(text, note.start())
+        kept.append(text[place : note.start()])
+        notes.append(rf"\par {{{text[note.end() : end]}")
+        place = end
+    if not notes:
+        return text
+    text = "".join([*kept, text[place:]])
+    end = _group_end(text, text.find("{")) - 1
+    return "".join([text[:end], *notes, text[end:]])
+
+
+def _group_end(text: str, start: int) -> int:
+    """Where a group of a rich text ends that begins there."""
+    depth = 0
+    for brace in _RTF_BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.end()
+    return len(text)
 
 
 _FILLED = ".//w:sdt[not(w:sdtPr/w:showingPlcHdr)]"
 _DOCX_WRAPPERS = f".//w:ins | .//w:moveTo | .//w:smartTag | {_FILLED} | {_FILLED}/w:sdtContent"
-_DOCX_WRAPPERS += " | .//w:fldSimple | .//w:bdo | .//w:dir | .//w:customXml"
+_DOCX_WRAPPERS += " | .//w:fldSimple | .//w:bdo | .//w:dir | .//w:customXml | .//m:oMathPara"
 """What python-docx passes over with all text in it: text that was inserted or moved while changes
 were tracked, smart tags, content controls, of which an empty one shows a prompt, and fields, such
 as the number of a table."""
+_HEADING = re.compile(r"Heading (\d+)")
 _NOTES = "./*[not(@w:type)]//w:p"
 """Paragraphs of notes; what has a type is the line between text and notes."""
 _TEXT_BOXES = ".//w:txbxContent[not(ancestor::*[local-name()='Fallback'])]//w:p"
@@ -292,11 +344,27 @@ def docx_text(found: bytes) -> str:
 
 
 def _unwrap(element: Any) -> None:
-    """Put what lies in wrappers in their place."""
+    """Put what lies in wrappers in their place, and the text of formulas and of words whose reading
+    stands above them, which python-docx passes over, too."""
+    from docx.oxml import OxmlElement
+
     for wrapper in _find(element, _DOCX_WRAPPERS):
         for part in list(wrapper):
             wrapper.addprevious(part)
         wrapper.getparent().remove(wrapper)
+    for word in _find(element, ".//w:ruby"):
+        _replace(word, _find(word, "./w:rubyBase//w:t"), OxmlElement("w:t"))
+    for formula in _find(element, ".//m:oMath"):
+        run, text = OxmlElement("w:r"), OxmlElement("w:t")
+        _replace(formula, _find(formula, ".//m:t"), text)
+        text.addprevious(run)
+        run.append(text)
+
+
+def _replace(element: Any, texts: list[Any], text: Any) -> None:
+    """Put one text that says what several do in an element's place."""
+    text.text = "".join(one.text or "" for one in texts)
+    element.getparent().replace(element, text)
 
 
 def _find(element: Any, path: str) -> list[Any]:
@@ -322,23 +390,52 @@ def _word_table(table: Any) -> str:
 def _word_paragraph(block: Any) -> str:
     """A paragraph's text; a heading is marked as Markdown marks it."""
     style = block.style.name if block.style is not None else ""
-    level = style.removeprefix("Heading ") if style else ""
-    return f"{'#' * int(level)} {block.text}" if level.isdigit() else str(block.text)
+    heading = _HEADING.fullmatch(style or "")
+    return f"{'#' * int(heading[1])} {block.text}" if heading else str(block.text)
 
 
 def odt_text(found: bytes) -> str:
     """An OpenDocument text's headings and paragraphs."""
-    return _paragraphs(found, lambda archive: ["content.xml"])
+    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+        return "\n\n".join(_paragraphs(_parse(archive.read("content.xml"))))
 
 
 def pptx_text(found: bytes) -> str:
-    """A presentation's text, slide by slide."""
+    """A presentation's text, slide by slide in the order in which they are shown, each with what
+    its speaker noted."""
+    with zipfile.ZipFile(io.BytesIO(found)) as archive:
+        return "\n\n".join(_slides_text(archive))
 
-    def slides(archive: zipfile.ZipFile) -> list[str]:
-        numbers = {int(m[1]): m[0] for name in archive.namelist() if (m := _SLIDE.fullmatch(name))}
-        return [numbers[number] for number in sorted(numbers)]
 
-    return _paragraphs(found, slides)
+def _slides_text(archive: zipfile.ZipFile) -> Iterator[str]:
+    whole = "ppt/presentation.xml"
+    places = {identifier: place for identifier, _, place in _relations(archive, whole)}
+    for slide in _parse(archive.read(whole)).iterfind("{*}sldIdLst/{*}sldId"):
+        # Its other attribute `id`, in no namespace, is a number.
+        place = next(places[value] for key, value in slide.items() if key.endswith("}id"))
+        yield from _paragraphs(_parse(archive.read(place)))
+        for _, kind, beside in _relations(archive, place):
+            if kind.endswith("/notesSlide"):
+                # Others of its shapes repeat the slide and its number.
+                for shape in _parse(archive.read(beside)).iter("{*}sp"):
+                    if shape.find(_NOTED) is not None:
+                        yield from _paragraphs(shape)
+
+
+def _relations(archive: zipfile.ZipFile, name: str) -> list[tuple[str, str, str]]:
+    """What a member refers to: the reference's id, its kind and the other member."""
+    folder, base = posixpath.split(name)
+    place = f"{folder}/_rels/{base}.rels"
+    if place not in archive.namelist():
+        return []
+    return [
+        (one.get("Id", ""), one.get("Type", ""), _member_at(folder, one.get("Target", "")))
+        for one in _parse(archive.read(place)).iter("{*}Relationship")
+    ]
+
+
+def _member_at(folder: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
 
 
 def epub_text(found: bytes) -> str:
@@ -362,32 +459,31 @@ def _chapters(archive: zipfile.ZipFile) -> list[str]:
 def xlsx_text(found: bytes) -> str:
     """A workbook's cells, a line for each row, by openpyxl; sheets begin with their names."""
     import openpyxl
+    from openpyxl.utils.escape import unescape
+
+    def line(row: tuple[Any, ...]) -> str:
+        cells = ["" if cell is None else unescape(str(cell)) for cell in row]
+        # Empty ones between others stay, so that each value is where its column's name is.
+        last = max((number for number, cell in enumerate(cells, start=1) if cell), default=0)
+        return " | ".join(cells[:last])
 
     workbook = openpyxl.load_workbook(io.BytesIO(found), read_only=True, data_only=True)
     sheets = []
     for sheet in workbook.worksheets:
         # Programs that write row by row state a size before they know it.
         sheet.reset_dimensions()
-        rows = (
-            " | ".join(str(cell) for cell in row if cell is not None)
-            for row in sheet.iter_rows(values_only=True)
-        )
-        if lines := [row for row in rows if row]:
+        if lines := list(filter(None, map(line, sheet.iter_rows(values_only=True)))):
             sheets.append("\n".join([f"# {sheet.title}", *lines]))
     return "\n\n".join(sheets)
 
 
-def _paragraphs(found: bytes, names: Callable[[zipfile.ZipFile], list[str]]) -> str:
-    """The paragraphs of a zipped document's members in XML, these in the order of `names`."""
-    texts = []
-    with zipfile.ZipFile(io.BytesIO(found)) as archive:
-        for name in names(archive):
-            document = _parse(archive.read(name))
-            for element in list(document.iter(*(f"{{*}}{one}" for one in _PASSED_OVER))):
-                element.clear(keep_tail=True)
-            for element in document.iter(*(f"{{*}}{one}" for one in _PARAGRAPHS)):
-                texts.append("".join(_pieces(element)).strip())
-    return "\n\n".join(filter(None, texts))
+def _paragraphs(document: Any) -> Iterator[str]:
+    """The paragraphs of a document in XML, or of a part of it, that say anything."""
+    for element in list(document.iter(*(f"{{*}}{one}" for one in _PASSED_OVER))):
+        element.clear(keep_tail=True)
+    for element in document.iter(*(f"{{*}}{one}" for one in _PARAGRAPHS)):
+        if text := "".join(_pieces(element)).strip():
+            yield text
 
 
 def _pieces(element: Any) -> Iterator[str]:
@@ -413,13 +509,19 @@ def _html_text(found: str) -> str:
         page = document_fromstring(found.encode(), parser=parser)
     except etree.ParserError:  # It is blank, or a comment alone.
         return ""
-    for aside in page.xpath("//script | //style"):
+    for aside in page.xpath("//head | //script | //style"):
         aside.drop_tree()
+    for block in page.iter("pre"):
+        for one in block.iter():
+            one.text = (one.text or "").translate(_KEPT_BLANKS)
+            if one is not block:
+                one.tail = (one.tail or "").translate(_KEPT_BLANKS)
     for block in page.iter(*_HTML_BLOCKS):
         block.text = "\n" + (block.text or "")
         block.tail = "\n" + (block.tail or "")
     lines = (" ".join(line.split()) for line in page.text_content().splitlines())
-    return "\n".join(filter(None, lines))
+    blanks = {kept: blank for blank, kept in _KEPT_BLANKS.items()}
+    return "\n".join(filter(None, (line.translate(blanks).rstrip() for line in lines)))
 
 
 def _parse(found: bytes) -> Any:

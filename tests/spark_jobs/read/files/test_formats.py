@@ -10,6 +10,7 @@ from pathlib import Path
 
 import docx
 import pytest
+from docx.enum.style import WD_STYLE_TYPE
 from docx.opc.constants import RELATIONSHIP_TYPE
 from docx.opc.packuri import PackURI
 from docx.opc.part import Part
@@ -110,6 +111,34 @@ def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
     document.save(str(folder / "a.docx"))
 
     assert texts_of(folder) == {"a.docx": "Checked by Ann.\n\nIt opens weekly"}
+
+
+def test_a_word_file_gives_formulas_and_words_whose_reading_is_shown(folder: Path) -> None:
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
+    reading, word = (
+        f"<w:{n}>{run.format(t)}</w:{n}>" for n, t in (("rt", "とう"), ("rubyBase", "東"))
+    )
+    formula = "<m:oMath><m:r><m:t>E=</m:t></m:r><m:r><m:t>mc</m:t></m:r></m:oMath>"
+    document = docx.Document()
+    body = parse_xml(
+        f"<w:body {nsdecls('w', 'm')}><w:p>{run.format('In ')}<w:r><w:ruby>{reading}{word}</w:ruby>"
+        f"</w:r>{run.format(' is ')}{formula}.</w:p><w:p><m:oMathPara>{formula}</m:oMathPara></w:p>"
+        "</w:body>"
+    )
+    for number, block in enumerate(list(body)):
+        document.element.body.insert(number, block)
+    document.save(str(folder / "a.docx"))
+
+    assert texts_of(folder) == {"a.docx": "In 東 is E=mc\n\nE=mc"}
+
+
+def test_only_headings_of_a_word_file_are_marked(folder: Path) -> None:
+    document = docx.Document()
+    document.styles.add_style("12", WD_STYLE_TYPE.PARAGRAPH)
+    document.add_paragraph("A text of 12 points.", style="12")
+    document.save(str(folder / "a.docx"))
+
+    assert texts_of(folder) == {"a.docx": "A text of 12 points."}
 
 
 def test_a_word_file_gives_fields_text_boxes_and_notes_once(folder: Path) -> None:

@@ -14,7 +14,7 @@ import openpyxl
 import pytest
 
 from artifacts.errors import UserError
-from tests.folders import write_zip
+from tests.folders import presentation_members, write_zip
 from tests.spark_jobs.read.files.test_formats import texts_of
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
@@ -142,20 +142,29 @@ def test_office_documents_give_their_text(folder: Path) -> None:
     drawing = "http://schemas.openxmlformats.org/drawingml/2006/main"
     runs = "<a:r><a:t>Slide </a:t></a:r><a:t>{}</a:t><a:br/><a:r><a:t>Pumps</a:t></a:r>"
     slide = f'<s xmlns:a="{drawing}"><a:p>{runs}</a:p></s>'
-    write_zip(
-        folder / "c.pptx",
-        {f"ppt/slides/slide{number}.xml": slide.format(number) for number in (10, 2)},
+    slides = {f"ppt/slides/slide{number}.xml": slide.format(number) for number in (2, 10, 3)}
+    notes = (
+        '<n><sp><nvSpPr><nvPr><ph type="sldNum"/></nvPr></nvSpPr><p>1</p></sp>'
+        '<sp><nvSpPr><nvPr><ph type="body"/></nvPr></nvSpPr><p>Say why.</p></sp></n>'
     )
+    beside = '<Relationships><Relationship Id="a" Type="t/notesSlide" Target="{}"/></Relationships>'
+    members = {
+        "ppt/slides/_rels/slide10.xml.rels": beside.format("../notesSlides/notesSlide1.xml"),
+        "ppt/notesSlides/notesSlide1.xml": notes,
+    }
+    shown = ["ppt/slides/slide10.xml", "ppt/slides/slide2.xml"]
+    write_zip(folder / "c.pptx", slides | members | presentation_members(shown))
     workbook = openpyxl.Workbook()
     workbook.active.title = "Parts"
-    workbook.active.append(["ring", 7, None, "inner"])
+    workbook.active.append(["part", "number", "size", "place", "note"])
+    workbook.active.append(["ring_x000D_", 7, None, "inner", None])
     workbook.save(folder / "d.xlsx")
 
     assert texts_of(folder) == {
         "a.rtf": "The größte valve\nopens.",
         "b.odt": "Pump\n\nIt opens.\nBy:\tAnn Lee.\n\nNoted.",
-        "c.pptx": "Slide 2\nPumps\n\nSlide 10\nPumps",
-        "d.xlsx": "# Parts\nring | 7 | inner",
+        "c.pptx": "Slide 10\nPumps\n\nSay why.\n\nSlide 2\nPumps",
+        "d.xlsx": "# Parts\npart | number | size | place | note\nring\r | 7 |  | inner",
     }
 
 
@@ -170,7 +179,8 @@ def test_a_book_is_its_chapters_in_their_order(folder: Path) -> None:
         {
             "META-INF/container.xml": '<c xmlns="urn:c"><rootfile full-path="in/book.opf"/></c>',
             "in/book.opf": opf,
-            "in/one .xhtml": "<html><body><h1>One</h1><p>It öffnet.<br/>So.</p></body></html>",
+            "in/one .xhtml": "<html><head><title>Pumps</title></head><body><h1>One</h1>"
+            "<p>It öffnet.<br/>So.</p></body></html>",
             "in/two.xhtml": "<html><body><script>no()</script><p>It closes.</p></body></html>",
         },
     )
@@ -401,3 +411,36 @@ def test_an_open_document_gives_notes_without_their_numbers_and_no_readings(fold
     write_zip(folder / "a.odt", {"content.xml": content})
 
     assert texts_of(folder) == {"a.odt": "It costs 100 EUR in 東京.\n\nWithout taxes."}
+
+
+def test_a_page_of_a_book_keeps_the_indentation_of_code(folder: Path) -> None:
+    code = "<pre>if leaks:\n    <b>stop</b>(\n\tpump)</pre><p> It   stops.</p>"
+    (folder / "a.eml").write_bytes(bytes(message("Web", "", code)))
+
+    assert texts_of(folder) == {"a.eml": "Web\n\nif leaks:\n    stop(\n\tpump)\nIt stops."}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (rb"\ansi It {\rtlch\af0 \deleted\revauthdel1 never }opens.", "It opens."),
+        (
+            rb"\ansi It costs 100{\super\chftn{\*\footnote\pard\chftn In {\b euros}.}} now.\par ",
+            "It costs 100 now.\n\nIn euros.",
+        ),
+        (rb"\mac Gr\'9a\'a7e", "Größe"),
+        (rb"\mac\ansicpg10000 Gr\'9a\'a7e", "Größe"),
+        (rb"\ansi Gr\'f6\'81e opens.", "Grö\ufffde opens."),
+    ],
+)
+def test_a_rich_text_is_what_its_program_shows(folder: Path, content: bytes, text: str) -> None:
+    (folder / "a.rtf").write_bytes(rb"{\rtf1" + content + b"}")
+
+    assert texts_of(folder) == {"a.rtf": text}
+
+
+def test_a_rich_text_in_another_encoding_than_it_names_is_set_aside(folder: Path) -> None:
+    (folder / "a.rtf").write_bytes(rb"{\rtf1\ansi\ansicpg932 It \'81\'20 opens.}")
+
+    with pytest.raises(UserError, match="is not UTF-8"):
+        texts_of(folder)
