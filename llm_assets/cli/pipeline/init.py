@@ -105,7 +105,9 @@ def text_columns(records: list[dict[str, Any]]) -> Columns | None:
     prose = [key for key in keys if _is_prose([value_at(record, key) for record in records])]
     texts = [key for key in keys if any(isinstance(value_at(r, key), str) for r in records)]
     question, answer = (_first(texts, names) for names in (QUESTIONS, ANSWERS))
-    if question and answer:
+    # Of several options, `a` is one that may be wrong, and an answer is a letter.
+    has_options = {"a", "b"} <= set(map(_last, keys))
+    if question and answer and not has_options:
         return "text_template", f"Question: {{{question}}}\nAnswer: {{{answer}}}"
     title, body = _first(texts, TITLES), _first(texts, BODIES)
     if body and _last(body) == "text":

@@ -339,6 +339,32 @@ def test_columns_are_found_in_whatever_a_run_reads(
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (
+            {"q": "Which valve opens first?", "a": "ball"},
+            {"text_template": "Question: {q}\nAnswer: {a}"},
+        ),
+        (
+            {"question": "Which valve opens first?", "a": "ball", "b": "gate"},
+            {"text_column": "question"},
+        ),
+        (
+            {"question": "Which valve opens first?", "A": 7, "B": 8, "answer": "B"},
+            {"text_column": "question"},
+        ),
+    ],
+)
+def test_an_option_of_several_is_no_answer(
+    tmp_path: Path, row: dict[str, object], columns: dict[str, str]
+) -> None:
+    write_files(tmp_path, {"a.jsonl": json.dumps(row)})
+    source = Files(type="files", path=str(tmp_path))
+
+    assert plan_columns(source, find_files(source).files)[0] == columns
+
+
 def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_path: Path) -> None:
     write_files(
         tmp_path, dict.fromkeys(("a.csv", "b.csv"), "body\nThe valve opens slowly, twice.\n")
