@@ -8,6 +8,7 @@ import posixpath
 import re
 import zipfile
 from collections.abc import Iterator
+from email.header import decode_header
 from email.message import EmailMessage, MIMEPart
 from email.policy import default
 from itertools import groupby
@@ -117,10 +118,25 @@ def _mail_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
     """A message's subject and text, and the encoding of text that names none."""
     message = email.message_from_bytes(found, policy=default)
     assert isinstance(message, EmailMessage)
-    read = list(_own_texts(message, declared))
-    subject = str(message["subject"] or "").strip()
-    text = "\n\n".join(filter(None, [subject, *(text.strip() for text, _ in read)]))
+    read = [_subject(message, declared), *_own_texts(message, declared)]
+    text = "\n\n".join(filter(None, (text.strip() for text, _ in read)))
     return text, next((encoding for _, encoding in read if encoding), None)
+
+
+def _subject(message: EmailMessage, declared: str | None) -> tuple[str, str | None]:
+    """A message's subject, and the encoding of one that names none."""
+    subject = str(message["subject"] or "")
+    if "\ufffd" not in subject:
+        return subject, None
+    # Python has put that sign where the subject is not in the encoding that it names.
+    written = next(value for name, value in message.raw_items() if name.lower() == "subject")
+    texts, encoding = [], None
+    for piece, charset in decode_header("".join(str(written).splitlines())):
+        found = piece if isinstance(piece, bytes) else piece.encode("ascii", "surrogateescape")
+        text, other = _decode_as(found, charset or "us-ascii", declared)
+        texts.append(text)
+        encoding = encoding or other
+    return "".join(texts), encoding
 
 
 def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str | None]]:
@@ -153,20 +169,20 @@ def _own_texts(part: MIMEPart, declared: str | None) -> Iterator[tuple[str, str 
 
 
 def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
-    text, encoding = _payload_text(part, declared)
+    payload = part.get_payload(decode=True)
+    found = payload if isinstance(payload, bytes) else b""
+    text, encoding = _decode_as(found, part.get_content_charset("us-ascii"), declared)
     return _html_text(text) if part.get_content_subtype() == "html" else text, encoding
 
 
-def _payload_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
-    """A part's text in the encoding that it names; one that names none, nobody knows or is not the
-    text's own is found as that of text files.
+def _decode_as(found: bytes, charset: str, declared: str | None) -> tuple[str, str | None]:
+    """Text in the encoding that it names; in one that nobody knows, or that is not the text's own,
+    it is decoded as text files are.
 
     Raises:
         UnicodeDecodeError: there is no telling.
     """
-    payload = part.get_payload(decode=True)
-    found = payload if isinstance(payload, bytes) else b""
-    for encoding in _encodings(part.get_content_charset("us-ascii")):
+    for encoding in _encodings(charset):
         try:
             return found.decode(encoding), None
         except UnicodeDecodeError:

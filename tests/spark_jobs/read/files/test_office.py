@@ -342,6 +342,24 @@ def test_mail_is_in_the_encoding_that_is_meant_by_its_name(
 
 
 @pytest.mark.parametrize(
+    ("subject", "text", "decoded"),
+    [
+        (b"=?gb2312?B?6Gc=?= =?gb2312?B?y64=?=", "鑗水", {}),
+        (b"=?utf-8?Q?L=E4uft?=\n es", "Läuft es", {"windows-1252": 1}),
+        ("Das Gerät läuft".encode("cp1252"), "Das Gerät läuft", {"windows-1252": 1}),
+    ],
+)
+def test_a_subject_is_decoded_as_a_text_is(
+    folder: Path, tmp_path: Path, subject: bytes, text: str, decoded: dict[str, int]
+) -> None:
+    (folder / "a.eml").write_bytes(b"Subject: " + subject + b"\n\nIt leaks.\n")
+
+    (row,), stats = snapshot(files_source(folder), tmp_path / "raw")
+
+    assert row["text"] == f"{text}\n\nIt leaks." and stats["decoded"] == decoded
+
+
+@pytest.mark.parametrize(
     ("charset", "content"),
     [
         ("utf-8", "Клапан открывается.".encode("koi8_r")),
