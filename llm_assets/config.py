@@ -467,6 +467,8 @@ def check_settings(
         ]
     except ValidationError as error:
         faults = [_describe(fault, model, content) for fault in error.errors()]
+    except UnicodeEncodeError:
+        faults = ["a key holds half of a character (one of a surrogate pair); write all of it"]
     if faults:
         # Not from the error, which has all values as they are.
         told = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
