@@ -285,8 +285,8 @@ class PipelineSettings(Settings):
         if self.checkpoint.answers_questions:
             return self
         gate = self.model_version.gate
-        asked = ["exam"] if self.exam else []
-        asked += ["model_version.gate.metric"] if gate.metric == "exam" else []
+        # An exam alone is not taken then, and hinders nothing.
+        asked = ["model_version.gate.metric"] if gate.metric == "exam" else []
         tasks = tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
         floors = [name for name in gate.floors if name.startswith(tasks)]
         asked += [f"model_version.gate.floors.{name}" for name in floors]

@@ -210,10 +210,10 @@ class Spending:
     """Where training and evaluation run."""
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
     _began: dict[str, float] = field(default_factory=dict)
+    """When jobs had their machines; a service may not know any more once these are gone."""
     _more: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Of each job, when it was looked at last, in seconds since 1970, and the hours until then of
     what it had beside its first machines."""
-    """When jobs had their machines; a service may not know any more once these are gone."""
     _before: tuple[float, float] | None = None
     """Of this month and of this run, in the ledger by other jobs; None before it is read."""
     _recorded: float = 0.0

@@ -218,8 +218,20 @@ class Validation:
     """Measures a model on a fixed sample of the validation rows."""
 
     def __init__(
-        self, shards: ShardSet, training: RecipeSettings, objective: Objective, workers: Workers
+        self,
+        shards: ShardSet,
+        training: RecipeSettings,
+        objective: Objective,
+        workers: Workers,
+        may_be_empty: bool = False,
     ) -> None:
+        """Choose the rows.
+
+        Args:
+            may_be_empty: whether all of the text may have been forgotten, as where a run is made
+                once more for that: its loss is 0 then, and decides nothing.
+        """
+        self._may_be_empty = may_be_empty
         rows = training.validation.rows
         batch_size = workers.rows_per_pass(training.placement.device_batch_size)
         self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
@@ -250,13 +262,13 @@ class Validation:
             targets += batch.target_count
         strategy.model.train()
         loss_sum, total = self._workers.sum(loss_sum, targets)
-        if not total:
+        if not total and not self._may_be_empty:
             raise UserError(
                 "The validation rows of the shards hold nothing to predict, as their text was "
                 "forgotten. Give the corpus more text, and make the shards again with: "
                 f"{make_command('tokenized_shards')}"
             )
-        return loss_sum / total / math.log(2) / self._units_per_target
+        return loss_sum / max(total, 1) / math.log(2) / self._units_per_target
 
     def _read(self, rows: np.ndarray) -> Batch | ExampleBatch:
         real = rows[rows != PADDING_ROW]
@@ -369,7 +381,9 @@ class Trainer:
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
         check_tokens((self._shards, validation), spec.shards_folder, workers)
-        self._validation = Validation(validation, self._training, self._objective, workers)
+        self._validation = Validation(
+            validation, self._training, self._objective, workers, may_be_empty=bool(spec.masked)
+        )
         audits = self._training.logging.audit_rows and workers.is_first_of_part
         self._audit = RowAudit(self._run_folder, workers) if audits else None
         self._step, self._state = self._resume()

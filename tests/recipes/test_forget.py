@@ -113,4 +113,8 @@ def test_forgotten_validation_text_is_no_perfect_score(make_spec: SpecMaker) -> 
     shards = ShardSet(spec.shards_folder, spec.shards, "validation")
     texts = [text for s in shards.shards for text in s.documents()["text_hash"].to_pylist()]
     with pytest.raises(UserError, match=r"validation rows .* forgotten.*tokenized_shards"):
-        train_here(spec.model_copy(update={"masked": tuple(texts)}))
+        erased = spec.shards.model_copy(update={"erased": texts})
+        train_here(spec.model_copy(update={"shards": erased}))
+    # Once more without what was forgotten, a run is made by the old shards, and nothing is said.
+    again = make_spec("once more", steps=2).model_copy(update={"masked": tuple(texts)})
+    assert train_here(again).steps == 2

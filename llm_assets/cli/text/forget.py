@@ -69,7 +69,7 @@ from spark_jobs.text import fold, text_hash
 
 DROPPED = "dropped"
 """In place of the split of a text that is in no corpus."""
-ROW = re.compile(r"(?<!\.xml)(?<!\.xml\.bz2):\d+$")
+ROW = re.compile(r"(?<!\.xml)(?<!\.xml\.(?:bz2|zst))(?<!\.xml\.(?:gz|xz)):\d+$")
 """Ends the id of a row where its source has no `id_column`; the pages of a wiki's dump, in XML,
 have their own number."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")

@@ -8,9 +8,12 @@ import posixpath
 import re
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
+from email.errors import HeaderParseError
 from email.header import decode_header
 from email.message import EmailMessage, MIMEPart
 from email.policy import default
+from functools import partial
 from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
@@ -28,14 +31,15 @@ from spark_jobs.read.files.streams import (
     too_large,
 )
 
-_TIMING = re.compile(r"(?:^\d+\n)?^[\d:., \t]*-->.*$", re.MULTILINE)
+_TIMING = re.compile(r"(?:^\d+\n)?^[-\d:., \t]*-->.*$", re.MULTILINE)
 """A line of times, and a number before it."""
 _VTT_ASIDE = re.compile(r"WEBVTT|(NOTE|STYLE|REGION)(\s|$)")
 _TAG = re.compile(r"<[^>]*>")
 _MEANT: dict[str, tuple[str, ...]] = {
     "ascii": (),
     "utf-8": ("utf-8-sig",),
-    "iso8859-1": ("utf-8-sig", "cp1252"),
+    "iso8859-1": ("utf-8-sig", "cp1252", "latin-1"),
+    "big5": ("cp950", "big5hkscs"),
     "cp1252": ("utf-8-sig", "cp1252"),
     "shift_jis": ("cp932",),
     "gb2312": ("gb18030",),
@@ -45,6 +49,8 @@ _MEANT: dict[str, tuple[str, ...]] = {
 }
 """An encoding that a message names to those that programs write under its name: larger ones, and
 UTF-8, which hardly any other text happens to be."""
+MOST_LOST = 0.02
+"""Share of a text's characters: of a footer in another encoding, a cut end, or a vendor's signs."""
 _DUMP = re.compile(rb"<mediawiki[\s>]")
 HEAD_BYTES = 4096
 _NOTED = "{*}nvSpPr/{*}nvPr/{*}ph[@type='body']"
@@ -131,11 +137,17 @@ def _subject(message: EmailMessage, declared: str | None) -> tuple[str, str | No
     # Python has put that sign where the subject is not in the encoding that it names.
     written = next(value for name, value in message.raw_items() if name.lower() == "subject")
     texts, encoding = [], None
-    for piece, charset in decode_header("".join(str(written).splitlines())):
-        found = piece if isinstance(piece, bytes) else piece.encode("ascii", "surrogateescape")
-        text, other = _decode_as(found, charset or "us-ascii", declared)
-        texts.append(text)
-        encoding = encoding or other
+    try:
+        for piece, charset in decode_header("".join(str(written).splitlines())):
+            if charset is None and isinstance(piece, bytes):
+                piece = piece.decode("raw-unicode-escape")
+            found = piece if isinstance(piece, bytes) else piece.encode("ascii", "surrogateescape")
+            text, other = _decode_as(found, charset or "us-ascii", declared)
+            texts.append(text)
+            encoding = encoding or other
+    except (UnicodeError, HeaderParseError):
+        # Cut within a character, or in no encoding that can be told: no reason to lose the text.
+        return subject if subject.count("\ufffd") == 1 else "", None
     return "".join(texts), encoding
 
 
@@ -177,19 +189,25 @@ def _part_text(part: MIMEPart, declared: str | None) -> tuple[str, str | None]:
 
 def _decode_as(found: bytes, charset: str, declared: str | None) -> tuple[str, str | None]:
     """Text in the encoding that it names; in one that nobody knows, or that is not the text's own,
-    it is decoded as text files are.
+    it is decoded as text files are. Of a text in the encoding but for a few bytes, these are lost.
 
     Raises:
         UnicodeDecodeError: there is no telling.
     """
-    for encoding in _encodings(charset):
-        try:
+    encodings = _encodings(charset)
+    for encoding in encodings:
+        with suppress(UnicodeDecodeError):
             return found.decode(encoding), None
-        except UnicodeDecodeError:
-            # Encodings of seven bits look like ASCII to whoever guesses.
-            if found.isascii():
-                raise
-    return decode(found, declared)
+    # An encoding of seven bits looks like ASCII to whoever guesses.
+    guess = partial(found.decode, encodings[0]) if encodings and found.isascii() else None
+    try:
+        return (guess(), None) if guess else decode(found, declared)
+    except UnicodeDecodeError:
+        for encoding in encodings:
+            text = found.decode(encoding, "replace")
+            if text.count("\ufffd") <= MOST_LOST * len(text):
+                return text, None
+        raise
 
 
 def _encodings(charset: str) -> tuple[str, ...]:
@@ -197,7 +215,7 @@ def _encodings(charset: str) -> tuple[str, ...]:
     try:
         name = codecs.lookup(charset).name
         "".encode(name)
-    except LookupError:
+    except (LookupError, UnicodeError):
         return ()
     return _MEANT.get(name, (name,))
 
@@ -212,12 +230,18 @@ def _subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None
     text, encoding = decode(found, declared)
     is_vtt = text.startswith("WEBVTT")
     said: list[str] = []
-    for _, block in groupby(map(str.strip, text.splitlines()), key=bool):
-        before, *timed = _TIMING.split("\n".join(block))
+    grouped = groupby(map(str.strip, text.splitlines()), key=bool)
+    blocks = ["\n".join(block) for is_text, block in grouped if is_text]
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        before, *timed = _TIMING.split(block)
         if not timed and is_vtt and _VTT_ASIDE.match(before):
             continue
-        # What is before the times is the name of what follows.
-        for line in ("\n".join(timed) if timed else before).splitlines():
+        # A number stands before its times, if with a blank line between, or last without any.
+        if not timed and before.isdecimal() and (after is None or _TIMING.match(after)):
+            continue
+        # In a WebVTT file what is before the times is the name of what follows.
+        shown = timed if timed and is_vtt else [before, *timed]
+        for line in "\n".join(shown).splitlines():
             line = _TAG.sub("", line)
             line = (html.unescape(line) if is_vtt else line).strip()
             if line and said[-1:] != [line]:
@@ -269,10 +293,9 @@ def _xml_text(found: bytes) -> str:
 
 _RTF_ERRORS = "llm-assets.rtf"
 _RTF_MAC = re.compile(r"^\s*\{\\rtf\d*(\\[a-z]+-?\d*\s?)*?\\mac(?![a-z])")
-_RTF_DELETED = re.compile(r"(?<!\\)(\{(?:\\[a-z]+-?\d*\s?)*)\\deleted(?![a-z0])")
-"""The beginning of a group that was deleted while changes were tracked. In its place, `\\*` begins
-one that is passed over."""
-_RTF_NOTE = re.compile(r"(?<!\\)\{(?:\\\*)?\\footnote(?![a-z])")
+_RTF_DELETED = re.compile(r"(?<!\\)((?:\\\\)*)\{(?:\\[a-z]+-?\d*\s?)*\\deleted(?![a-z0])")
+"""The beginning of a group that was deleted while changes were tracked."""
+_RTF_NOTE = re.compile(r"(?<!\\)((?:\\\\)*)\{(?:\\\*)?\\footnote(?![a-z])")
 _RTF_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -287,7 +310,7 @@ def rtf_text(found: bytes) -> str:
     text = remove_pict_groups(found.decode("latin-1")).replace(r"\ansicpg10000", r"\mac")
     encoding = "mac_roman" if _RTF_MAC.search(text) else "cp1252"
     codecs.register_error(_RTF_ERRORS, _replace_undefined)
-    text = _notes_last(_RTF_DELETED.sub(r"\1\\*", text))
+    text = _notes_last(_without_deleted(text))
     return str(rtf_to_text(text, encoding, errors=_RTF_ERRORS))
 
 
@@ -299,18 +322,31 @@ def _replace_undefined(error: UnicodeError) -> tuple[str, int]:
     raise error
 
 
+def _without_deleted(text: str) -> str:
+    """A rich text without the groups that were deleted, notes in them included."""
+    kept, place = [], 0
+    while deleted := _RTF_DELETED.search(text, place):
+        begin = deleted.end(1)
+        kept.append(text[place:begin])
+        place = _group_end(text, begin)
+    return "".join([*kept, text[place:]])
+
+
 def _notes_last(text: str) -> str:
     """A rich text with its footnotes, which striprtf passes over, as paragraphs at its end."""
     kept, notes, place = [], [], 0
     while note := _RTF_NOTE.search(text, place):
-        end = _group_end(text, note.start())
-        kept.append(text[place : note.start()])
+        begin = note.end(1)
+        end = _group_end(text, begin)
+        kept.append(text[place:begin])
         notes.append(rf"\par {{{text[note.end() : end]}")
         place = end
     if not notes:
         return text
     text = "".join([*kept, text[place:]])
-    end = _group_end(text, text.find("{")) - 1
+    end = _group_end(text, text.find("{"))
+    # One that is cut off has no brace at its end.
+    end -= text[end - 1 : end] == "}"
     return "".join([text[:end], *notes, text[end:]])
 
 
@@ -330,6 +366,7 @@ _DOCX_WRAPPERS += " | .//w:fldSimple | .//w:bdo | .//w:dir | .//w:customXml | ./
 """What python-docx passes over with all text in it: text that was inserted or moved while changes
 were tracked, smart tags, content controls, of which an empty one shows a prompt, and fields, such
 as the number of a table."""
+_FORMULA_TEXTS = ".//m:t[not(ancestor::w:del or ancestor::w:moveFrom)]"
 _HEADING = re.compile(r"Heading (\d+)")
 _NOTES = "./*[not(@w:type)]//w:p"
 """Paragraphs of notes; what has a type is the line between text and notes."""
@@ -372,7 +409,7 @@ def _unwrap(element: Any) -> None:
         _replace(word, _find(word, "./w:rubyBase//w:t"), OxmlElement("w:t"))
     for formula in _find(element, ".//m:oMath"):
         run, text = OxmlElement("w:r"), OxmlElement("w:t")
-        _replace(formula, _find(formula, ".//m:t"), text)
+        _replace(formula, _find(formula, _FORMULA_TEXTS), text)
         text.addprevious(run)
         run.append(text)
 
@@ -425,13 +462,16 @@ def pptx_text(found: bytes) -> str:
 
 def _slides_text(archive: zipfile.ZipFile) -> Iterator[str]:
     whole = "ppt/presentation.xml"
+    there = set(archive.namelist())
     places = {identifier: place for identifier, _, place in _relations(archive, whole)}
     for slide in _parse(archive.read(whole)).iterfind("{*}sldIdLst/{*}sldId"):
         # Its other attribute `id`, in no namespace, is a number.
-        place = next(places[value] for key, value in slide.items() if key.endswith("}id"))
+        place = next((places.get(v, "") for key, v in slide.items() if key.endswith("}id")), "")
+        if place not in there:
+            continue
         yield from _paragraphs(_parse(archive.read(place)))
         for _, kind, beside in _relations(archive, place):
-            if kind.endswith("/notesSlide"):
+            if kind.endswith("/notesSlide") and beside in there:
                 # Others of its shapes repeat the slide and its number.
                 for shape in _parse(archive.read(beside)).iter("{*}sp"):
                     if shape.find(_NOTED) is not None:
@@ -451,7 +491,7 @@ def _relations(archive: zipfile.ZipFile, name: str) -> list[tuple[str, str, str]
 
 
 def _member_at(folder: str, target: str) -> str:
-    return posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+    return posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
 
 
 def epub_text(found: bytes) -> str:
@@ -472,13 +512,16 @@ def _chapters(archive: zipfile.ZipFile) -> list[str]:
     return [posixpath.join(folder, unquote(place)) for place in spine if place]
 
 
+_XLSX_ENDS = re.compile("_x000[dD]_")
+
+
 def xlsx_text(found: bytes) -> str:
     """A workbook's cells, a line for each row, by openpyxl; sheets begin with their names."""
     import openpyxl
-    from openpyxl.utils.escape import unescape
 
     def line(row: tuple[Any, ...]) -> str:
-        cells = ["" if cell is None else unescape(str(cell)) for cell in row]
+        # Ends of lines are escaped so by programs of which openpyxl undoes nothing.
+        cells = ["" if cell is None else _XLSX_ENDS.sub("", str(cell)) for cell in row]
         # Empty ones between others stay, so that each value is where its column's name is.
         last = max((number for number, cell in enumerate(cells, start=1) if cell), default=0)
         return " | ".join(cells[:last])
@@ -525,8 +568,12 @@ def _html_text(found: str) -> str:
         page = document_fromstring(found.encode(), parser=parser)
     except etree.ParserError:  # It is blank, or a comment alone.
         return ""
-    for aside in page.xpath("//head | //script | //style"):
+    for aside in page.xpath("//script | //style"):
         aside.drop_tree()
+    # A title that is not closed takes all of the page.
+    if any(body.text_content().strip() for body in page.iter("body")):
+        for head in page.xpath("//head"):
+            head.drop_tree()
     for block in page.iter("pre"):
         for one in block.iter():
             one.text = (one.text or "").translate(_KEPT_BLANKS)

@@ -530,7 +530,8 @@ def _tar(content: Content) -> Iterator[Member | SkippedMember]:
                     yield SkippedMember(f"{kind} in an archive", _name(content, entry.name))
             assert archive.fileobj is not None
             while rest := archive.fileobj.read(BLOCK_BYTES):
-                if rest.strip(b"\0"):
+                # Anything else at the end is no text that is lost.
+                if b"ustar" in rest:
                     raise tarfile.ReadError("it goes on after its end, as archives put together do")
         except tarfile.TarError as error:
             raise _unreadable(content, "tar", error) from error
@@ -547,7 +548,10 @@ class _TarHeader(tarfile.TarInfo):
             is_end = isinstance(error, tarfile.EOFHeaderError)  # type: ignore[attr-defined]
             if is_end or archive.offset == 0:
                 raise
-            raise tarfile.ReadError(f"{error} at byte {archive.offset:,}") from error
+            said = f"{error} at byte {archive.offset:,}"
+            if isinstance(error, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+                said = "it ends without an archive's end, so it may be cut off"
+            raise tarfile.ReadError(said) from error
 
 
 def _unreadable(content: Content, kind: str, error: Exception) -> BadFile:

@@ -164,7 +164,7 @@ def test_office_documents_give_their_text(folder: Path) -> None:
         "a.rtf": "The größte valve\nopens.",
         "b.odt": "Pump\n\nIt opens.\nBy:\tAnn Lee.\n\nNoted.",
         "c.pptx": "Slide 10\nPumps\n\nSay why.\n\nSlide 2\nPumps",
-        "d.xlsx": "# Parts\npart | number | size | place | note\nring\r | 7 |  | inner",
+        "d.xlsx": "# Parts\npart | number | size | place | note\nring | 7 |  | inner",
     }
 
 
@@ -462,3 +462,46 @@ def test_a_rich_text_in_another_encoding_than_it_names_is_set_aside(folder: Path
 
     with pytest.raises(UserError, match="is not UTF-8"):
         texts_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"Subject: =?UTF-8?Q?=D0=9F=D1=80=D0?=", b"cut subject"),
+        (b"Subject: \xcf\xf0\xe8\xe2\xe5\xf2", b"raw subject"),
+        (b"Subject: =?utf-8?B?w6TDp8Ow4?= \xe9", b"broken subject"),
+        (b"Content-Type: text/plain; charset=undefined", b"no such encoding"),
+        (b"Content-Type: text/plain; charset=utf-8", "G\u00f6\u00dfe ".encode() * 30 + b"\xe9 end"),
+        (b"Content-Type: text/plain; charset=iso-8859-1", b"one odd byte \x81 here"),
+    ],
+)
+def test_a_message_is_read_though_its_subject_or_a_byte_is_not(
+    folder: Path, head: bytes, body: bytes
+) -> None:
+    written = head + b"\nContent-Transfer-Encoding: 8bit\n\n" + body
+    (folder / "a.eml").write_bytes(written)
+    assert texts_of(folder)["a.eml"].endswith(body[-4:].decode())
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("1\n\n00:00:01,000 --> 00:00:02,000\nHello\n\n2\n", "Hello"),
+        (
+            "1\n00:00:01,000 --> 00:00:02,000\nOne\n\ntwo\n2\n00:00:03,000 --> 00:00:04,000\nx",
+            "One\ntwo\nx",
+        ),
+        ("1\n-00:00:01,000 --> 00:00:02,000\nHello\n", "Hello"),
+    ],
+)
+def test_subtitles_with_blank_lines_or_shifted_times_are_what_is_said(
+    folder: Path, written: str, said: str
+) -> None:
+    (folder / "a.srt").write_text(written)
+    assert texts_of(folder)["a.srt"] == said
+
+
+def test_what_was_deleted_from_a_rich_text_goes_with_its_notes(folder: Path) -> None:
+    deleted = rb"{\deleted gone{\footnote secret}} C:\\{\deleted gone}"
+    (folder / "a.rtf").write_bytes(rb"{\rtf1 A" + deleted + rb" D{\footnote note} E}")
+    assert texts_of(folder)["a.rtf"].split() == ["A", "C:\\", "D", "E", "note"]
