@@ -95,6 +95,8 @@ def start(
             state.desired.write(desired)
             os.kill(running.pid, signal.SIGHUP)
         done = _wait(state, desired, began, report, child, still_wanted)
+        # Somebody may have stopped what was not there yet.
+        state.stopped_path.unlink(missing_ok=True)
         return Endpoint(done, _route(done, desired), changed=True)
 
 

@@ -78,10 +78,13 @@ class Supervisor:
                 ],
                 descriptors=[beats, self._listener.fileno()],
             )
+        except BaseException:
+            os.close(life)
+            raise
         finally:
             # The pipe ends with the server only if nobody else holds its end.
             os.close(beats)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         try:
             return self._watch(server, life)
         finally:

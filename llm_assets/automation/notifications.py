@@ -34,7 +34,6 @@ from llm_assets.assets.stage import failure_reason, own_resources, user_faults
 from llm_assets.automation.decision import TextQuestion, Wait, request_run
 from llm_assets.automation.jobs import (
     CLEANING,
-    OBSERVATION,
     RETRAINING,
     ROLLBACK,
     training_config,
@@ -191,8 +190,9 @@ def _status_sensor(
     description: str,
     describe: Callable[[RunStatusSensorContext], str | None],
 ) -> SensorDefinition:
-    # These have no tag of the pipeline's, since runs that train do not wait for them.
-    own_jobs = {settings.dagster_name(job) for job in (CLEANING, OBSERVATION, ROLLBACK)}
+    # These have no tag of the pipeline's, since runs that train do not wait for them. What the
+    # observation cannot read is told once, by `source_text_changed`.
+    own_jobs = {settings.dagster_name(job) for job in (CLEANING, ROLLBACK)}
 
     @run_status_sensor(
         run_status=status,

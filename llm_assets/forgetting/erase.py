@@ -231,8 +231,20 @@ def add_to_list(
     """Enter documents and versions; what is on the list already stays as it was entered."""
 
     def enter(listed: ForgottenList) -> None:
-        known = {(one.id, one.text_hash) for one in listed.active}
+        known = {(one.id, one.text_hash): one for one in listed.active}
         listed.documents += [one for one in documents if (one.id, one.text_hash) not in known]
+        # A row that was there again has its number until now.
+        again = {
+            (one.id, one.text_hash): one.at
+            for one in documents
+            if one.numbered and (one.id, one.text_hash) in known
+        }
+        listed.documents = [
+            one.model_copy(update={"at": max(one.at, again[one.id, one.text_hash])})
+            if one.undone is None and (one.id, one.text_hash) in again
+            else one
+            for one in listed.documents
+        ]
         gone = {one.checkpoint for one in listed.withdrawn}
         listed.withdrawn += [one for one in withdrawn if one.checkpoint not in gone]
 
@@ -359,14 +371,18 @@ def _without_texts(
     """
     ids = set(listed.ids)
     raw_ids: dict[str, set[str]] = {}
+
+    def numbers(artifact: Artifact, are_later: bool) -> set[str]:
+        # Rows that had the number when it was forgotten, or others that have had it since.
+        made = artifact.manifest.created_at
+        return {n.id for n in listed.active if n.numbered and (n.at <= made) is are_later}
+
     for corpus in made_by(record, state, "clean_corpus"):
         gone = ids | _ids_of(corpus, ids, set(listed.texts))
         raw_ids.setdefault(corpus.manifest.inputs.get("raw_corpus", ""), set()).update(gone)
         yield corpus, _without_rows(corpus, gone), _without_examples(corpus, gone)
     for raw in made_by(record, state, "raw_corpus"):
-        made = raw.manifest.created_at
-        numbered = {one.id for one in listed.active if one.numbered and made < one.at}
-        gone = ids | numbered | raw_ids.get(raw.fingerprint, set())
+        gone = ids | numbers(raw, are_later=False) | raw_ids.get(raw.fingerprint, set())
         yield raw, _without_rows(raw, gone), raw.stats
     for shards in made_by(record, state, "tokenized_shards"):
         erased = sorted({*shards.stats.get("erased", []), *_held(shards, listed.texts)})
@@ -375,9 +391,9 @@ def _without_texts(
     everywhere = ids.union(*raw_ids.values())
 
     def gone_from(artifact: Artifact) -> set[str]:
-        # Later, other rows have the numbers of those that were forgotten.
-        made = artifact.manifest.created_at
-        return everywhere - {one.id for one in listed.active if one.numbered and one.at <= made}
+        # By their numbers too: corpora that are rewritten no longer tell which rows had the texts.
+        before = everywhere | numbers(artifact, are_later=False)
+        return before - numbers(artifact, are_later=True)
 
     for study in made_by(record, state, "study"):
         gone = gone_from(study)
@@ -549,7 +565,8 @@ def _drop_states(store: Store, report: Report) -> None:
     They begin again then. Their records say of such a text that nothing was learnt from it.
     """
     for run in store.list_folder(layout.RUNS_FOLDER):
-        if store.exists("checkpoint", run):
+        is_made = store.is_leased(layout.artifact_lease("checkpoint", run))
+        if is_made or store.exists("checkpoint", run):
             continue
         try:
             spec = json.loads(store.read_bytes(f"{layout.run(run)}/{SPEC_NAME}") or b"{}")

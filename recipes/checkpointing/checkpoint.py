@@ -83,10 +83,11 @@ class TrainState(BaseModel):
 
     @property
     def best_step(self) -> int:
-        """The step with the best validation since training began; 0 before the first."""
+        """The step with the best validation since training began, of equal ones the last; 0 before
+        the first."""
         found = self.validation
         trained = {step: bits for step, bits in found.items() if step} or found
-        return min(trained, key=lambda step: (trained[step], step), default=0)
+        return min(trained, key=lambda step: (trained[step], -step), default=0)
 
     def result(self, step: int, run_folder: Path, **run: Any) -> TrainingResult:
         """What `result.json` says after the last step.

@@ -504,7 +504,8 @@ def _retrain(
             # Whether or not it can be replaced, it is to serve no longer.
             _withdraw(session, affected, decision, report)
             report(str(error))
-            _serve_wanted(session, report)
+            if session.serving.serves(session.settings):
+                _serve_wanted(session, report)
             return
         report(f"Version {wanted.version} is trained again without them.")
         config = training_config(session.settings, {"without_forgotten": wanted.version})

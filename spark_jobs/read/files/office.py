@@ -33,12 +33,13 @@ from spark_jobs.read.files.streams import (
 
 _TIMING = re.compile(r"(?:^\d+\n)?^[-\d:., \t]*-->.*$", re.MULTILINE)
 """A line of times, and a number before it."""
+_TIMES = re.compile(r"[-\d:., \t]*-->")
 _VTT_ASIDE = re.compile(r"WEBVTT|(NOTE|STYLE|REGION)(\s|$)")
 _TAG = re.compile(r"<[^>]*>")
 _MEANT: dict[str, tuple[str, ...]] = {
     "ascii": (),
     "utf-8": ("utf-8-sig",),
-    "iso8859-1": ("utf-8-sig", "cp1252", "latin-1"),
+    "iso8859-1": ("utf-8-sig", "cp1252"),
     "big5": ("cp950", "big5hkscs"),
     "cp1252": ("utf-8-sig", "cp1252"),
     "shift_jis": ("cp932",),
@@ -237,7 +238,7 @@ def _subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None
         if not timed and is_vtt and _VTT_ASIDE.match(before):
             continue
         # A number stands before its times, if with a blank line between, or last without any.
-        if not timed and before.isdecimal() and (after is None or _TIMING.match(after)):
+        if not timed and before.isdecimal() and (after is None or _TIMES.match(after)):
             continue
         # In a WebVTT file what is before the times is the name of what follows.
         shown = timed if timed and is_vtt else [before, *timed]
@@ -485,13 +486,15 @@ def _relations(archive: zipfile.ZipFile, name: str) -> list[tuple[str, str, str]
     if place not in archive.namelist():
         return []
     return [
-        (one.get("Id", ""), one.get("Type", ""), _member_at(folder, one.get("Target", "")))
+        (one.get("Id", ""), one.get("Type", ""), _member_at(archive, folder, one.get("Target", "")))
         for one in _parse(archive.read(place)).iter("{*}Relationship")
     ]
 
 
-def _member_at(folder: str, target: str) -> str:
-    return posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
+def _member_at(archive: zipfile.ZipFile, folder: str, target: str) -> str:
+    """The name of what a target leads to; in the archive it may be escaped as in the target."""
+    name = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
+    return name if name in archive.namelist() else unquote(name)
 
 
 def epub_text(found: bytes) -> str:
@@ -557,6 +560,9 @@ def _pieces(element: Any) -> Iterator[str]:
         yield part.tail or ""
 
 
+_TITLE, _TITLE_END = re.compile("<title[^>]*>", re.IGNORECASE), re.compile("</title", re.IGNORECASE)
+
+
 def _html_text(found: str) -> str:
     """All text of a page that is a document as a whole, block by block."""
     from lxml import etree
@@ -564,16 +570,15 @@ def _html_text(found: str) -> str:
 
     # What the page itself says of its encoding no longer holds.
     parser = HTMLParser(encoding="utf-8")
+    if not _TITLE_END.search(found):
+        # One that is not closed would take all of the page.
+        found = _TITLE.sub("", found)
     try:
         page = document_fromstring(found.encode(), parser=parser)
     except etree.ParserError:  # It is blank, or a comment alone.
         return ""
-    for aside in page.xpath("//script | //style"):
+    for aside in page.xpath("//head | //script | //style"):
         aside.drop_tree()
-    # A title that is not closed takes all of the page.
-    if any(body.text_content().strip() for body in page.iter("body")):
-        for head in page.xpath("//head"):
-            head.drop_tree()
     for block in page.iter("pre"):
         for one in block.iter():
             one.text = (one.text or "").translate(_KEPT_BLANKS)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.automation import notifications
-from llm_assets.automation.jobs import CLEANING, OBSERVATION, ROLLBACK
+from llm_assets.automation.jobs import CLEANING, ROLLBACK
 from llm_assets.automation.notifications import send, tell_once
 from llm_assets.config import load_settings
 from llm_assets.gate.verdict import Outcome
@@ -136,7 +136,7 @@ def test_a_blackout_ends_by_itself_and_is_not_told(
     assert "blackout" in str(automated.tick()) and not webhook
 
 
-@pytest.mark.parametrize("job", [CLEANING, OBSERVATION, ROLLBACK])
+@pytest.mark.parametrize("job", [CLEANING, ROLLBACK])
 def test_failed_runs_of_jobs_that_train_nothing_are_told_too(
     automated: Automated, webhook: list[str], job: str
 ) -> None:

@@ -211,8 +211,10 @@ def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
     write("tram", "kiln", "moth")
     assert rows()[dune] == story("kiln") and len(rows()) == 3
     assert "forgotten" not in pipeline.say("document", dune)
+    assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
     # What stands at the number now can be forgotten in its turn.
     pipeline.forget(dune, "--yes")
+    assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
     write("tram", "moth", "kiln")
     assert sorted(rows().values()) == sorted(map(story, ("tram", "moth")))
 
