@@ -1,6 +1,7 @@
 """Examples to learn a task from, out of files and data sets; bad ones are named."""
 
 import gzip
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,8 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (snapshot / subset / f"{split}.jsonl").symlink_to(blob)
             card += [f"  - split: {split}", f"    path: {subset}/{split}.jsonl"]
     (snapshot / "README.md").write_text("\n".join([*card, "---", ""]))
+    # Read before: the library keeps what holds when it is read, for every test after this one.
+    importlib.import_module("datasets")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
