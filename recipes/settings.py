@@ -107,7 +107,7 @@ class BudgetSettings(Settings):
     tokens: int | None = Field(default=None, ge=1)
     """Tokens to train on, instead of `steps`; rounded up to whole steps. Fewer than one step takes
     are rejected."""
-    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    epochs: float | None = Field(default=None, gt=0)
     """Passes over the train split, instead of `steps`; rounded up to whole steps; replayed rows
     come on top. With `initialize: champion`, a pass covers only rows that the champion and its
     predecessors have seen less than half of (all rows if there are none), plus the share in
@@ -151,13 +151,13 @@ class OptimizerSettings(Settings):
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon` uses Muon for the matrices of the layers and AdamW for the rest."""
-    learning_rate: float = Field(default=1e-4, gt=0, le=1, allow_inf_nan=False)
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
     """Peak learning rate; low, since the base model is already trained."""
-    weight_decay: float = Field(default=0.1, ge=0, le=10, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.1, ge=0, le=10)
     """Decoupled weight decay on matrices; norms and biases have none."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates for the first and second moments."""
-    gradient_clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    gradient_clip: float = Field(default=1.0, gt=0)
     """Maximum gradient norm; larger gradients are scaled down to it."""
     skip_gradient_above: float = Field(default=10.0, gt=1)
     """A step is skipped if its gradient norm is more than this many times the median of the last 64
@@ -203,7 +203,7 @@ class LoraSettings(Settings):
 
     rank: int = Field(default=16, ge=1)
     """Inner dimension of an adapter."""
-    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    alpha: float = Field(default=32.0, gt=0)
     """The adapter's output is scaled by alpha / rank."""
     dora: bool = False
     """Learn the length of each matrix row separately from its direction (Liu et al., "DoRA", 2024):

@@ -181,6 +181,7 @@ def model_source(artifact: Artifact) -> ModelSource:
 
 
 JUDGED_BY = ("eval_metrics", "exam")
+"""Of what an evaluation was made from, that which is no part of the model."""
 GROUP = "evaluation"
 VERDICT_NAME = "verdict.json"
 SERVING_LIBRARIES = {"nncf", "openvino", "openvino-genai"}

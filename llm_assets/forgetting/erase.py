@@ -231,7 +231,7 @@ def add_to_list(
     """Enter documents and versions; what is on the list already stays as it was entered."""
 
     def enter(listed: ForgottenList) -> None:
-        known = {(one.id, one.text_hash): one for one in listed.active}
+        known = {(one.id, one.text_hash) for one in listed.active}
         listed.documents += [one for one in documents if (one.id, one.text_hash) not in known]
         # A row that was there again has its number until now.
         again = {

@@ -25,10 +25,10 @@ class GateSettings(Settings):
     lifetime_error: float = Field(default=0.05, gt=0, lt=0.5)
     """Maximum probability that a pipeline's gate ever promotes a model that is not better, over the
     pipeline's whole life, however many candidates it judges and however often it retries."""
-    smallest_effect: float = Field(default=0.005, ge=0, allow_inf_nan=False)
+    smallest_effect: float = Field(default=0.005, ge=0)
     """Minimum measured gain over the incumbent, in the unit of the deciding metric (bits per byte
     or per masked token, or a share of 1); a smaller gain is not worth a rollout."""
-    general_tolerance: float = Field(default=0.05, ge=0, allow_inf_nan=False)
+    general_tolerance: float = Field(default=0.05, ge=0)
     """Bits per byte (or per masked token) that a candidate may lose on general English compared
     with the base model: the upper end of the loss's 95% interval must not exceed it. The base model
     is the reference so that small losses do not add up from week to week. The recipes

@@ -16,7 +16,7 @@ class TextGenerationSettings(Settings):
     num_beams: int = Field(default=1, ge=1)
     """Number of beams; 1 is greedy decoding. With more, the endpoint returns an answer only when
     it is complete."""
-    length_penalty: float = Field(default=1.0, allow_inf_nan=False)
+    length_penalty: float = Field(default=1.0)
     """With several beams, values above 0 favor longer texts."""
     no_repeat_ngram_size: int = Field(default=0, ge=0)
     """Length of the token n-grams that must not repeat; 0 sets no limit."""

@@ -293,8 +293,7 @@ def _execute(
         def follow(entry: dg.EventLogEntry) -> None:
             is_known = progress.interrupted
             progress.handle(entry)
-            run = instance.get_run_by_id(run_id) if progress.interrupted else None
-            if run and not is_known:
+            if progress.interrupted and not is_known and (run := instance.get_run_by_id(run_id)):
                 # A run that ends so without a request counts as failed.
                 instance.report_run_canceling(run)
 

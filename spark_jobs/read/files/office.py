@@ -8,12 +8,10 @@ import posixpath
 import re
 import zipfile
 from collections.abc import Iterator
-from contextlib import suppress
 from email.errors import HeaderParseError
 from email.header import decode_header
 from email.message import EmailMessage, MIMEPart
 from email.policy import default
-from functools import partial
 from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
@@ -196,19 +194,23 @@ def _decode_as(found: bytes, charset: str, declared: str | None) -> tuple[str, s
         UnicodeDecodeError: there is no telling.
     """
     encodings = _encodings(charset)
+    failure: UnicodeDecodeError | None = None
     for encoding in encodings:
-        with suppress(UnicodeDecodeError):
+        try:
             return found.decode(encoding), None
+        except UnicodeDecodeError as error:
+            failure = failure or error
     # An encoding of seven bits looks like ASCII to whoever guesses.
-    guess = partial(found.decode, encodings[0]) if encodings and found.isascii() else None
-    try:
-        return (guess(), None) if guess else decode(found, declared)
-    except UnicodeDecodeError:
-        for encoding in encodings:
-            text = found.decode(encoding, "replace")
-            if text.count("\ufffd") <= MOST_LOST * len(text):
-                return text, None
-        raise
+    if failure is None or not found.isascii():
+        try:
+            return decode(found, declared)
+        except UnicodeDecodeError as error:
+            failure = error
+    for encoding in encodings:
+        text = found.decode(encoding, "replace")
+        if text.count("\ufffd") <= MOST_LOST * len(text):
+            return text, None
+    raise failure
 
 
 def _encodings(charset: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What an engine is compared on is what the evaluation measured."""
 
 import math
+from collections.abc import Callable
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,12 @@ from tests.tiny import tiny_shards
 from tests.tiny_tasks import TASKS
 
 
-def made(store: Store, kind: str, build, inputs=None) -> Artifact:  # type: ignore[no-untyped-def]
+def made(
+    store: Store,
+    kind: str,
+    build: Callable[[Draft], None],
+    inputs: dict[str, str] | None = None,
+) -> Artifact:
     identity = Identity(kind=kind, code_version="1", settings={}, inputs=inputs or {})
     return store.make(identity, build)[0]
 
