@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from artifacts.errors import UserError, make_command
-from artifacts.shards.format import ShardStats, Split
-from artifacts.shards.shard_set import ShardSet, list_documents, read_tokens
+from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
+from artifacts.shards.shard_set import ShardSet, read_tokens
 from artifacts.storage.files import sha256_of
 from recipes.evaluation.settings import EvaluationSettings
 
@@ -63,27 +63,16 @@ class TokenizedDocument:
 
 
 def held_out_documents(
-    folder: Path,
-    stats: ShardStats,
-    tokenizer: Tokenizer,
-    settings: EvaluationSettings,
-    split: Split = "held_out",
+    shards: ShardSet, listed: pa.Table, tokenizer: Tokenizer, settings: EvaluationSettings
 ) -> list[TokenizedDocument]:
     """Documents of the held-out or another split, in the order of a hash of their cluster.
 
     Clusters come one after another until the settings' limits are reached, so a smaller limit takes
     a subset of what a larger one takes. Only what is taken is read.
 
-    Raises:
-        UserError: the split is empty, or all of it was forgotten.
+    Args:
+        listed: the documents of the split, as `list_documents` lists them; one at least.
     """
-    shards = ShardSet(folder, stats, split)
-    listed = list_documents(shards)
-    if not len(listed):
-        raise UserError(
-            f"All {split} text in {folder} was forgotten. Give the corpus more text, and make the "
-            f"shards again with: {make_command('tokenized_shards')}"
-        )
     limit, least = settings.held_out_tokens, settings.minimum_documents
     return _read(shards, listed, limit, least, tokenizer, settings)
 
@@ -104,15 +93,9 @@ def in_rounds(
 
 
 def newest_documents(
-    folder: Path,
-    stats: ShardStats,
-    tokenizer: Tokenizer,
-    settings: EvaluationSettings,
-    split: Split = "held_out",
+    shards: ShardSet, listed: pa.Table, tokenizer: Tokenizer, settings: EvaluationSettings
 ) -> list[TokenizedDocument]:
     """Those of the newest slice that has any; none while there is one slice only."""
-    shards = ShardSet(folder, stats, split)
-    listed = list_documents(shards)
     newest = pc.max(listed["slice"])
     if pc.min(listed["slice"]) == newest:
         return []

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from artifacts.cache import cache_key, read_cached, write_cached
-from artifacts.errors import UserError
+from artifacts.errors import UserError, make_command
 from artifacts.libraries import source_hash
 from artifacts.model import read_tokenizer
 from artifacts.progress import Report
@@ -325,11 +325,22 @@ def _count_tokens(documents: Sequence[TokenizedDocument]) -> int:
 
 
 def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
-    """The documents that the settings choose, and the fingerprint of the whole evaluation."""
+    """The documents that the settings choose, and the fingerprint of the whole evaluation.
+
+    Raises:
+        UserError: the split is empty, or all of it was forgotten.
+    """
     settings = spec.settings
     tokenizer = read_tokenizer(Path(spec.base.path))
-    shards = (Path(spec.shards), spec.shard_stats, tokenizer, settings, spec.split)
-    budget = held_out_documents(*shards)
+    shards = ShardSet(spec.shards, spec.shard_stats, spec.split)
+    # Of those that were not forgotten.
+    listed = list_documents(shards)
+    if not len(listed):
+        raise UserError(
+            f"All {spec.split} text in {spec.shards} was forgotten. Give the corpus more text, and "
+            f"make the shards again with: {make_command('tokenized_shards')}"
+        )
+    budget = held_out_documents(shards, listed, tokenizer, settings)
     metric = BITS_PER_BYTE
     if scorer:
         metric = scorer.metric
@@ -343,7 +354,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         tasks[GENERAL_TASK] = general_documents(
             tokenizer, spec.shard_stats, settings.general_tokens, settings.seed
         )
-    if newest := newest_documents(*shards):
+    if newest := newest_documents(shards, listed, tokenizer, settings):
         tasks[f"{spec.split}{NEWEST}"] = newest
     task_folders = [Path(settings.task_folder)] if settings.task_folder else []
     lm_eval_tasks = settings.lm_eval_tasks
@@ -371,9 +382,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         lm_eval_tasks=lm_eval_tasks,
         metric=metric,
         fingerprint=hash_json(identity),
-        # Of those that were not forgotten.
-        share=len(budget)
-        / len(list_documents(ShardSet(spec.shards, spec.shard_stats, spec.split))),
+        share=len(budget) / len(listed),
         later=tuple(later),
     )
 

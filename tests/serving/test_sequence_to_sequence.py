@@ -11,6 +11,7 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from artifacts.model import read_generation_config, read_tokenizer
+from artifacts.shards.shard_set import ShardSet, list_documents
 from recipes.evaluation.bits import precision
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.settings import EvaluationSettings
@@ -138,7 +139,8 @@ def test_predictions_have_the_rouge_that_was_measured(tmp_path: Path) -> None:
     assert "min_length" not in read_generation_config(folder)
     tokenizer = read_tokenizer(folder)
     limits = EvaluationSettings(held_out_tokens=None)
-    documents = held_out_documents(tmp_path / "shards", shards, tokenizer, limits)
+    held_out = ShardSet(tmp_path / "shards", shards, "held_out")
+    documents = held_out_documents(held_out, list_documents(held_out), tokenizer, limits)
     assert isinstance(settings, SequenceToSequenceSettings)
     measured = TargetScorer(settings).score(folder, documents, shards).values
 

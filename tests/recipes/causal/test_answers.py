@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, LlamaForCausalLM
 
 from artifacts.model import GENERATION_NAME, read_tokenizer
+from artifacts.shards.shard_set import ShardSet, list_documents
 from recipes.causal.objective import AnswerScorer, final_answer, last_answer
 from recipes.causal.settings import ExactMatchSettings
 from recipes.evaluation.bits import as_served, complete, load_causal
@@ -69,8 +70,9 @@ def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> N
     stats = example_shards(tmp_path / "shards", tmp_path / "base", TASK)
     model = as_served(load_causal(tmp_path / "base"))
     tokenizer = read_tokenizer(tmp_path / "base")
+    shards = ShardSet(tmp_path / "shards", stats, "held_out")
     documents = held_out_documents(
-        tmp_path / "shards", stats, tokenizer, EvaluationSettings(held_out_tokens=None)
+        shards, list_documents(shards), tokenizer, EvaluationSettings(held_out_tokens=None)
     )
     first = documents[0]
     answer = last_answer(first, stats.sequence_length, {stats.end_token_id})
@@ -96,7 +98,8 @@ def test_an_answer_ends_where_the_models_positions_do(tmp_path: Path) -> None:
     model = as_served(load_causal(tmp_path / "base"))
     tokenizer = read_tokenizer(tmp_path / "base")
     settings = EvaluationSettings(held_out_tokens=None)
-    documents = held_out_documents(tmp_path / "shards", stats, tokenizer, settings)
+    shards = ShardSet(tmp_path / "shards", stats, "held_out")
+    documents = held_out_documents(shards, list_documents(shards), tokenizer, settings)
     positions = model.config.n_positions
     scorer = AnswerScorer(ExactMatchSettings(new_tokens=positions))
     told = scorer.score(tmp_path / "base", documents, stats).samples[0]["completion"]
@@ -166,7 +169,8 @@ def test_an_answer_ends_with_its_turn(tmp_path: Path) -> None:
     tokenizer = read_tokenizer(folder)
     stats = example_shards(tmp_path / "shards", folder, replace(TASK, model=base))
     settings = EvaluationSettings(held_out_tokens=None)
-    documents = held_out_documents(tmp_path / "shards", stats, tokenizer, settings)[:1]
+    shards = ShardSet(tmp_path / "shards", stats, "held_out")
+    documents = held_out_documents(shards, list_documents(shards), tokenizer, settings)[:1]
     end, word = tokenizer.convert_tokens_to_ids(turn_end), tokenizer("pump")["input_ids"][0]
     writes_on = load_causal(folder)
     with torch.no_grad():

@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from artifacts import libraries
 from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet, list_documents
+from artifacts.shards.shard_set import Shard, ShardSet, list_documents
 from recipes.device import Device
 from recipes.evaluation.documents import TokenizedDocument, general_texts, take
 from recipes.evaluation.measure import evaluate, read_data, scores_key
@@ -340,3 +341,20 @@ def test_text_that_was_forgotten_is_no_part_of_the_held_out_text(
     assert data.share == 1 and len(data.tasks["held_out"]) < len(read_data(spec).tasks["held_out"])
     with pytest.raises(UserError, match=r"All held_out text .* was forgotten.*tokenized_shards"):
         read_data(without(texts))
+
+
+def test_held_out_documents_are_listed_once(
+    make_evaluation: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be millions of them."""
+    spec = make_evaluation()
+    listed: list[str] = []
+    documents = Shard.documents
+
+    def noted(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table:
+        listed.append(shard.entry.name)
+        return documents(shard, columns)
+
+    monkeypatch.setattr(Shard, "documents", noted)
+    assert read_data(spec).tasks["held_out"]
+    assert sorted(listed) == sorted(set(listed))

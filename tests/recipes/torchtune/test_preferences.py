@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
-from artifacts.shards.shard_set import MaskedShardSet, ShardSet
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet, list_documents
 from recipes.data.batch import IGNORED
 from recipes.evaluation.documents import held_out_documents
 from recipes.evaluation.settings import EvaluationSettings
@@ -79,9 +79,9 @@ def test_its_loss_is_dpos_of_the_answers_margins(
     held_out = {"shards": [e for e in entries if "validation" in e.name]}
     stats = prepared.shards.model_copy(update=held_out)
     everything = EvaluationSettings(held_out_tokens=None)
-    examples = held_out_documents(
-        prepared.shards_folder, stats, AutoTokenizer.from_pretrained(prepared.base), everything
-    )
+    shards = ShardSet(prepared.shards_folder, stats, "held_out")
+    tokenizer = AutoTokenizer.from_pretrained(prepared.base)
+    examples = held_out_documents(shards, list_documents(shards), tokenizer, everything)
     before, after = (
         PreferenceScorer().score(folder, examples, stats).values["preference_margin"]
         for folder in (prepared.base, Path(spec.export_folder))
