@@ -7,7 +7,7 @@ import io
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from email.errors import HeaderParseError
 from email.header import decode_header
 from email.message import EmailMessage, MIMEPart
@@ -466,14 +466,14 @@ def pptx_text(found: bytes) -> str:
 def _slides_text(archive: zipfile.ZipFile) -> Iterator[str]:
     whole = "ppt/presentation.xml"
     there = set(archive.namelist())
-    places = {identifier: place for identifier, _, place in _relations(archive, whole)}
+    places = {identifier: place for identifier, _, place in _relations(archive, there, whole)}
     for slide in _parse(archive.read(whole)).iterfind("{*}sldIdLst/{*}sldId"):
         # Its other attribute `id`, in no namespace, is a number.
         place = next((places.get(v, "") for key, v in slide.items() if key.endswith("}id")), "")
         if place not in there:
             continue
         yield from _paragraphs(_parse(archive.read(place)))
-        for _, kind, beside in _relations(archive, place):
+        for _, kind, beside in _relations(archive, there, place):
             if kind.endswith("/notesSlide") and beside in there:
                 # Others of its shapes repeat the slide and its number.
                 for shape in _parse(archive.read(beside)).iter("{*}sp"):
@@ -481,22 +481,28 @@ def _slides_text(archive: zipfile.ZipFile) -> Iterator[str]:
                         yield from _paragraphs(shape)
 
 
-def _relations(archive: zipfile.ZipFile, name: str) -> list[tuple[str, str, str]]:
-    """What a member refers to: the reference's id, its kind and the other member."""
+def _relations(
+    archive: zipfile.ZipFile, there: Container[str], name: str
+) -> list[tuple[str, str, str]]:
+    """What a member refers to: the reference's id, its kind and the other member.
+
+    Args:
+        there: the names of the archive's members, of which there may be very many.
+    """
     folder, base = posixpath.split(name)
     place = f"{folder}/_rels/{base}.rels"
-    if place not in archive.namelist():
+    if place not in there:
         return []
     return [
-        (one.get("Id", ""), one.get("Type", ""), _member_at(archive, folder, one.get("Target", "")))
+        (one.get("Id", ""), one.get("Type", ""), _member_at(there, folder, one.get("Target", "")))
         for one in _parse(archive.read(place)).iter("{*}Relationship")
     ]
 
 
-def _member_at(archive: zipfile.ZipFile, folder: str, target: str) -> str:
+def _member_at(there: Container[str], folder: str, target: str) -> str:
     """The name of what a target leads to; in the archive it may be escaped as in the target."""
     name = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-    return name if name in archive.namelist() else unquote(name)
+    return name if name in there else unquote(name)
 
 
 def epub_text(found: bytes) -> str:

@@ -14,7 +14,7 @@ import openpyxl
 import pytest
 
 from artifacts.errors import UserError
-from tests.folders import presentation_members, write_zip
+from tests.folders import presentation_members, write_pptx, write_zip
 from tests.spark_jobs.read.files.test_formats import texts_of
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
 
@@ -126,6 +126,23 @@ def test_a_wiki_that_was_cut_off_is_named(folder: Path) -> None:
 
     with pytest.raises(UserError, match=r"wiki.xml is not readable XML \(Premature end"):
         texts_of(folder)
+
+
+def test_the_members_of_a_presentation_are_listed_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive may have very many, and whatever a slide refers to is looked for among them."""
+    write_pptx(folder / "a.pptx", [f"Pump {number}" for number in range(20)])
+    lists: list[list[str]] = []
+    namelist = zipfile.ZipFile.namelist
+
+    def noted(archive: zipfile.ZipFile) -> list[str]:
+        lists.append(namelist(archive))
+        return lists[-1]
+
+    monkeypatch.setattr(zipfile.ZipFile, "namelist", noted)
+    assert texts_of(folder)["a.pptx"].endswith("Pump 19")
+    assert len(lists) == 1
 
 
 def test_office_documents_give_their_text(folder: Path) -> None:
