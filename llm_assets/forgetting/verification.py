@@ -119,7 +119,8 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
     """Train a run from its beginning with the mask, and compare the weights.
 
     To the bit the same come out on one worker of a processor of the same kind, with the same
-    versions of the libraries. Nothing of the store is changed.
+    versions of the libraries, as long as nothing else that the run read was forgotten. Nothing of
+    the store is changed.
     """
     name = f"checkpoint {one.after}"
     spec = read_spec(f"{store.root}/{layout.run(one.after)}/{SPEC_NAME}", TrainingSpec)
@@ -140,6 +141,14 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
     wanted = one.weights_after
     # A certificate has the one or the other of each file.
     if made.keys() != wanted.keys() or any(wanted[path] not in made[path] for path in made):
+        shards = store.find_named("tokenized_shards", spec.inputs["tokenized_shards"])
+        erased = set(shards.stats.get("erased", ())) - set(spec.hidden) if shards else set()
+        if erased:
+            # What the run read, or chose its best weights by, may have been among them.
+            return None, (
+                f"{name} does not come out again: its shards have lost {len(erased):,} text(s) "
+                "that were forgotten since"
+            )
         return False, (
             f"{name} does not come out again bit for bit, which is certain only on one worker, a "
             "processor of the same kind, and with the same versions of the libraries"

@@ -8,8 +8,9 @@ import fsspec
 import pytest
 
 from artifacts.storage.transfer import remote_entries
+from artifacts.store.rewrite import rewrite
 from llm_assets.forgetting.certificate import Forgetting, Replacement, weights_of
-from llm_assets.forgetting.erase import ForgottenDocument, add_to_list
+from llm_assets.forgetting.erase import REASON, ForgottenDocument, _without_tokens, add_to_list
 from llm_assets.forgetting.verification import examine, train_again
 from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.data.records import TRAINED_NAME
@@ -81,6 +82,21 @@ def test_of_a_version_that_was_trained_on_a_text_it_is_not_also_said_that_it_may
     text = _text_read_by(trained, [2])
     _record_of_first(trained).unlink()
     assert _find_versions(trained, text) == [TRAINED, (None, f"version 1 {UNKNOWN}")]
+
+
+def test_of_a_run_whose_text_was_forgotten_since_nobody_knows_whether_it_would_come_out_again(
+    trained: TrainedStore,
+) -> None:
+    made = trained.store.load("checkpoint", trained.registry.state().get(1).model_fingerprint)
+    text = _text_read_by(trained, [1])
+    shards = trained.store.load("tokenized_shards", made.manifest.inputs["tokenized_shards"])
+    rewrite(shards, _without_tokens(shards, [text]), shards.stats | {"erased": [text]}, REASON)
+    stated = weights_of(made)
+    one = Replacement(
+        before="none", after=made.fingerprint, weights_before={}, weights_after=stated, masked=[]
+    )
+    holds, told = train_again(trained.store, one, lambda line: None)
+    assert holds is None and told.endswith("have lost 1 text(s) that were forgotten since")
 
 
 def test_the_same_weights_are_recognized_by_the_checksum_that_was_stated(
