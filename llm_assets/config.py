@@ -118,6 +118,8 @@ class TrainingRunnerSettings(Settings):
 
 
 NAME = r"^[a-z][a-z0-9_]*$"
+EXAM_FIGURES = "exam_"
+"""How the names of an exam's metrics begin."""
 LONGEST_CLOUD_NAME = 63
 """Of a model or endpoint of Vertex AI (`UploadModelRequest.model_id`, `endpoint_id`)."""
 OWNER = re.compile(r"\b[\w.%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,7}\b|team:.+", re.ASCII)
@@ -287,8 +289,7 @@ class PipelineSettings(Settings):
         gate = self.model_version.gate
         # An exam alone is not taken then, and hinders nothing.
         asked = ["model_version.gate.metric"] if gate.metric == "exam" else []
-        tasks = tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
-        floors = [name for name in gate.floors if name.startswith(tasks)]
+        floors = [name for name in gate.floors if name.startswith((EXAM_FIGURES, *self._tasks))]
         asked += [f"model_version.gate.floors.{name}" for name in floors]
         if asked:
             raise ValueError(
@@ -306,7 +307,20 @@ class PipelineSettings(Settings):
                 "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one "
                 "(docs/knowledge.md), or leave `metric` out, so that held-out text decides"
             )
+        floors = self.model_version.gate.floors if self.exam is None else {}
+        for name in floors:
+            if name.startswith(EXAM_FIGURES) and not name.startswith(self._tasks):
+                raise ValueError(
+                    f"`model_version.gate.floors.{name}` is about an exam, but there is no section "
+                    "`exam`, so nothing could be promoted; add one (docs/knowledge.md), or take "
+                    "the floor out"
+                )
         return self
+
+    @property
+    def _tasks(self) -> tuple[str, ...]:
+        """How the names of metrics of lm-eval's tasks begin."""
+        return tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
 
     @model_validator(mode="after")
     def _gate_judges_what_serves(self) -> Self:

@@ -38,6 +38,12 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
     assert settings.platform == "local" and settings.checkpoint.budget.steps == 32
 
 
+def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
+    own = "eval_metrics: {tasks: [{name: exam_of_law}]}"
+    floor = "model_version: {gate: {floors: {exam_of_law_acc: 0.5}}}"
+    assert load_settings(write(tmp_path, f"{MINIMAL}{own}\n{floor}")).exam is None
+
+
 @pytest.mark.parametrize(
     ("addition", "message"),
     [
@@ -91,6 +97,16 @@ def test_everything_but_sources_and_base_model_has_a_default(tmp_path: Path) -> 
         (
             "model_version: {gate: {metric: exam}}",
             "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one",
+        ),
+        (
+            "model_version: {gate: {floors: {exam_closed_book_acc: 0.5}}}",
+            "`model_version.gate.floors.exam_closed_book_acc` is about an exam, but there is no",
+        ),
+        (
+            "checkpoint: {recipe: masked_language_modeling}\n"
+            "exam: {facts: f.csv, forms: f.yaml}\n"
+            "model_version: {gate: {floors: {exam_closed_book_acc: 0.5}}}",
+            "take out `model_version.gate.floors.exam_closed_book_acc`, so that held-out",
         ),
         (
             "model_version: {gate: {metric: exam}}\nexam: {facts: f.csv, forms: f.yaml}\n"
