@@ -283,6 +283,9 @@ def held_out_obstacle(clusters: int, documents: float, settings: PipelineSetting
     return _obstacle(told, documents, settings)
 
 
+UNJUDGED = "To train anyway and decide yourself: `llm-assets run --unjudged`, then"
+
+
 def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
     """What is too little, and the ways out; `documents` as in `held_out_obstacle`."""
     gate, share = (
@@ -304,10 +307,7 @@ def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
             "is a file, or a row of a table."
         )
     version = "1" if documents else "VERSION"
-    return (
-        f"{told} To train anyway and decide yourself: `llm-assets run --unjudged`, then "
-        f"`llm-assets approve {version} --reason REASON`"
-    )
+    return f"{told} {UNJUDGED} `llm-assets approve {version} --reason REASON`"
 
 
 def tokens_per_second(parameters: int) -> float:
@@ -582,6 +582,8 @@ def _held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -
         )
     if obstacle and is_certain and is_judged:
         raise UserError(obstacle)
+    if obstacle and not is_judged:
+        obstacle = obstacle.replace(UNJUDGED, "Once a model is trained, decide yourself:")
     return list(filter(None, [told.strip(), obstacle]))
 
 

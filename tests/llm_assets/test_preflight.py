@@ -405,6 +405,15 @@ def test_little_held_out_text_is_enough_where_the_exam_decides(tmp_path: Path) -
     assert any("documents will be held out; the exam decides" in line for line in found.notes)
 
 
+def test_a_run_that_trains_on_too_little_text_as_asked_is_told_what_is_left_to_do(
+    tmp_path: Path,
+) -> None:
+    few = settings(tmp_path, clean_corpus={"minimum_characters": 20, "split": {"held_out": 0.05}})
+    (told,) = (note for note in preflight(few, is_judged=False).notes if "approve" in note)
+    assert "decide yourself: `llm-assets approve 1 --reason REASON`" in told
+    assert "--unjudged" not in told
+
+
 @pytest.mark.parametrize(
     ("section", "name"),
     [("exam", "facts"), ("exam", "placebo"), ("exam", "forms"), ("study", "facts")],
