@@ -37,6 +37,7 @@ from serving import endpoint as process
 from serving.comparison import JudgedDocument, compared
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
+from serving.errors import RETRY_SECONDS
 from serving.rollout import PROBE
 from serving.settings import QUANTIZED, EndpointSettings, Weights, bearer_token
 from serving.state import Desired, Status
@@ -112,6 +113,8 @@ def _judged(
 
 
 SECONDS = 60.0
+BUSY_SECONDS = 60.0
+"""In which an endpoint that has too many requests is asked again."""
 TIMED_ANSWERS, TIMED_TOKENS = 3, 8
 COUNTED = "serving_requests_total"
 FAILED = 500
@@ -194,29 +197,43 @@ class LiveEndpoint:
             UserError: it does not answer.
         """
         route = next((one for one in self._status.routes if one.share == 1), None)
-        most = self._status.settings.max_prompt_tokens
-        fitting = [one for one in documents if max(map(len, one.windows)) <= most]
+        fitting = [one for one in documents if all(map(self._takes, one.windows))]
         if route is None or route.comparison is None or not fitting:
             return []
         bits = [sum(map(self._bits, document.windows)) for document in fitting]
         found = compared(fitting, bits, route.comparison.weights)
         return [] if found.fits else [f"Its bits are not those it was judged by: {found}."]
 
+    def _takes(self, tokens: list[int]) -> bool:
+        """Whether a stretch of text is none of those that it refuses for their size."""
+        limits, size = self._status.settings, len(json.dumps(_scoring(tokens)))
+        return len(tokens) <= limits.max_prompt_tokens and size <= limits.max_body_bytes
+
     def _bits(self, tokens: list[int]) -> float:
         """Of a stretch of text after its first token."""
-        asked = {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": 0}
-        answer = self._ask("POST", "/v1/completions", asked).json()
+        answer = self._ask("POST", "/v1/completions", _scoring(tokens)).json()
         logprobs = answer["choices"][0]["logprobs"]["token_logprobs"][1:]
         return -sum(logprobs) / math.log(2)
 
     def _ask(self, method: str, path: str, body: object = None) -> httpx.Response:
+        deadline = time.monotonic() + BUSY_SECONDS
         try:
-            return self._http.request(method, path, json=body).raise_for_status()
+            while True:
+                answer = self._http.request(method, path, json=body)
+                is_busy = answer.status_code == httpx.codes.TOO_MANY_REQUESTS
+                if not is_busy or time.monotonic() > deadline:
+                    return answer.raise_for_status()
+                time.sleep(RETRY_SECONDS)
         except httpx.HTTPError as error:
             raise UserError(
                 f"The endpoint at {self._status.url} does not answer {path}: {error}. Its log, "
                 "`endpoint.log` in its folder of the store, says more."
             ) from error
+
+
+def _scoring(tokens: list[int]) -> dict[str, Any]:
+    """A request for how likely each token is, and for nothing new."""
+    return {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": 0}
 
 
 # Held-out text measured again by engines, where what serves is not what the evaluation measured.

@@ -1,18 +1,22 @@
 """The sensor that looks whether what serves is as good as it was, beside a real endpoint."""
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import DagsterInstance, RunRequest
 
+from artifacts.errors import UserError
 from artifacts.store import layout
 from llm_assets.automation import notifications
 from llm_assets.config import load_settings
+from llm_assets.endpoint import base
 from llm_assets.endpoint.base import (
     TIMED_ANSWERS,
     LiveEndpoint,
@@ -23,9 +27,12 @@ from llm_assets.endpoint.base import (
 from llm_assets.registry.base import LocalRegistry
 from serving import endpoint as process
 from serving.api.dispatcher import Metrics
-from serving.comparison import JudgedDocument
+from serving.comparison import EngineComparison, JudgedDocument
+from serving.settings import EndpointSettings
+from serving.state import RouteStatus, Status
 from tests.conftest import Project
 from tests.llm_assets.automation.conftest import Automated
+from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 
 SENSOR = "serving_quality"
 
@@ -68,6 +75,64 @@ def test_bits_asked_for_as_a_client_are_those_of_the_evaluation(live: Live) -> N
     others = [one.model_copy(update={"bits": one.bits * 0.9}) for one in live.documents]
     (told,) = live.endpoint.deviations(others)
     assert "Its bits are not those it was judged by" in told
+
+
+@dataclass
+class Asked:
+    """An endpoint that finds one bit in each token after a prompt's first."""
+
+    limit: int = 10_000
+    """Of a body, in bytes."""
+    refusals: int = 0
+    """Requests that come while it has too many others."""
+    statuses: list[int] = field(default_factory=list)
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        busy = len(self.statuses) < self.refusals
+        self.statuses.append(429 if busy else 413 if len(body) > self.limit else 200)
+        bits = [None, *(-math.log(2) for _ in json.loads(body)["prompt"][1:])]
+        choice = {"logprobs": {"token_logprobs": bits}}
+        return json_answer(self.statuses[-1], {"choices": [choice]})
+
+    def deviations(self, *sizes: int) -> list[str]:
+        """Of documents of so many tokens, which the evaluation found the same bits in."""
+        server = start_http_server(self.answer)
+        found: dict[str, Any] = {"documents": 1, "evaluated": 1, "served": 1, "largest": 0}
+        comparison = EngineComparison(**found, largest_in="", weights="f32")
+        one: dict[str, Any] = {"version": "1", "fingerprint": "1", "engine_pid": 1, "restarts": 0}
+        status = Status(
+            **{"pid": 1, "process_started": None, "api_server_pid": 1, "phase": "serving"},
+            host="127.0.0.1",
+            port=server.server_port,
+            settings=EndpointSettings(max_body_bytes=self.limit),
+            routes=[RouteStatus(**one, share=1.0, ready=True, comparison=comparison)],
+        )
+        documents = [
+            JudgedDocument(id=str(size), bytes=size, bits=size - 1, windows=[[10_000] * size])
+            for size in sizes
+        ]
+        with LiveEndpoint(status) as endpoint:
+            told = endpoint.deviations(documents)
+        server.stop()
+        return told
+
+
+def test_text_that_the_endpoint_is_set_to_refuse_is_not_asked_for() -> None:
+    endpoint = Asked(limit=1_024)
+    assert endpoint.deviations(20, 500) == endpoint.deviations(500) == []
+    assert endpoint.statuses == [200]
+
+
+def test_an_endpoint_that_has_too_many_requests_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "RETRY_SECONDS", 0.01)
+    endpoint = Asked(refusals=2)
+    assert endpoint.deviations(20) == []
+    assert endpoint.statuses == [429, 429, 200]
+    monkeypatch.setattr(base, "BUSY_SECONDS", 0.05)
+    with pytest.raises(UserError, match="429"):
+        Asked(refusals=1_000).deviations(20)
 
 
 def test_latency_is_what_a_client_waits_for(live: Live) -> None:
