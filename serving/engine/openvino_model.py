@@ -27,6 +27,7 @@ from artifacts.model import attention_window, context_tokens, end_tokens_of, rea
 from artifacts.program.lifetime import LIBC
 from serving.engine.protocol import GenerateRequest
 from serving.engine.served_model import (
+    AnswerText,
     Job,
     ServedModel,
     ServedTokenizer,
@@ -60,8 +61,9 @@ class _RunningRequest(Job):
     handle: Any = None
     echoed: int = 0
     """Tokens of the prompt that are scored and told before the answer."""
-    is_read_again: bool = False
-    """Whether prompt and answer are read for their scores when the answer is written."""
+    unscored: AnswerText | None = None
+    """Where prompt and answer are read for their scores when the answer is written: its text until
+    then, which tells whether a stop string has ended it."""
     written: list[int] = field(default_factory=list)
 
 
@@ -102,10 +104,13 @@ class OpenVinoModel(ServedModel):
         is_told = request.top <= (not echoes and request.temperature == 0)
         again = scores and (not is_told or len(tokens) > self.context_tokens)
         echoed = len(tokens) if echoes else 0
-        job = _RunningRequest(request=request, prompt=prompt, echoed=echoed, is_read_again=again)
+        job = _RunningRequest(request=request, prompt=prompt, echoed=echoed)
         if again and not request.max_tokens:
             self._read_again(job)
             return job
+        if again:
+            at_its_end = request.model_copy(update={"stream": False})
+            job.unscored = AnswerText(self, at_its_end, tokens)
         ends = [] if request.ignore_eos else self.end_tokens
         config = generation_config(request.max_tokens, ends)
         config.logprobs, config.echo = int(scores), echoed > 0 and not again
@@ -182,9 +187,12 @@ class OpenVinoModel(ServedModel):
         self, job: _RunningRequest, tokens: list[int], logprobs: list[float], finished: bool
     ) -> None:
         """Hand out what was read, without the echoed prompt and what nobody asked for."""
-        if job.is_read_again:
+        if job.unscored:
             job.written += tokens
-            if finished:
+            if job.unscored.add(Step(tokens, finished)):
+                if not finished:
+                    job.handle.cancel()
+                    self._jobs.discard(job)
                 self._read_again(job)
             return
         scored = []

@@ -21,7 +21,7 @@ from tokenizers.models import BPE, WordPiece
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.model.tokenizer_conversion import convert
-from serving.engine.openvino_model import TURNS
+from serving.engine.openvino_model import TURNS, _RunningRequest
 from serving.engine.program import Choice, choose_engine, load_model
 from serving.engine.protocol import Chunk, GenerateRequest, Refused
 from serving.engine.served_model import (
@@ -329,6 +329,26 @@ def test_model_stops_writing_when_the_caller_goes_away(
         return jobs[0].outputs.qsize()
 
     assert asyncio.run(leave_after_first_piece()) < TOKENS / 2, "of what nobody took"
+
+
+def test_a_stop_string_ends_an_answer_that_is_scored_when_it_is_written(
+    tiny_model_folder: Path, loaded: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, long = loaded(tiny_model_folder, "openvino"), {"max_tokens": TOKENS, "ignore_eos": True}
+    text, submit = answer(model, ask(**long)).text, model.submit
+    jobs: list[_RunningRequest] = []
+    stop = text[len(text) // 5 :][:5]
+
+    def noted(request: GenerateRequest, tokens: list[int]) -> Job:
+        job = submit(request, tokens)
+        assert isinstance(job, _RunningRequest)
+        jobs.append(job)
+        return job
+
+    monkeypatch.setattr(model, "submit", noted)
+    stopped = answer(model, ask(logprobs=True, top=2, stop=[stop], **long))
+    assert (stopped.text, stopped.finish_reason) == (text[: text.index(stop)], "stop")
+    assert len(stopped.scores) == stopped.completion_tokens == len(jobs[0].written) < TOKENS / 2
 
 
 def test_callers_who_go_away_at_any_moment_break_nothing(
