@@ -3,9 +3,10 @@
 import json
 import logging
 import os
+import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of one file; when it is full, it takes the place of the one before."""
+MOST_LOGS = 5
+"""Of engines that have ended, for whoever looks for their last words."""
 TALLY_SECONDS = 10.0
 
 
@@ -72,11 +75,31 @@ def append(path: Path, content: bytes) -> None:
             file.write(content)
 
 
-def make_room(path: Path) -> None:
-    """Begin a log again where it is full; what was written stays beside it, once."""
+def make_room(path: Path, is_open: bool = False) -> None:
+    """Begin a log again where it is full; what was written stays beside it, once.
+
+    Args:
+        is_open: whether a program goes on writing at its end: it stays the same file then, and a
+            line that comes meanwhile may be lost.
+    """
     with suppress(OSError):
-        if path.stat().st_size >= MAX_BYTES:
+        if path.stat().st_size < MAX_BYTES:
+            return
+        if not is_open:
             os.replace(path, before(path))
+            return
+        # Where there is no room for a copy, least of all for more of the log.
+        with suppress(OSError):
+            shutil.copyfile(path, before(path))
+        os.truncate(path, 0)
+
+
+def remove_oldest(logs: Iterable[Path]) -> None:
+    """Delete all but the newest of some logs, with what came before them."""
+    with suppress(OSError):
+        for path in sorted(logs, key=lambda path: path.stat().st_mtime)[:-MOST_LOGS]:
+            before(path).unlink(missing_ok=True)
+            path.unlink()
 
 
 def before(path: Path) -> Path:

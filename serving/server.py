@@ -23,7 +23,7 @@ from serving.api.dispatcher import Dispatcher, Metrics, Router
 from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.journal import Journal
-from serving.logs import LogHandler, log, log_to
+from serving.logs import LogHandler, log, log_to, remove_oldest
 from serving.rollout import NoLongerWanted, RolledBack, roll_out
 from serving.settings import bearer_token
 from serving.state import Desired, Phase, RolloutOutcome, State, StateFile, StateFolder, Status
@@ -177,6 +177,8 @@ class Server:
     async def _roll_out(self, wanted: Desired) -> str | None:
         """Start an engine and give it the traffic; returns why the one before still has it."""
         log_path = self._state.folder / f"engine-{wanted.version}.log"
+        running = {route.engine.log_path for route in self._router.routes}
+        remove_oldest(set(self._state.folder.glob("engine-*.log")) - {log_path, *running})
         engine = EngineProcess(wanted, log_path, self._write_status)
         self._phase = "rolling_out" if self._router.routes else "starting"
         self._write_status()

@@ -22,6 +22,7 @@ from serving.api.dispatcher import Dispatcher, Metrics, Route, Router
 from serving.engine.process import EngineProcess
 from serving.errors import unavailable
 from serving.journal import Journal
+from serving.logs import remove_oldest
 from serving.settings import JournalSettings, OpenAIEngine
 from serving.state import Desired
 
@@ -120,7 +121,10 @@ class OnDemandEngines:
         desired = desired.model_copy(update={"settings": settings})
         _check_memory(desired)
         folder = endpoint_folder(board.settings)
-        process = EngineProcess(desired, folder / f"board-engine-{desired.version}.log")
+        log_path = folder / f"board-engine-{desired.version}.log"
+        running = {one.route.engine.log_path for one in self._running.values()}
+        remove_oldest(set(folder.glob("board-engine-*.log")) - {log_path, *running})
+        process = EngineProcess(desired, log_path)
         await process.start()
         router = Router()
         router.routes.append(Route(process, 1.0))

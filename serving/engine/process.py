@@ -194,6 +194,9 @@ class EngineProcess:
         """
         assert self._child is not None and self._channel is not None
         while not (await asyncio.wait([self._channel.ended], timeout=HEALTH_SECONDS))[0]:
+            if self.log_path:
+                # What a command has started may say something of each request.
+                await asyncio.to_thread(make_room, self.log_path, is_open=True)
             check = asyncio.create_task(self._answers())
             try:
                 while not (await asyncio.wait([check], timeout=CONTINUE_SECONDS))[0]:

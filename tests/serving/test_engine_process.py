@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from artifacts.leases import process_started
+from serving import logs
 from serving.api.dispatcher import Router
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
@@ -132,6 +133,33 @@ def test_engine_whose_server_and_log_are_gone_is_started_again(
             await replaced(one, engine)
 
     asyncio.run(end_server())
+
+
+def test_the_log_of_a_server_that_says_much_has_a_bounded_size(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_BYTES", 2_000)
+    monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.1)
+    script, log_path = tmp_path / "run.sh", tmp_path / "engine.log"
+    full = logs.before(log_path)
+    script.write_text(
+        f"""(while sleep 0.01; do echo one of many lines; done) &
+        exec {shlex.join(SERVER[:-1])} $1"""
+    )
+    command = ("sh", str(script), "{port}")
+
+    async def grow_full_twice() -> None:
+        async with (
+            started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=command)),
+            asyncio.timeout(60),
+        ):
+            for _ in range(2):
+                while not full.exists() or log_path.stat().st_size >= logs.MAX_BYTES:
+                    await asyncio.sleep(0.01)
+                assert "one of many lines" in full.read_text()
+                full.unlink()
+
+    asyncio.run(grow_full_twice())
 
 
 def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(

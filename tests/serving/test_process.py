@@ -1,5 +1,6 @@
 """Starting, moving and stopping an endpoint that outlives its caller."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
+from serving.logs import before
 from serving.settings import RolloutSettings
 from serving.state import Phase, StateFolder
 from tests.serving.conftest import SETTINGS, Client, served, start
@@ -184,3 +186,17 @@ def test_stop_ends_only_a_process_that_is_ours(client: Client, tmp_path: Path) -
     assert not process.stop(tmp_path)
     assert client.complete(max_tokens=1).status_code == 200
     assert SETTINGS.port == 0
+
+
+def test_logs_of_engines_that_ended_long_ago_are_deleted(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    ended = [tmp_path / f"engine-{number}.log" for number in range(2, 9)]
+    for age, path in enumerate(reversed(ended)):
+        for one in (path, before(path)):
+            one.write_text("its last words")
+        os.utime(path, (age, age))
+    with served(tmp_path, tiny_model_folder):
+        kept = {*ended[:5], tmp_path / "engine-1.log"}
+        assert set(tmp_path.glob("engine-*.log")) == kept
+        assert set(tmp_path.glob("*.before")) == set(map(before, ended[:5]))
