@@ -85,8 +85,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     Raises:
         UserError: the text is empty, or the version is a base model.
     """
-    words = training_text.in_form_of(store, version, text).split()
-    if not words:
+    if not text.split():
         raise UserError("Give a piece of text to look for.")
     runs = training_text.runs_behind(store, state, version)
     read = (training_text.shards_of(store, run) for run in reversed(runs))
@@ -99,7 +98,8 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     if not corpora and not runs:
         raise UserError(f"Version {version.version} is the base model: it has no text here.")
     there = [corpus.url for corpus in corpora.values() if corpus]
-    pattern = r"[\s\p{Z}]+".join(map(re.escape, words))
+    forms = [form.split() for form in training_text.in_forms_of(store, behind, text)]
+    pattern = "|".join(r"[\s\p{Z}]+".join(map(re.escape, words)) for words in forms)
     holds = pc.match_substring_regex(pc.field("text"), pattern)
     try:
         held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
@@ -107,7 +107,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
         if "pattern too large" not in str(error):
             raise
         raise UserError(
-            f"A text of {len(words):,} words is too long to be looked for. Give a part of it."
+            f"A text of {len(forms[0]):,} words is too long to be looked for. Give a part of it."
         ) from None
     # A text that several corpora have is told of as the first one has it.
     rows = {row["text_hash"]: row for row in reversed(held)}
@@ -117,7 +117,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     if tokenizer and shards[0].stats.get("form", "pretraining") == "pretraining":
         records = [run.record for run in runs if run.record]
         first = 0 if shards[0].stats["start_token_id"] is None else 1
-        passages = _trained_passages(records, tokenizer, first, rows, words)
+        passages = _trained_passages(records, tokenizer, first, rows, forms)
     found = exposures(runs, list(rows.values()), passages)
     return Passages(
         sorted(found, key=lambda one: (not one.is_trained, one.document)),
@@ -158,17 +158,18 @@ def _trained_passages(
     tokenizer: Tokenizer,
     first: int,
     rows: dict[str, dict[str, Any]],
-    words: Sequence[str],
+    forms: Sequence[Sequence[str]],
 ) -> dict[str, bool]:
-    """Text to whether all tokens of the words, wherever they stand in it, were trained on.
+    """Text to whether all tokens of a passage, wherever it stands in it, were trained on.
 
     Texts that nothing was trained on of are left out.
 
     Args:
         records: URLs of what the runs were trained on (`recipes.data.records`).
         first: number of a text's own first token.
+        forms: the words of the passage, as texts may have them.
     """
-    pattern = re.compile(r"\s+".join(map(re.escape, words)))
+    pattern = re.compile("|".join(r"\s+".join(map(re.escape, words)) for words in forms))
     numbers = text_numbers(list(rows))
     stretches = training_text.stretches_of(records, numbers)
     found = {}

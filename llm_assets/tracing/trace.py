@@ -19,7 +19,7 @@ from artifacts.shards.span_index import SHORTEST
 from artifacts.store.store import Store
 from llm_assets.registry.state import ModelVersion, RegistryState
 from llm_assets.tracing.passages import Exposure, find_nearest, find_passages, find_stretches
-from llm_assets.tracing.training_text import Source, TrainingText, in_form_of, runs_behind
+from llm_assets.tracing.training_text import Source, TrainingText, in_forms_of, runs_behind
 from serving import journal
 from serving.settings import JournalSettings
 
@@ -184,7 +184,6 @@ class Tracer:
                 f"The text has {len(answer):,} characters, more than the {MOST_CHARACTERS:,} that "
                 "are traced at a time: give a part of it."
             )
-        answer = in_form_of(self._store, version, answer)
         try:
             text = self._open(state, version)
         except MissingArtifact as error:
@@ -193,7 +192,9 @@ class Tracer:
                 raise
             gone = [str(error), *passages.missing]
             return Trace(version.version, answer, SHORTEST, [], [], passages.documents, 0, gone)
-        found = _trace(text, answer)
+        behind = [version.lineage, *(shards.manifest.inputs for shards in text.artifacts)]
+        forms = in_forms_of(self._store, behind, answer)
+        found = max((_trace(text, form) for form in forms), key=lambda one: one.share)
         if found.verbatim:
             return found
         # Nothing is said not to be there that `llm-assets explain` finds: stretches are looked for

@@ -1,7 +1,7 @@
 """The text that a version was trained on, and when: shards, names of documents, licenses."""
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -489,10 +489,15 @@ def shards_of(store: Store, run: TrainingRun) -> str:
     return manifest.inputs["tokenized_shards"] if manifest else ""
 
 
-def in_form_of(store: Store, version: ModelVersion, text: str) -> str:
-    """A text in the Unicode form of the newest corpus behind a version."""
-    manifest = find_manifest(store, "clean_corpus", version.lineage.get("clean_corpus", ""))
-    return in_unicode_form(manifest, text)
+def in_forms_of(store: Store, behind: Iterable[Mapping[str, str]], text: str) -> list[str]:
+    """A text in the Unicode form of each corpus behind a version, each form once.
+
+    Args:
+        behind: asset to fingerprint of what the version and its runs were made from, newest first.
+    """
+    names = dict.fromkeys(one.get("clean_corpus", "") for one in behind)
+    manifests = (find_manifest(store, "clean_corpus", name) for name in names)
+    return list(dict.fromkeys(in_unicode_form(manifest, text) for manifest in manifests))
 
 
 def in_unicode_form(manifest: Manifest | None, text: str) -> str:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from artifacts.errors import MissingArtifact, UserError
 from artifacts.shards.shard_set import Shard, ShardSet
+from artifacts.store.identity import Identity
 from llm_assets.cli.text.trace import read_answer, told
 from llm_assets.maintenance import cleaning as maintenance
 from llm_assets.maintenance.cleaning import Removal, remove
@@ -28,7 +29,7 @@ from serving.engine.protocol import GenerateRequest
 from serving.journal import Journal
 from serving.settings import JournalSettings
 from serving.state import OfVersion
-from tests.llm_assets.trained_store import LICENSE, TrainedStore
+from tests.llm_assets.trained_store import LICENSE, TrainedStore, write_clean
 from tests.tiny import tiny_texts
 
 PLANTED = (
@@ -262,6 +263,23 @@ def test_a_special_tokens_name_and_an_accent_are_found_however_they_are_written(
         (quoted,) = trace.verbatim
         # A row ends within the name.
         assert "reads <|" in trace.answer[quoted.start : quoted.end]
+
+
+def test_a_text_is_found_in_the_unicode_form_of_each_corpus_behind_a_version(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    said = "The \ufb01rst valve of all was left \u00bd open, and nobody knows why."
+    texts = [f"{said} {text}" for text in tiny_texts()]
+    trained = TrainedStore(tmp_path, tiny_model_folder, texts)
+    version, store = trained.train(steps=3), trained.store
+    newer = Identity(kind="clean_corpus", code_version="1", settings={"unicode_form": "NFKC"})
+    made, _ = store.make(newer, lambda draft: write_clean(draft, tiny_texts()))
+    lineage = version.lineage | {"clean_corpus": made.fingerprint}
+    version = version.model_copy(update={"lineage": lineage})
+    state = trained.registry.state()
+    assert any(one.is_trained for one in find_passages(store, state, version, said).documents)
+    trace = Tracer(store, lambda line: None).trace(state, version, said)
+    assert (trace.verdict, trace.percent) == ("verbatim", "100%")
 
 
 def test_a_part_of_a_document_that_was_not_read_is_not_said_to_be_trained_on(lab: Lab) -> None:
