@@ -14,10 +14,12 @@ from functools import partial
 
 import httpx
 from dagster import (
+    AssetRecordsFilter,
     DagsterError,
     DagsterEventType,
     DagsterRunStatus,
     DefaultSensorStatus,
+    EventLogEntry,
     RunRequest,
     RunStatusSensorContext,
     SensorDefinition,
@@ -148,6 +150,8 @@ MOST_TIMES_LONGER = 8
 """Than usual, of a training that is to make a version serve as well as before."""
 LEAST_REQUESTS = 20
 """Fewer since the look before say nothing about the share that failed."""
+MOST_READ = 100
+"""Of the newest events of an asset."""
 SECONDS = 10.0
 ENCRYPTED, STARTTLS = 465, 587
 
@@ -228,7 +232,7 @@ def _failure(context: RunStatusSensorContext) -> str:
 
 
 def _verdict(context: RunStatusSensorContext) -> str | None:
-    """The gate's verdict, where the run made one."""
+    """The gate's verdict, where the run made one, or was the first to register it."""
     run = context.dagster_run
     events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION)
     for event in events:
@@ -236,9 +240,20 @@ def _verdict(context: RunStatusSensorContext) -> str | None:
         if made is None or made.asset_key.path[-1] != "model_version":
             continue
         told = {name: value.value for name, value in made.metadata.items()}
-        if told.get("made_now"):
+        if told.get("made_now") or _is_first(context, event):
             return f"{told['summary']}. {told['reasons']}"
     return None
+
+
+def _is_first(context: RunStatusSensorContext, event: EventLogEntry) -> bool:
+    """Whether no run before came so far with this verdict: one that failed while it entered the
+    verdict in the registry has made it, and told of nothing."""
+    made = event.asset_materialization
+    assert made is not None
+    before = AssetRecordsFilter(made.asset_key, before_timestamp=event.timestamp)
+    earlier = context.instance.fetch_materializations(before, MOST_READ).records
+    known = [one.asset_materialization.metadata for one in earlier if one.asset_materialization]
+    return all(one.get("fingerprint") != made.metadata.get("fingerprint") for one in known)
 
 
 def conclude(

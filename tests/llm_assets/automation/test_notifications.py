@@ -10,12 +10,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from dagster import DagsterError, DagsterRunStatus, Failure
+from dagster import (
+    DagsterError,
+    DagsterRunStatus,
+    Failure,
+    MaterializeResult,
+    asset,
+    materialize,
+)
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from llm_assets.automation import notifications
 from llm_assets.automation.jobs import CLEANING, ROLLBACK
+from llm_assets.automation.launched import PIPELINE_TAG
 from llm_assets.automation.notifications import send, tell_once
 from llm_assets.config import load_settings
 from llm_assets.gate.verdict import Outcome
@@ -224,6 +232,31 @@ def test_the_message_of_a_failed_run_is_sent_once_the_webhook_is_up_again(
         automated.tick("failed_runs_are_told")
     (told,) = webhook
     assert "failed" in told
+
+
+def test_a_verdict_that_a_failed_run_could_not_register_is_told_by_the_run_that_does(
+    automated: Automated, webhook: list[str]
+) -> None:
+    """It is found, not made, by that run; a later one that finds it again tells nothing."""
+
+    def run(fingerprint: str, made_now: bool) -> None:
+        told = {"summary": f"version {fingerprint} promoted", "reasons": "It is better."}
+
+        @asset
+        def model_version() -> MaterializeResult:
+            found = {"made_now": made_now, "fingerprint": fingerprint}
+            return MaterializeResult(metadata=told | found)
+
+        tags = {PIPELINE_TAG: "manual"}
+        assert materialize([model_version], instance=automated.instance, tags=tags).success
+        automated.tick("verdicts_are_told")
+
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    automated.cursor = None
+    automated.tick("verdicts_are_told")
+    for fingerprint, made_now in (("2", True), ("2", False), ("3", False), ("3", False)):
+        run(fingerprint, made_now)
+    assert webhook == [f"manual: version {number} promoted. It is better." for number in ("2", "3")]
 
 
 def mail_settings(server: socketserver.ThreadingTCPServer) -> NotificationSettings:
