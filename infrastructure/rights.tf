@@ -77,7 +77,7 @@ locals {
         "roles/serviceusage.serviceUsageConsumer",
         "roles/tpu.admin",
       ]
-      bucket     = ["roles/storage.objectUser"]
+      bucket     = ["roles/storage.legacyBucketReader", "roles/storage.objectUser"]
       repository = ["roles/artifactregistry.reader"]
       secret     = ["roles/secretmanager.secretAccessor"]
       dataset    = ["roles/bigquery.dataViewer"]

@@ -81,14 +81,24 @@ def granted(members: Mapping[str, Sequence[str]], folder: Path) -> dict[str, dic
     return dict(made)
 
 
-def bind(iam: Iam, settings: GoogleCloudSettings, without: Set[Binding] = frozenset()) -> None:
-    """Give the stand-in the bindings that `terraform apply` makes; the caller is the operator."""
+def bind(
+    iam: Iam,
+    settings: GoogleCloudSettings,
+    without: Set[Binding] = frozenset(),
+    caller: str = "operator",
+) -> None:
+    """Give the stand-in the bindings that `terraform apply` makes.
+
+    Args:
+        caller: the holder that calls: `operator`, or `control` for Dagster's own machine.
+    """
     members = {
-        "operator": SERVICE_ACCOUNT,
+        "operator": "user:ada@example.com",
         "control": "serviceAccount:llm-assets-control",
         "jobs": settings.service_account,
         "builder": str(settings.builder_account),
         "vertex_ai": VERTEX_AI_AGENT,
+        caller: SERVICE_ACCOUNT,
     }
     project = f"projects/{settings.project}"
     region = f"{project}/locations/{settings.region}"

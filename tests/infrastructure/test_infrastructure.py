@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dagster import DagsterInstance
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
@@ -22,7 +23,7 @@ from tests.conftest import UV
 from tests.images import test_images as image
 from tests.infrastructure import provider_schema, terraform
 from tests.needs import needs
-from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
 BUILD_METRIC = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
@@ -115,13 +116,29 @@ def test_dagsters_own_account_has_an_operators_rights_without_builds_and_looking
         ("project", "roles/compute.networkViewer"),
         ("project", "roles/iam.securityReviewer"),
         ("project", "roles/logging.viewer"),
-        ("bucket", "roles/storage.legacyBucketReader"),
         ("tracking", "roles/secretmanager.viewer"),
         ("builder", "roles/iam.serviceAccountUser"),
     }
     accounts = {"jobs", "serving", "builder", "control"}
     made = [resource("google_service_account", name)["account_id"] for name in accounts]
     assert len(set(made)) == 4
+
+
+def test_dagsters_own_account_opens_the_history_that_its_image_names(
+    google: LocalGoogle,
+    settings: GoogleCloudSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = yaml.safe_load((ROOT / "images/control/dagster.yaml").read_text())
+    # PostgreSQL's server is the machine's own.
+    content["storage"] = {"sqlite": {"base_dir": str(tmp_path / "history")}}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DAGSTER_LOGS_BUCKET", BUCKET)
+    terraform.bind(google.iam, settings, caller="control")
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert type(instance.compute_log_manager).__name__ == "GCSComputeLogManager"
 
 
 def test_an_operator_may_tag_the_image_that_dagsters_machine_starts(
