@@ -1,7 +1,7 @@
 # The machine that runs Dagster. It has no external address: people reach it by Identity-Aware Proxy,
-# and it reaches Google's APIs and image repositories privately. Container-Optimized OS runs what
-# control.yaml says: PostgreSQL, and the image `control` as soon as images/build.sh has pushed it. All
-# that both keep is on a disk of its own, of which there is a snapshot for each day.
+# and it reaches Google's APIs and image repositories privately, all else by Cloud NAT. Container-Optimized
+# OS runs what control.yaml says: PostgreSQL, and the image `control` as soon as images/build.sh has pushed
+# it. All that both keep is on a disk of its own, of which there is a snapshot for each day.
 
 resource "google_service_account" "control" {
   account_id   = "llm-assets-control"
@@ -9,7 +9,7 @@ resource "google_service_account" "control" {
   depends_on   = [google_project_service.apis]
 }
 
-# PostgreSQL comes from Docker Hub through here, since the machine does not reach the internet.
+# PostgreSQL comes from Docker Hub through here, where it stays when Docker Hub does not answer.
 resource "google_artifact_registry_repository" "docker_hub" {
   count         = var.control ? 1 : 0
   repository_id = "docker-hub"

@@ -25,15 +25,16 @@ resource "google_compute_firewall" "inside" {
   }
 }
 
+# Dagster's machine downloads base models from the Hugging Face Hub.
 resource "google_compute_router" "router" {
-  count   = var.internet ? 1 : 0
+  count   = var.internet || var.control ? 1 : 0
   name    = "llm-assets"
   region  = var.region
   network = google_compute_network.network.id
 }
 
 resource "google_compute_router_nat" "nat" {
-  count                              = var.internet ? 1 : 0
+  count                              = var.internet || var.control ? 1 : 0
   name                               = "llm-assets"
   router                             = google_compute_router.router[0].name
   region                             = var.region

@@ -27,7 +27,7 @@ variable "soft_delete_days" {
 }
 
 variable "internet" {
-  description = "Whether Spark batches may reach the internet, by Cloud NAT. The shipped ones need not."
+  description = "Whether Spark batches and Batch machines may reach the internet, by Cloud NAT; with `control` they may in any case."
   type        = bool
   default     = false
 }

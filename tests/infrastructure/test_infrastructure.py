@@ -171,6 +171,17 @@ def test_the_machine_of_dagster_is_reached_by_its_proxy_alone() -> None:
         assert "var.operators" in resource(kind, "operators")["for_each"]
 
 
+def test_the_machine_of_dagster_and_others_that_ask_for_it_reach_the_internet() -> None:
+    for kind, name in (("google_compute_router", "router"), ("google_compute_router_nat", "nat")):
+        assert resource(kind, name)["count"] == "${var.internet || var.control ? 1 : 0}"
+
+
+def test_the_guide_builds_dagsters_image_once_its_settings_name_the_others() -> None:
+    guide = (ROOT / "docs" / "google_cloud.md").read_text()
+    builds = [guide.index(f"\nimages/build.sh {name}\n") for name in ("spark", "cuda", "serve")]
+    assert max(builds) < guide.index("\nimages/build.sh control\n")
+
+
 def control_files() -> dict[str, str]:
     """What cloud-init writes on the machine of Dagster, as Terraform fills it in."""
     text = (terraform.FOLDER / "control.yaml").read_text()
