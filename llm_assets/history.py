@@ -6,6 +6,7 @@ pinned. A history in another database is read by Dagster itself.
 
 import json
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -107,9 +108,26 @@ class Activity:
 
 
 def dagster_home(folder: Path) -> Path | None:
-    """The folder of the dagster.yaml in force, `folder` by default; None where it has none."""
-    home = Path(os.environ.get("DAGSTER_HOME") or folder)
-    return home if (home / "dagster.yaml").exists() else None
+    """The folder whose dagster.yaml counts in `folder`: that one, else DAGSTER_HOME's.
+
+    None where neither has one. A project's own comes first, since `llm-assets up` runs by it: what
+    is started in a terminal has to wait for what that runs.
+    """
+    places = (folder, Path(os.environ.get("DAGSTER_HOME") or folder))
+    return next((home for home in places if (home / "dagster.yaml").exists()), None)
+
+
+def other_home(folder: Path) -> str | None:
+    """What to tell where DAGSTER_HOME names another folder than the one whose dagster.yaml counts;
+    None where it does not."""
+    named, home = os.environ.get("DAGSTER_HOME"), dagster_home(folder)
+    if not named or home is None or home.resolve() == Path(named).resolve():
+        return None
+    return (
+        f"DAGSTER_HOME is {named}, but the history of runs is the one that dagster.yaml in {home} "
+        "names, as for `llm-assets up`. For Dagster's own commands to use it too: "
+        f"export DAGSTER_HOME={shlex.quote(str(home))}"
+    )
 
 
 def sqlite_folder(home: Path) -> Path | None:
@@ -128,13 +146,16 @@ def _sqlite_folder(settings: Path, _changed_at: int) -> Path | None:
     return Path(base) if isinstance(base, str) else None
 
 
-def make_history_private() -> None:
+def make_history_private(home: Path | None = None) -> None:
     """Close the folders that dagster.yaml names to other users of this machine.
 
     Their databases and logs hold extracts of documents, and Dagster itself has them readable.
+
+    Args:
+        home: folder of that dagster.yaml; by default the one that Dagster takes in this process.
     """
-    home = dagster_home(Path())
-    if home is None:
+    home = home or Path(os.environ.get("DAGSTER_HOME") or ".")
+    if not (home / "dagster.yaml").exists():
         return
     settings = read_yaml(home / "dagster.yaml")
     places = [value_at(settings, f"{name}.config.base_dir") for name in LOCAL]

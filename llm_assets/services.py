@@ -126,7 +126,7 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
             does not start.
     """
     from llm_assets.config import CONFIG_VARIABLE
-    from llm_assets.history import make_history_private
+    from llm_assets.history import make_history_private, other_home
 
     state = folder / STATE_FOLDER
     if read_states(state) is not None:
@@ -144,7 +144,9 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
                 f"{folder} has no {name}, so it is not a project. Go to the project's folder, "
                 "or make one with: llm-assets init FOLDER_OF_TEXT"
             )
-    make_history_private()
+    if told := other_home(folder):
+        report(told)
+    make_history_private(folder)
     # What a supervisor that was killed has left still holds the ports.
     end_leftovers(state)
     for option, number in (("--port", port), ("--board-port", board_port)):

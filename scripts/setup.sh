@@ -91,10 +91,10 @@ fi
 
 # By these two `dagster asset materialize` finds the definitions and the history.
 activate="$venv/bin/activate"
-if ! grep -q DAGSTER_MODULE_NAME "$activate"; then
+if ! grep -qF "export DAGSTER_HOME=\"$PWD\"" "$activate"; then
     cat >>"$activate" <<END
 
 export DAGSTER_MODULE_NAME=llm_assets.definitions
-export DAGSTER_HOME="\${DAGSTER_HOME:-$PWD}"
+export DAGSTER_HOME="$PWD"
 END
 fi

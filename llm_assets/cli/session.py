@@ -7,11 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifacts.errors import DamagedArtifact, UserError
+import click
+
+from artifacts.errors import DamagedArtifact, UserError, shown
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings, config_path, load_settings, refuse_second_file
-from llm_assets.history import make_history_private
+from llm_assets.history import make_history_private, other_home
 from llm_assets.registry.base import LocalRegistry, Registry
 
 if TYPE_CHECKING:
@@ -70,5 +72,12 @@ def use_this_folders_history() -> None:
             "There is no dagster.yaml here. Run this in the project's folder, or make this folder "
             "one with: llm-assets init FOLDER_OF_TEXT"
         )
-    os.environ.setdefault("DAGSTER_HOME", os.getcwd())
+    tell_of_other_home()
+    os.environ["DAGSTER_HOME"] = os.getcwd()
     make_history_private()
+
+
+def tell_of_other_home() -> None:
+    """Say on standard error where DAGSTER_HOME does not name the history that counts here."""
+    if told := other_home(Path.cwd()):
+        click.echo(shown(told), err=True)

@@ -11,7 +11,7 @@ import click
 from artifacts.errors import shown
 from artifacts.program.lifetime import importing
 from llm_assets.cli.commands.options import json_option
-from llm_assets.cli.session import open_session
+from llm_assets.cli.session import open_session, tell_of_other_home
 from llm_assets.config import say_how_found
 
 
@@ -98,6 +98,7 @@ def status(as_json: bool) -> None:
     """
     from llm_assets.cli.versions import screen, status_of
 
+    tell_of_other_home()
     found = status_of(open_session())
     click.echo(json.dumps(found, indent=2) if as_json else shown("\n".join(screen(found))))
 

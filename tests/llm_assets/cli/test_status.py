@@ -5,17 +5,21 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from dagster import DagsterInstance, DagsterRunStatus
 
 from artifacts.settings import read_yaml
 from llm_assets.alarms import MOST_SILENT_SECONDS
 from llm_assets.automation.launched import TEXT_SENSOR
+from llm_assets.cli.main import commands
+from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.versions import screen
-from llm_assets.config import load_settings
+from llm_assets.config import CONFIG_VARIABLE, load_settings
 from llm_assets.history import (
     NOTIFYING,
     PIPELINE_TAG,
@@ -166,6 +170,40 @@ def test_status_tells_of_runs_of_this_pipeline_that_are_alive(
     activity = read_activity(project.folder, load_settings(project.config))
 
     assert [run.run_id for run in activity.runs] == [ours] and activity.failed == 0
+
+
+def test_the_folders_history_counts_where_a_variable_names_another(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    content = read_yaml(project.folder / "dagster.yaml")
+    content["storage"]["sqlite"]["base_dir"] = str(elsewhere / "dagster")
+    (elsewhere / "dagster.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(project.config))
+    monkeypatch.setenv("DAGSTER_HOME", str(elsewhere))
+    advised = f"export DAGSTER_HOME={project.folder}\n"
+
+    told = CliRunner().invoke(commands, ["status", "--json"])
+    assert told.stderr.endswith(advised) and json.loads(told.stdout)["running"] == []
+
+    materialize_assets(load_settings(project.config), ["raw_corpus"])
+
+    assert capsys.readouterr().err.count(advised) == 1
+    with DagsterInstance.from_config(str(project.folder)) as instance:
+        (run,) = instance.get_runs()
+        instance.create_run_for_job(ANY_JOB, status=DagsterRunStatus.STARTED)
+    assert run.status is DagsterRunStatus.SUCCESS
+    assert [path.name for path in elsewhere.iterdir()] == ["dagster.yaml"]
+    monkeypatch.setenv("DAGSTER_HOME", str(elsewhere))
+    told = CliRunner().invoke(commands, ["status", "--json"])
+    assert len(json.loads(told.stdout)["running"]) == 1
+
+    # As in a code location of one's own.
+    (project.folder / "dagster.yaml").unlink()
+    told = CliRunner().invoke(commands, ["status", "--json"])
+    assert json.loads(told.stdout)["running"] == [] and told.stderr == ""
 
 
 def test_status_shows_who_decided_after_the_gates_verdict(project: Project) -> None:
