@@ -5,7 +5,6 @@ The top-level keys are the asset names; each stage's own package defines what st
 
 import difflib
 import itertools
-import json
 import os
 import re
 import shlex
@@ -44,6 +43,7 @@ from recipes.settings import (
     TrainingSettings,
     installed,
     settings_model,
+    spell_out_strategy,
     training_settings,
 )
 from serving.settings import QUANTIZED, EndpointSettings
@@ -413,6 +413,10 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
         UserError: as `load_settings`; also where a key leads through a value that has no keys.
     """
     content = _read_mapping(path, PipelineSettings, CONFIG_VARIABLE)
+    checkpoint = content.get("checkpoint")
+    named = any(f"{key}.".startswith("checkpoint.placement.strategy.") for key in changes)
+    if named and isinstance(checkpoint, dict):
+        checkpoint["placement"] = spell_out_strategy(checkpoint.get("placement"))
     for key, value in changes.items():
         *sections, name = key.split(".")
         inner = content
@@ -454,7 +458,7 @@ def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str
         raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
     if isinstance(content, dict) and content.get("type") == COMPONENT:
         content = content.get("attributes")
-        if found := TEMPLATE.search(json.dumps(content, default=str)):
+        if found := TEMPLATE.search(repr(content)):
             raise UserError(
                 f"{path}: `{found[0]}` is not filled in: each run reads this file by itself, "
                 "without Dagster's templates. Write the value."

@@ -279,6 +279,32 @@ def _strategy(values: Any) -> Any:
     return values if values is None else _validate(StrategySettings, "name", STRATEGIES, values)
 
 
+def _short_forms(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The strategies that settings of a placement give by short forms, each under the key that was
+    written, and the other settings."""
+    rest = {name: value for name, value in placement.items() if name not in installed(STRATEGIES)}
+    named = {
+        name: given | {"name": name} if isinstance(given, dict) else given
+        for name, given in placement.items()
+        if name not in rest and given is not None
+    }
+    if (device := rest.pop("device", "auto")) != "auto":
+        named["device"] = {"name": device}
+    return named, rest
+
+
+def spell_out_strategy(placement: Any) -> Any:
+    """Settings of a placement with its strategy under `strategy`, so that one of its settings can
+    be replaced; what is wrong with them stays so."""
+    if not isinstance(placement, dict):
+        return placement
+    named, rest = _short_forms(placement)
+    if len(named) != 1 or rest.get("strategy") is not None:
+        return placement
+    (rest["strategy"],) = named.values()
+    return rest
+
+
 class PlacementSettings(ExecutionSettings):
     """How the work is distributed over processes and devices.
 
@@ -323,20 +349,14 @@ class PlacementSettings(ExecutionSettings):
         """`deepspeed: {stage: 2}` stands for a strategy of this name, and so does `device: tpu`."""
         if not isinstance(values, dict):
             return values
-        named = {name: values[name] for name in values if name in installed(STRATEGIES)}
-        rest = {name: value for name, value in values.items() if name not in named}
-        if (device := rest.pop("device", "auto")) != "auto":
-            named[device] = {}
-        named = {name: given for name, given in named.items() if given is not None}
+        named, rest = _short_forms(values)
         if len(named) + (rest.get("strategy") is not None) > 1:
             raise ValueError(f"give one strategy (found {' and '.join(named)})")
-        for name, given in named.items():
-            tagged = given | {"name": name} if isinstance(given, dict) else given
+        for key, given in named.items():
             try:
-                rest["strategy"] = _strategy(tagged)
+                rest["strategy"] = _strategy(given)
             except ValidationError as error:
                 # Under the key that was written.
-                key = "device" if name == device else name
                 details = [
                     InitErrorDetails(
                         type=PydanticCustomError(fault["type"], fault["msg"]),

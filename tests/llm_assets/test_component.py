@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_a_variable_of_the_environment_that_nobody_fills_in_is_refused(project: 
     file.write_text(yaml.safe_dump({"type": "llm_assets.LanguageModel", "attributes": attributes}))
     with pytest.raises(UserError, match=r"`\{\{ env.STORE \}\}` is not filled in"):
         LanguageModel(file).build_defs(ComponentTree.for_test().load_context)
+
+
+def test_a_key_that_yaml_reads_as_a_date_is_named(project: Project) -> None:
+    attributes = yaml.safe_load(project.config.read_text()) | {date(2026, 1, 1): "text"}
+    file = project.folder / "defs.yaml"
+    file.write_text(yaml.safe_dump({"type": "llm_assets.LanguageModel", "attributes": attributes}))
+    with pytest.raises(UserError, match=r"2026, 1, 1\): Keys should be strings"):
+        load_settings(file)
 
 
 def test_dg_knows_this_project(project: Project) -> None:

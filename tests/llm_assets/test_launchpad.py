@@ -14,7 +14,7 @@ from dagster import (
 )
 from pyspark.sql import SparkSession
 
-from llm_assets.config import load_settings
+from llm_assets.config import changed_settings, load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.launchpad import config_fields, overrides
 from tests.conftest import Project
@@ -121,6 +121,29 @@ def test_a_section_of_the_file_may_be_left_out_of_one_run(project: Project) -> N
     assert changed({"lora": None}) == {"checkpoint.lora": None}
     assert changed({"lora": {"rank": 4}}) == {"checkpoint.lora.rank": 4}
     assert changed({"seed": settings.checkpoint.seed}) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "stage"),
+    [
+        ({"deepspeed": {"stage": 2}}, {"stage": 3}, 3),
+        ({"deepspeed": {"stage": 2}}, None, None),
+        ({"device": "tpu"}, None, None),
+        ({"strategy": {"name": "deepspeed", "stage": 2}}, {"stage": 3}, 3),
+        ({}, {"name": "deepspeed", "stage": 3}, 3),
+    ],
+)
+def test_a_strategy_in_whatever_form_of_the_file_may_be_another_in_one_run(
+    project: Project, written: dict[str, Any], given: Any, stage: int | None
+) -> None:
+    project.configure(checkpoint={"placement": {"device_batch_size": 2, **written}})
+    of_the_file = load_settings(project.config)
+    run_config = {"placement": {"strategy": given}}
+    changes = overrides(of_the_file.checkpoint, run_config, "checkpoint")
+    placement = changed_settings(project.config, changes).checkpoint.placement
+    assert placement.device_batch_size == 2
+    assert getattr(placement.strategy, "stage", None) == stage
+    assert (placement.strategy is None) == (given is None)
 
 
 def test_what_a_run_has_otherwise_is_shown_with_the_artifact(

@@ -36,7 +36,7 @@ def test_what_does_not_go_with_a_tpu_is_refused_by_name(key: str, settings: dict
 
 
 def test_one_strategy_at_a_time() -> None:
-    with pytest.raises(ValidationError, match=r"give one strategy \(found deepspeed and tpu\)"):
+    with pytest.raises(ValidationError, match=r"give one strategy \(found deepspeed and device\)"):
         settings_of(device="tpu", deepspeed={"stage": 3})
 
 
