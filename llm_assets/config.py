@@ -120,8 +120,9 @@ class TrainingRunnerSettings(Settings):
 NAME = r"^[a-z][a-z0-9_]*$"
 EXAM_FIGURES = "exam_"
 """How the names of an exam's metrics begin."""
-LONGEST_CLOUD_NAME = 63
-"""Of a model or endpoint of Vertex AI (`UploadModelRequest.model_id`, `endpoint_id`)."""
+LONGEST_NAME = 63
+"""Of a value of Dagster's tags, and of a model or endpoint of Vertex AI
+(`UploadModelRequest.model_id`, `endpoint_id`)."""
 OWNER = re.compile(r"\b[\w.%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,7}\b|team:.+", re.ASCII)
 """What Dagster takes for one."""
 
@@ -139,8 +140,8 @@ class PipelineSettings(Settings):
     """All settings of a pipeline file."""
 
     name: str = Field(pattern=NAME)
-    """The pipeline's name: lowercase letters, digits and underscores; with `platform:
-    google_cloud`, at most 63 and no underscore at the end."""
+    """The pipeline's name: at most 63 lowercase letters, digits and underscores; with `platform:
+    google_cloud`, no underscore at the end."""
     description: str = ""
     """A one-sentence description for people."""
     platform: Platform = "local"
@@ -221,11 +222,15 @@ class PipelineSettings(Settings):
 
     @model_validator(mode="after")
     def _name_fits_the_platform(self) -> Self:
-        is_fit = len(self.name) <= LONGEST_CLOUD_NAME and not self.name.endswith("_")
-        if self.platform == "google_cloud" and not is_fit:
+        if len(self.name) > LONGEST_NAME:
             raise ValueError(
-                f"Vertex AI names its model and endpoint after `name`, {self.name!r}: it takes at "
-                f"most {LONGEST_CLOUD_NAME} characters, of which the last is no underscore"
+                f"`name`, {self.name!r}, has {len(self.name)} characters, and Dagster and Vertex "
+                f"AI take at most {LONGEST_NAME}: shorten it"
+            )
+        if self.platform == "google_cloud" and self.name.endswith("_"):
+            raise ValueError(
+                f"Vertex AI names its model and endpoint after `name`, {self.name!r}, which may "
+                "not end with an underscore there: take it out"
             )
         return self
 

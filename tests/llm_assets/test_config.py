@@ -92,8 +92,9 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("platform: moon", "platform: .*'local' or 'google_cloud'"),
         ("platform: google_cloud", r"jobs on Google Cloud cannot read `store`.*gs://BUCKET/PREFIX"),
         ("training: {runner: google_batch}", "jobs on Google Cloud cannot read `store`"),
-        ("platform: google_cloud\nname: docs_", "after `name`, 'docs_': .* at most 63"),
-        (f"platform: google_cloud\nname: {'a' * 64}", "Vertex AI names its model and endpoint"),
+        ("platform: google_cloud\nname: docs_", "'docs_', which may not end with an underscore"),
+        (f"name: {'a' * 64}", "has 64 characters, and Dagster and Vertex AI take at most 63"),
+        ("checkpoint: {placement: {device: [tpu]}}", "placement.device.name: nothing of this name"),
         (
             "model_version: {gate: {metric: exam}}",
             "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one",

@@ -17,7 +17,7 @@ from pydantic import Field
 from artifacts.errors import UserError
 from artifacts.settings import Settings
 from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
-from llm_assets.config import LONGEST_CLOUD_NAME, PipelineSettings, check_settings
+from llm_assets.config import LONGEST_NAME, PipelineSettings, check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
 """Fixed in the programs that read this JSON."""
@@ -117,7 +117,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
     settings = _read(path)
     cluster, training = settings.cluster_config, settings.train_config
     name = re.sub(r"[^a-z0-9_]", "_", settings.model_display_name.lower()).lstrip("_0123456789")
-    name = name[:LONGEST_CLOUD_NAME].rstrip("_")
+    name = name[:LONGEST_NAME].rstrip("_")
     model = _model(training.model_checkpoint, revision, path)
     rows = training.batch_size * max(1, cluster.gpu_count) * cluster.node_count
     pipeline = {

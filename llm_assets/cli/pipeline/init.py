@@ -20,7 +20,7 @@ import yaml
 from artifacts.errors import UserError, shown_in_line
 from artifacts.settings import value_at
 from llm_assets import preflight
-from llm_assets.config import NAME, OTHER_FILES, PipelineSettings
+from llm_assets.config import LONGEST_NAME, NAME, OTHER_FILES, PipelineSettings
 from llm_assets.services import PROJECT_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
@@ -337,10 +337,11 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     if name is None:
         made = re.sub(r"[^a-z0-9]+", "_", folder.resolve().name.lower()).strip("_") or "text"
         name = made if made[0].isalpha() else f"text_{made}"
-    elif not re.fullmatch(NAME, name):
+        name = name[:LONGEST_NAME].rstrip("_")
+    elif not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
         raise UserError(
-            f"--name {shown_in_line(name)!r}: a pipeline's name is lowercase letters, digits and "
-            "underscores, and begins with a letter."
+            f"--name {shown_in_line(name)!r}: a pipeline's name is at most {LONGEST_NAME} "
+            "lowercase letters, digits and underscores, and begins with a letter."
         )
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.name in OTHER_FILES:

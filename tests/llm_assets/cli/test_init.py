@@ -3,7 +3,9 @@
 import json
 import re
 import shlex
+import shutil
 import socket
+import subprocess
 import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -22,8 +24,10 @@ from llm_assets.cli.pipeline.init import (
     InitResult,
     plan_columns,
     write_pipeline,
+    write_project,
 )
 from llm_assets.config import PipelineSettings, changed_settings, load_settings
+from llm_assets.definitions import build_definitions
 from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
@@ -388,6 +392,7 @@ def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:
         ("--name", "My Manuals", "lowercase letters, digits and underscores"),
         ("--name", "../x", "lowercase letters, digits and underscores"),
         ("--name", "", "lowercase letters, digits and underscores"),
+        ("--name", "a" * 64, "at most 63 lowercase letters, digits and underscores"),
         ("--name", "dagster", "dagster.yaml is a file of another kind"),
         ("--output", "nowhere/x.yaml", "there is no folder nowhere"),
         ("--output", "taken.yaml", "taken.yaml already exists"),
@@ -403,6 +408,21 @@ def test_a_name_or_place_that_cannot_be_is_refused_before_the_folder_is_read(
     ended = CliRunner().invoke(commands, ["init", "unreadable", option, value])
 
     assert isinstance(ended.exception, UserError) and told in str(ended.exception)
+
+
+@pytest.mark.parametrize("folder", ["a" * 100, "9" + "b" * 56 + " c"])
+def test_a_folder_of_any_name_gives_a_pipeline_that_dagster_takes(
+    manuals: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(manuals.parent)
+    named = manuals.rename(manuals.parent / folder)
+
+    ended = CliRunner().invoke(commands, ["init", str(named), "--output", "made.yaml"])
+
+    assert ended.exit_code == 0, ended.output
+    settings = load_settings(Path("made.yaml"))
+    assert not settings.name.endswith("_")
+    build_definitions(settings, "made.yaml").resolve_job_def("retraining")
 
 
 @pytest.mark.parametrize("output", ["good.yaml", "../good.yaml"])
@@ -434,6 +454,27 @@ def test_the_command_makes_a_project_and_says_what_to_do_next(
     assert make_command("clean_corpus") == chosen
     (project / "env.sh").write_text("export PATH=/opt")
     assert make_command("clean_corpus") == told
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "zsh"])
+def test_any_shell_finds_a_project_by_its_file_of_variables(tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    project = tmp_path / "a project"
+    project.mkdir()
+    write_project(project, project / "manuals.yaml", "manuals")
+    say = 'echo "$DAGSTER_HOME|$LLM_ASSETS_CONFIG"'
+
+    def source(line: str, folder: Path) -> str:
+        command = [shell, "-uc", f"{line} && {say}"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    found = f"{project}|{project}/manuals.yaml\n"
+    assert source(". ./env.sh", project) == found
+    told = source(". 'a project/env.sh'", tmp_path)
+    assert told == found or "env.sh is not in this folder. Go to its folder" in told
 
 
 @pytest.mark.parametrize("inside", [".", "drafts"])
