@@ -156,7 +156,8 @@ GIGABYTE = 1024**3
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 REGION = r"^[a-z]+-[a-z]+[0-9]+$"
 IMAGE = r"^[^\s]+(:|@sha256:)[^\s/]+$"
-ACCOUNT = r"^[^@\s]+@[^@\s]+\.iam\.gserviceaccount\.com$"
+ACCOUNT = r"^[^@\s]+@[^@\s]+\.gserviceaccount\.com$"
+"""One's own end in `.iam.gserviceaccount.com`, Google's default ones do not."""
 
 
 class ImageSettings(Settings):

@@ -30,6 +30,8 @@ QUOTA_KINDS = {
 """Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
 BUILD_CPUS = 8
 """Of the machine that `images/cloudbuild.yaml` names."""
+OUTSIDE_EU = ("europe-west2", "europe-west6")
+"""London and Zurich, which the multi-region `eu` of Cloud Storage is without."""
 DISK_GB_PER_CORE = 100
 """What Dataproc Serverless gives a batch that says nothing else (its page "Quotas")."""
 
@@ -392,9 +394,18 @@ def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
         command = f"gcloud storage buckets create {url} --location={settings.region}"
         yield Finding("bucket", False, f"{url} does not exist. Run: {command}")
         return
-    location = (bucket.location or "").lower()
-    if location == settings.region or settings.region.startswith(f"{location}-"):
+    regions = bucket.data_locations or [bucket.location or ""]
+    location = " and ".join(regions).lower()
+    is_near = _is_in(bucket, settings.region)
+    if is_near:
         yield Finding("bucket", True, f"{url} is in {location}")
+    elif is_near is None:
+        yield Finding(
+            "region",
+            None,
+            f"{url} is in the dual-region {location}: every byte would cross regions where "
+            f"{settings.region} is neither of its two",
+        )
     else:
         yield Finding(
             "region",
@@ -403,6 +414,18 @@ def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
             "regions, slowly and at a price. Use one region for both.",
         )
     yield from _check_what_stays(bucket)
+
+
+def _is_in(bucket: Any, region: str) -> bool | None:
+    """Whether a region is among a bucket's; None of a dual-region that does not say its own."""
+    location = (bucket.location or "").lower()
+    if bucket.data_locations:
+        return region in map(str.lower, bucket.data_locations)
+    if bucket.location_type == "dual-region":
+        return None
+    if location == "eu":
+        return region.startswith("europe-") and region not in OUTSIDE_EU
+    return region == location or region.startswith(f"{location}-")
 
 
 def _check_what_stays(bucket: Any) -> Iterator[Finding]:
@@ -440,9 +463,11 @@ def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
     session = open_session()
     for kind, image in settings.images.model_dump(exclude_none=True).items():
         host, _, rest = image.partition("/")
-        name, tag = rest.split("@") if "@" in rest else rest.rsplit(":", 1)
+        # A digest names the image also where a tag stands before it.
+        tagged, _, digest = rest.partition("@")
+        name, _, tag = tagged.partition(":")
         reply = session.head(
-            f"{rest_url(settings, host)}/v2/{name}/manifests/{tag}",
+            f"{rest_url(settings, host)}/v2/{name}/manifests/{digest or tag}",
             headers={"Accept": MANIFEST_TYPES},
             timeout=REST_SECONDS,
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from llm_assets.cloud.spending import (
 )
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.platform import build_resources
-from tests.stand_ins.google import CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
+from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
 from tests.stand_ins.project import cloud_settings
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
@@ -444,6 +445,54 @@ def test_missing_bucket_is_told_with_the_command(settings: GoogleCloudSettings) 
 def test_bucket_in_another_region_is_told(settings: GoogleCloudSettings) -> None:
     moved = settings.model_copy(update={"region": "europe-west4"})
     assert any(f.key == "region" and "us-central1" in f.text for f in problems(moved))
+
+
+@pytest.mark.parametrize(
+    ("location", "regions", "region", "ok"),
+    [
+        ("US", (), "us-central1", True),
+        ("EU", (), "europe-west4", True),
+        ("EU", (), "europe-west2", False),
+        ("EU", (), "us-central1", False),
+        ("EU", ("EUROPE-WEST1", "EUROPE-WEST4"), "europe-west4", True),
+        ("US", ("US-EAST1", "US-WEST1"), "us-central1", False),
+        ("EUR4", (), "europe-west4", None),
+    ],
+)
+def test_bucket_of_several_regions_is_near_the_jobs_in_one_of_them(
+    google: LocalGoogle,
+    settings: GoogleCloudSettings,
+    location: str,
+    regions: tuple[str, ...],
+    region: str,
+    ok: bool | None,
+) -> None:
+    is_dual = bool(regions) or location == "EUR4"
+    kind = "dual-region" if is_dual else "multi-region"
+    google.storage.policies = {"location": location, "locationType": kind}
+    if regions:
+        google.storage.policies["customPlacementConfig"] = {"dataLocations": regions}
+    findings = check(settings.model_copy(update={"region": region}))
+    (found,) = [f for f in findings if re.search(rf"gs://{BUCKET} is in ", f.text)]
+    assert found.ok is ok and found.key == ("bucket" if ok else "region"), found
+
+
+def test_image_with_a_tag_and_a_digest_is_looked_for_by_its_digest(
+    google: LocalGoogle, settings: GoogleCloudSettings
+) -> None:
+    name, _, _ = CUDA_IMAGE.rpartition(":")
+    digest = f"sha256:{'0' * 64}"
+    google.rest.images.add(f"{name.split('/', 1)[1]}:{digest}")
+    images = settings.images.model_copy(update={"cuda": f"{CUDA_IMAGE}@{digest}"})
+    assert problems(settings.model_copy(update={"images": images})) == []
+
+
+@pytest.mark.parametrize(
+    "account", ["123-compute@developer.gserviceaccount.com", "p@appspot.gserviceaccount.com"]
+)
+def test_googles_default_accounts_are_accounts(settings: GoogleCloudSettings, account: str) -> None:
+    names = dict.fromkeys(("service_account", "serving_account", "builder_account"), account)
+    assert GoogleCloudSettings.model_validate(settings.model_dump() | names)
 
 
 def test_bucket_that_keeps_what_is_deleted_is_told_with_what_that_costs(
