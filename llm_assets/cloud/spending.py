@@ -139,11 +139,14 @@ def how_to_price(machines: Sequence[str]) -> str:
     )
 
 
-def most_of_run(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> str:
+def most_of_run(
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", batches: bool = True
+) -> str:
     """The most that a run's jobs cost where no ceiling ends them, in words, as far as it is known.
 
     Args:
         runner: where training and evaluation run.
+        batches: whether Spark stages run as batches.
     """
     batch, starts = settings.batch, settings.restarts + 1
     told = "no `batch.maximum_executors` bounds a Spark batch"
@@ -151,7 +154,7 @@ def most_of_run(settings: GoogleCloudSettings, runner: TrainingPlace = "google_c
         dcus = _dcus(batch.driver_cores + batch.most_executors * batch.cores_of_executor)
         dollars = dcu_hourly(settings) * dcus * batch.time_to_live_hours
         told = f"a Spark batch costs at most about {dollars:,.2f} USD"
-    lines = [f"{told} in its `time_to_live_hours`"]
+    lines = [f"{told} in its `time_to_live_hours`"] if batches else []
     jobs = {"training": settings.training, "evaluation": settings.evaluation}
     for name, machines in jobs.items() if runner != "local" else ():
         price = _dollars(settings, machines, machines.timeout_hours * starts)

@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,8 +59,8 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
     """Check everything that a run needs.
 
     With `platform: local`: the text (read for up to a minute), the base model, the port and the
-    disk. With `platform: google_cloud`: permissions, APIs, billing, quotas, images, secrets and the
-    bucket.
+    disk. Where anything runs on Google Cloud: permissions, APIs, billing, quotas, images, secrets
+    and the bucket.
 
     \b
     Examples:
@@ -69,9 +71,41 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
       llm-assets check --smoke --nodes 2      also tests the network between two machines
     """
     settings = load_settings(config_path())
+    told: dict[str, Any] = {}
+    faults: list[UserError] = []
+    # What runs here is looked at first, as it costs nothing.
+    if settings.platform == "local":
+        with _kept(faults):
+            _check_here(settings, is_whole, as_json, told)
     if settings.uses_cloud:
-        _check_project(settings, nodes if smoke else 0, yes, as_json)
-        return
+        with _kept(faults):
+            _check_project(settings, nodes if smoke and not faults else 0, yes, as_json, told)
+    if as_json:
+        click.echo(json.dumps({"ok": not faults, **told}, indent=2))
+    if faults:
+        raise faults[0] if len(faults) == 1 else UserError("\n".join(map(str, faults)))
+    unknown = sum(finding["ok"] is None for finding in told.get("findings", ()))
+    doubtful = f"No problems found. Read the lines marked unknown first: {unknown}."
+    click.echo(doubtful if unknown else COMPLETE, err=as_json)
+
+
+@contextmanager
+def _kept(faults: list[UserError]) -> Iterator[None]:
+    """Keep a fault until all else is looked at."""
+    try:
+        yield
+    except UserError as error:
+        faults.append(error)
+
+
+def _check_here(
+    settings: "PipelineSettings", is_whole: bool, as_json: bool, told: dict[str, Any]
+) -> None:
+    """Look at the text, the base model, the port and the disk; adds what is found to `told`.
+
+    Args:
+        is_whole: whether to read all text and to list what is set aside.
+    """
     from llm_assets.preflight import LOOK_SECONDS, preflight
     from spark_jobs.read.document import EXAMPLES
 
@@ -89,24 +123,22 @@ def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> 
         for line in () if as_json else lines:
             click.echo(shown(line))
 
+    told["text"] = lines
     try:
-        found = preflight(settings, seconds, messages=messages, looked_at=tell)
+        told["notes"] = preflight(settings, seconds, messages=messages, looked_at=tell).notes
     except UserError as error:
-        if as_json:
-            told = {"ok": False, "notes": [str(error)], "text": lines}
-            click.echo(json.dumps(told, indent=2))
+        told["notes"] = [str(error)]
         raise
-    if as_json:
-        told = {"ok": True, "notes": found.notes, "text": lines}
-        click.echo(json.dumps(told, indent=2))
-        return
-    for note in found.notes:
+    for note in () if as_json else told["notes"]:
         click.echo(shown(note))
-    click.echo(COMPLETE)
 
 
-def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool) -> None:
-    """Test the cloud project; with `as_json`, what people watch goes to standard error.
+def _check_project(
+    settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool, told: dict[str, Any]
+) -> None:
+    """Test the cloud project, and add what is found to `told`.
+
+    With `as_json`, what people watch goes to standard error.
 
     Args:
         nodes: machines of the smallest training; 0 starts nothing.
@@ -127,23 +159,20 @@ def _check_project(settings: "PipelineSettings", nodes: int, yes: bool, as_json:
         any(source.type == "bigquery" for source in settings.raw_corpus.sources),
         runner,
         settings.checkpoint.logging.weights_and_biases is not None,
+        serves=settings.platform == "google_cloud",
+        batches=(settings.spark.runner or settings.platform) == "google_cloud",
     )
     for finding in findings:
         click.echo(shown(finding.line()), err=as_json)
     if nodes and all(finding.ok is not False for finding in findings):
         findings += _smoke(cloud, nodes, yes, as_json, runner)
+    told["findings"] = [asdict(finding) for finding in findings]
     problems = sum(finding.ok is False for finding in findings)
-    if as_json:
-        told = {"ok": not problems, "findings": [asdict(finding) for finding in findings]}
-        click.echo(json.dumps(told, indent=2))
     if problems:
         raise UserError(
             f"{problems} of {len(findings)} checks failed. Fix each PROBLEM listed above; the keys "
             f"are those of {cloud_config_path()}."
         )
-    unknown = sum(finding.ok is None for finding in findings)
-    doubtful = f"No problems found. Read the lines marked unknown first: {unknown}."
-    click.echo(doubtful if unknown else COMPLETE, err=as_json)
 
 
 def _smoke(

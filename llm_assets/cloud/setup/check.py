@@ -3,7 +3,7 @@
 Quotas say whether trainings, the endpoint and Spark batches find their machines in the region.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -37,17 +37,18 @@ DISK_GB_PER_CORE = 100
 
 
 def check_quotas(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", serves: bool = True
 ) -> Iterator[Finding]:
     """The region's quotas for accelerators of training, evaluation, endpoint, and for builds.
 
     Args:
         runner: where training and evaluation run.
+        serves: whether the endpoint is Vertex AI's.
     """
     limits: dict[str, dict[str, int]] = {}
     if runner == "tpu_vm" and (machine := settings.training.tpu):
         yield _check_chips(settings, machine)
-    for need in needs(settings, runner):
+    for need in needs(settings, runner, serves):
         service = need.metric.partition("/")[0]
         if service not in limits:
             limits[service] = quota_limits(settings, service)
@@ -83,14 +84,17 @@ class Need:
     """What to ask oneself where the region has no such quota."""
 
 
-def needs(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> Iterator[Need]:
+def needs(
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", serves: bool = True
+) -> Iterator[Need]:
     """What Vertex AI and Cloud Build need; a rollout has two versions side by side."""
     training, evaluation, endpoint = settings.training, settings.evaluation, settings.endpoint
     if runner == "google_cloud":
         yield from _need("training", "training", training, training.replicas)
         yield from _need("evaluation", "training", evaluation, 1)
-    beside = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
-    yield from _need("endpoint", "serving", endpoint, beside)
+    if serves:
+        beside = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
+        yield from _need("endpoint", "serving", endpoint, beside)
     builds = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
     yield Need("images", builds, BUILD_CPUS, "does Cloud Build have a default pool there?")
 
@@ -189,20 +193,30 @@ def quota_limits(
 
 
 def check_compute(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", batches: bool = True
 ) -> Iterator[Finding]:
-    """The region's quotas of Compute Engine, and the subnetwork of the batches."""
+    """The region's quotas of Compute Engine, and the subnetwork of Spark batches and machines.
+
+    Args:
+        runner: where training and evaluation run.
+        batches: whether Spark stages run as batches.
+    """
+    has_machines = runner in ("google_batch", "tpu_vm")
+    if not (batches or has_machines):
+        return
     session = open_session()
     base = f"{rest_url(settings, 'compute.googleapis.com')}/compute/v1"
     region = f"projects/{settings.project}/regions/{settings.region}"
     reply = session.get(f"{base}/{region}", timeout=REST_SECONDS)
     if reply.status_code == HTTPStatus.FORBIDDEN:
-        yield _unseen("batch", f"the quotas of {settings.region}", "compute.regions.get")
+        key = "batch" if batches else "training"
+        yield _unseen(key, f"the quotas of {settings.region}", "compute.regions.get")
     else:
         reply.raise_for_status()
         quotas = {quota["metric"]: quota for quota in reply.json().get("quotas", [])}
-        yield from _check_quotas(settings, quotas)
-        if runner in ("google_batch", "tpu_vm"):
+        if batches:
+            yield from _check_quotas(settings, quotas)
+        if has_machines:
             yield from _check_gpus(settings, quotas, runner)
     if settings.subnetwork:
         yield _check_subnetwork(session, base, region, settings.subnetwork)
@@ -262,7 +276,7 @@ def _check_gpus(
 
 
 def _check_subnetwork(session: Any, base: str, region: str, subnetwork: str) -> Finding:
-    """Batches have internal addresses alone, so that Google's APIs are reached by private access.
+    """What is in it has internal addresses alone, and reaches Google's APIs by private access.
 
     Args:
         subnetwork: its name, or its whole name with project and region.
@@ -303,6 +317,8 @@ def check(
     uses_bigquery: bool = True,
     runner: TrainingPlace = "google_cloud",
     tracks: bool = False,
+    serves: bool = True,
+    batches: bool = True,
 ) -> list[Finding]:
     """Run every test; one that cannot be run is a finding too, never an exception.
 
@@ -310,17 +326,19 @@ def check(
         uses_bigquery: whether a pipeline reads source text from there.
         runner: where it trains and evaluates.
         tracks: whether its training reports to Weights & Biases.
+        serves: whether its endpoint is Vertex AI's.
+        batches: whether its Spark stages run as batches.
     """
     tests: list[tuple[str, Callable[[GoogleCloudSettings], Iterator[Finding]]]] = [
         ("project", _check_apis),
         ("project", _check_billing),
         ("project", partial(check_rights, uses_bigquery=uses_bigquery)),
         ("bucket", _check_bucket),
-        ("images", _check_images),
+        ("images", partial(_check_images, unused={"serve": not serves, "spark": not batches})),
         ("secrets", partial(_check_secrets, tracks=tracks and runner != "local")),
-        ("batch", partial(check_compute, runner=runner)),
-        ("training", partial(check_quotas, runner=runner)),
-        ("cost", partial(check_cost, runner=runner)),
+        ("batch", partial(check_compute, runner=runner, batches=batches)),
+        ("training", partial(check_quotas, runner=runner, serves=serves)),
+        ("cost", partial(check_cost, runner=runner, batches=batches)),
     ]
     findings: list[Finding] = []
     place = JobService(
@@ -459,9 +477,11 @@ def _check_what_stays(bucket: Any) -> Iterator[Finding]:
         )
 
 
-def _check_images(settings: GoogleCloudSettings) -> Iterator[Finding]:
+def _check_images(settings: GoogleCloudSettings, unused: Mapping[str, bool]) -> Iterator[Finding]:
     session = open_session()
     for kind, image in settings.images.model_dump(exclude_none=True).items():
+        if unused.get(kind):
+            continue
         host, _, rest = image.partition("/")
         # A digest names the image also where a tag stands before it.
         tagged, _, digest = rest.partition("@")
@@ -529,9 +549,11 @@ def _check_secrets(settings: GoogleCloudSettings, tracks: bool) -> Iterator[Find
 
 
 def check_cost(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud"
+    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", batches: bool = True
 ) -> Iterator[Finding]:
-    """The most that a run can cost, as far as that is known."""
+    """The most that a run can cost, as far as that is known; nothing where none of it is a job."""
+    if runner == "local" and not batches:
+        return
     limit, unknown = settings.cost.run_limit, unpriced(settings, runner)
     if unknown and settings.cost.has_limits:
         yield Finding("cost", False, how_to_price(unknown))
@@ -539,4 +561,6 @@ def check_cost(
         text = f"a run costs at most about {limit:,.2f} USD (`run_limit`), without its endpoint"
         yield Finding("cost", True, text)
         return
-    yield Finding("cost", None, f"no `run_limit` ends a run: {most_of_run(settings, runner)}")
+    yield Finding(
+        "cost", None, f"no `run_limit` ends a run: {most_of_run(settings, runner, batches)}"
+    )

@@ -40,8 +40,9 @@ from llm_assets.cloud.spending import (
 )
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.platform import build_resources
+from tests.conftest import Project
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, SPARK_IMAGE, LocalGoogle
-from tests.stand_ins.project import cloud_settings
+from tests.stand_ins.project import cloud_settings, write_cloud
 
 METRIC = "aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_a100_gpus"
 LOCAL_METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
@@ -313,6 +314,38 @@ def test_machines_of_batch_are_held_against_the_quotas_of_compute_engine(
     google.rest.region_quotas.pop("NVIDIA_L4_GPUS")
     (unknown,) = [f for f in check_compute(on_batch, "google_batch") if not f.ok]
     assert (unknown.key, unknown.ok) == ("evaluation", None)
+
+
+def test_a_local_pipeline_that_trains_on_batch_needs_no_endpoint_and_no_spark_batch_there(
+    google: LocalGoogle,
+    settings: GoogleCloudSettings,
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = {"store": f"gs://{BUCKET}/store", "training": {"runner": "google_batch"}}
+    content = yaml.safe_load(project.config.read_text()) | store
+    project.config.write_text(yaml.safe_dump(content))
+    cloud = write_cloud(project.folder, settings.model_dump(mode="json"))
+    monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(project.config))
+    google.rest.quotas.pop(SERVING_METRIC)
+    google.rest.images -= {image.split("/", 1)[1] for image in (SPARK_IMAGE, SERVE_IMAGE)}
+    gpus = {"PREEMPTIBLE_NVIDIA_A100_GPUS": 9, "NVIDIA_L4_GPUS": 9}
+    google.rest.region_quotas = gpus | {"CPUS": 0}
+
+    well = CliRunner().invoke(commands, ["check", "--json"])
+    told = json.loads(well.stdout)
+    assert well.exit_code == 0 and told["ok"], told
+    keys = {finding["key"] for finding in told["findings"]}
+    assert {"training", "evaluation", "subnetwork", "images.cuda"} <= keys
+    assert not {"endpoint", "batch", "images.spark", "images.serve"} & keys
+    assert "documents, " in told["text"][0]
+
+    (project.folder / "text").rename(project.folder / "gone")
+    google.rest.images.clear()
+    wrong = CliRunner().invoke(commands, ["check"])
+    assert "matches no file" in str(wrong.exception), "what is wrong here"
+    assert re.search(r"1 of \d+ checks failed", str(wrong.exception)), "and there"
 
 
 def test_tpu_machines_of_your_own_are_held_against_the_quotas_of_cloud_tpu(
