@@ -65,7 +65,8 @@ def serve_wanted(
 
     Where another version becomes wanted before the first one has all traffic, that one is served,
     and the report says who decided so. Where nothing serves and the wanted version is damaged or
-    cannot be started, the version that served before is served instead, and the report says so.
+    cannot be started, one that served before and that nobody rejected is served instead, and the
+    report says so.
 
     Args:
         record: the pipeline's, whose artifacts are compared with their manifests before they serve.
@@ -101,9 +102,8 @@ def serve_wanted(
             except RolloutFailed as error:
                 raise RolloutFailed(f"{error}\n{_ways_on(wanted)}") from error
             except UserError as error:
-                before = state.find("champion")
-                before = before if before != wanted else state.find("previous")
-                if before is None or before == wanted or serving.serves(settings):
+                before = _find_fallback(state)
+                if before is None or serving.serves(settings):
                     raise
                 report(f"WARNING: version {wanted.version} cannot be served: {error}")
                 version, served = before, _serve_again(serve, settings, record, before, error)
@@ -121,6 +121,15 @@ def serve_wanted(
         move = _move_to(state, state.succession[-1])
         by_person = move.by != GATE
         report(f"WARNING: version {wanted.version} is no longer wanted: {_told(move)}")
+
+
+def _find_fallback(state: RegistryState) -> ModelVersion | None:
+    """What serves where nothing does and the wanted version cannot: the champion, or else the
+    newest one that was wanted before; no model that a person rejected."""
+    served = [] if state.champion is None else [state.champion]
+    *earlier, wanted = state.succession
+    known = (state.get(number) for number in [*served, *reversed(earlier)] if number != wanted)
+    return next((one for one in known if not state.is_rejected(one.weights)), None)
 
 
 def _still_wanted(registry: Registry, version: int) -> Callable[[], bool]:

@@ -54,12 +54,12 @@ class Served:
         self.registry.enter(better, verdict(better.weights, base.weights, True))
         self.registry.confirm(1)
 
-    def make(self, kind: str, model: Path) -> Artifact:
+    def make(self, kind: str, model: Path, name: str = "1") -> Artifact:
         def build(draft: Draft) -> None:
             shutil.copytree(model, draft.path, dirs_exist_ok=True)
-            (draft.path / "README.md").write_text(kind)
+            (draft.path / "README.md").write_text(f"{kind} {name}")
 
-        artifact, _ = self.store.make(Identity(kind=kind, code_version="1"), build)
+        artifact, _ = self.store.make(Identity(kind=kind, code_version=name), build)
         self.record.advance(artifact)
         return artifact
 
@@ -123,6 +123,40 @@ def test_a_champion_that_is_damaged_gives_way_loudly_where_nothing_serves(served
     with pytest.raises(DamagedArtifact, match="doctor --repair"):
         served.serve()
     assert served.platform.serves(served.settings)
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "champion rejected while nothing serves, and the version before it damaged",
+    sees="what is wrong with that one, and which version serves instead",
+    then="the newest version before that nobody rejected serves; the rejected one does not",
+)
+def test_a_rejected_champion_does_not_serve_in_place_of_a_damaged_version(
+    served: Served, tiny_model_folder: Path
+) -> None:
+    for name in ("2", "3"):
+        newer = served.make("checkpoint", tiny_model_folder, name)
+        found = served.entry(newer)
+        against = served.registry.state().incumbent_of(found.weights).weights
+        version = served.registry.enter(found, verdict(found.weights, against)).version
+        served.registry.confirm(version)
+        if name == "2":
+            flip_bit(largest_file(newer))
+    served.registry.reject(3, "ben", "wrong dosages")
+
+    assert served.serve() == 1
+
+    assert "WARNING: version 1 serves in place of version 2" in served.lines
+    state = served.registry.state()
+    assert (state.champion, state.succession) == (1, [0, 1, 2])
+
+    # Where all others are rejected, and the base model is damaged too, nothing serves.
+    served.platform.stop(served.settings)
+    served.registry.reject(1, "ben", "wrong dosages")
+    flip_bit(largest_file(served.base))
+    with pytest.raises(DamagedArtifact, match="another checksum"):
+        served.serve()
+    assert not served.platform.serves(served.settings)
 
 
 @pytest.mark.fault(
