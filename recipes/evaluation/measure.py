@@ -133,7 +133,10 @@ def _measured_bits(
     figures = {}
     if spec.shard_stats.form == "conversations":
         predicted = sum(document.predicted for document in data.tasks[spec.split])
-        figures[f"{spec.split}_perplexity"] = 2.0 ** float(bits[spec.split].sum() / predicted)
+        # Infinite for a model beyond all bounds, which is a verdict and no error.
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp2(bits[spec.split].sum() / predicted))
+        figures[f"{spec.split}_perplexity"] = perplexity
     return Scores(bits, *_written(model, role, data, spec, report), figures)
 
 

@@ -34,9 +34,13 @@ from recipes.evaluation.settings import (
     ModelSource,
 )
 from recipes.evaluation.spec import EvaluationSpec
+from tests.example_shards import example_shards
 from tests.recipes.conftest import REPOSITORY
-from tests.recipes.evaluation.conftest import MakeSpec
+from tests.recipes.evaluation.conftest import SETTINGS, MakeSpec
 from tests.tiny import change_weights
+from tests.tiny_tasks import TASKS
+
+TASK = TASKS["fine_tuning"]
 
 
 def silent(_: str) -> None:
@@ -313,6 +317,34 @@ def test_measuring_ends_with_the_round_that_decides(
     assert open_to_the_end["metrics"] == everything["metrics"]
     assert alike["documents"]["held_out"] < everything["documents"]["held_out"]
     assert evaluate(spec, silent) == open_to_the_end
+
+
+def test_a_model_whose_perplexity_no_number_holds_has_no_figure(tmp_path: Path) -> None:
+    """As one that learned answers at far too high a rate."""
+    TASK.model(tmp_path / "base")
+
+    def make_sure_of_what_is_wrong(weights: dict[str, Any]) -> None:
+        (last,) = (name for name in weights if name.endswith("model.norm.weight"))
+        weights[last] = weights[last] * 1e6
+
+    change_weights(tmp_path / "base", tmp_path / "candidate", make_sure_of_what_is_wrong)
+    base, candidate = (
+        ModelSource(path=str(tmp_path / name), fingerprint=name) for name in ("base", "candidate")
+    )
+    spec = EvaluationSpec(
+        base=base,
+        candidate=candidate,
+        shards=str(tmp_path / "shards"),
+        shard_stats=example_shards(tmp_path / "shards", tmp_path / "base", TASK),
+        output=str(tmp_path / "output"),
+        cache=str(tmp_path / "cache"),
+        settings=SETTINGS,
+    )
+    for _ in ("measured", "read again"):
+        metrics = evaluate(spec, silent)["metrics"]
+        assert metrics["held_out_bits_per_byte"]["candidate"]["value"] > 0
+        assert metrics["held_out_perplexity"]["base"]["value"] > 1
+        assert metrics["held_out_perplexity"]["candidate"]["value"] is None
 
 
 def test_a_model_whose_training_diverged_is_a_fault_and_not_measured(
