@@ -21,6 +21,7 @@ from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import page_link, render_page
 from llm_assets.assets.stage import BuildPlan, drawn, one_line, readable, stage, table
+from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.judge import judge, with_answers
@@ -55,6 +56,7 @@ from recipes.evaluation.settings import (
     TASK_SCORES_NAME,
     EvaluationSettings,
     GateQuestion,
+    GenerationSettings,
     Metric,
     ModelSource,
 )
@@ -124,16 +126,26 @@ def open_challenge(
     asked = (source.fingerprint, incumbent.weights, measured)
     metric = settings.model_version.gate.metric
     form: dict[str, str] = {"served_weights": weights} if weights else {}
-    judged_by = {
-        "eval_metrics": settings.eval_metrics.content(),
-        "gate": settings.model_version.content(),
-    } | form
+    judged_by = _judged_by(settings) | form
     if settings.exam and metric == "exam":
         judged_by["exam"] = settings.exam.chosen()
     chosen = procedure(candidate, judged_by)
     look = state.look_of(*asked, metric)
     readable = state.readable_before(*asked, chosen, metric)
     return Challenge(source, incumbent, look, readable, chosen, form)
+
+
+def _judged_by(settings: PipelineSettings) -> dict[str, Any]:
+    """What people chose for measuring and judging candidates.
+
+    Texts that are only shown and the license choose no candidate, so they stand as their defaults.
+    """
+    measured = settings.eval_metrics.model_copy(update={"generation": GenerationSettings()})
+    judged = settings.model_version.model_copy(update={"license": None})
+    known, scoring = settings.checkpoint.content(), settings.checkpoint.scoring()
+    # What decides the weights as well stands with the checkpoint.
+    alone = {name: value for name, value in scoring.items() if name not in known}
+    return {"eval_metrics": measured.content(), "gate": judged.content()} | alone
 
 
 def base_entry(base: Artifact) -> ModelEntry:

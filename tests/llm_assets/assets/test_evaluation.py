@@ -154,10 +154,15 @@ def test_a_candidate_that_is_measured_otherwise_is_one_more_comparison_from_the_
     assert second[2] == 1 and judged() == second
 
 
-def test_how_the_exam_asks_is_part_of_the_procedure(tmp_path: Path) -> None:
-    store, forms = Store(str(tmp_path)), tmp_path / "forms.yaml"
+class Procedures:
+    """Says by which procedure the same candidate is judged under changing settings."""
 
-    def make(kind: str) -> Artifact:
+    def __init__(self, folder: Path) -> None:
+        self.models = LocalRegistry(folder, "manual")
+        store = Store(str(folder))
+        self.candidate, self.base = (self.make(store, one) for one in ("checkpoint", "base_model"))
+
+    def make(self, store: Store, kind: str) -> Artifact:
         def write(draft: Draft) -> None:
             (draft.path / "model").mkdir()
             (draft.path / "model" / "model.safetensors").write_text(kind)
@@ -165,29 +170,51 @@ def test_how_the_exam_asks_is_part_of_the_procedure(tmp_path: Path) -> None:
 
         return store.make(Identity(kind=kind, code_version="1"), write)[0]
 
-    candidate, base = make("checkpoint"), make("base_model")
+    def chosen(self, examples: dict[str, Any] | None = None, **sections: Any) -> str:
+        source = {"type": "files", "name": "manual", "path": "text", "examples": examples}
+        needed = {"raw_corpus": {"sources": [source]}, "base_model": {"folder": "model"}}
+        settings = PipelineSettings.model_validate({"name": "manual"} | needed | sections)
+        pipeline: Any = SimpleNamespace(settings=settings)
+        return open_challenge(pipeline, self.models, self.candidate, self.base, None).procedure
+
+
+def test_how_the_exam_asks_is_part_of_the_procedure(tmp_path: Path) -> None:
+    procedures, forms = Procedures(tmp_path), tmp_path / "forms.yaml"
     for name in ("facts.csv", "forms.yaml"):
         (tmp_path / name).write_text("before")
-    settings = PipelineSettings.model_validate(
-        {
-            "name": "manual",
-            "raw_corpus": {"sources": [{"type": "files", "name": "manual", "path": "text"}]},
-            "base_model": {"folder": "model"},
-            "exam": {"facts": str(tmp_path / "facts.csv"), "forms": str(forms)},
-            "model_version": {"gate": {"metric": "exam"}},
-        }
-    )
-    pipeline: Any = SimpleNamespace(settings=settings)
+    exam = {"facts": str(tmp_path / "facts.csv"), "forms": str(forms)}
 
     def chosen() -> str:
-        models = LocalRegistry(tmp_path, "manual")
-        return open_challenge(pipeline, models, candidate, base, None).procedure
+        return procedures.chosen(exam=exam, model_version={"gate": {"metric": "exam"}})
 
     before = chosen()
     (tmp_path / "facts.csv").write_text("after")
     assert chosen() == before, "facts arrive as text does"
     forms.write_text("after")
     assert chosen() != before
+
+
+def test_what_decides_a_verdict_is_part_of_the_procedure_and_what_is_only_shown_is_not(
+    tmp_path: Path,
+) -> None:
+    chosen = Procedures(tmp_path).chosen
+    usual = chosen()
+    assert chosen(model_version={"license": "Apache-2.0"}) == usual
+    assert chosen(eval_metrics={"generation": {"samples": 0}}) == usual
+    assert chosen(model_version={"gate": {"smallest_effect": 0.1}}) != usual
+    assert chosen(eval_metrics={"held_out_tokens": 3_000}) != usual
+
+    taught = {"recipe": "fine_tuning"}
+    of_answers = {
+        chosen({"form": "conversations"}, checkpoint=taught | how)
+        for how in ({}, {"exact_match": {}}, {"exact_match": {"after": "####"}})
+    }
+    assert len(of_answers) == 3, "how answers are compared decides"
+    of_targets = {
+        chosen({"form": "pairs"}, checkpoint={"recipe": "sequence_to_sequence", "metric": metric})
+        for metric in ("rouge1", "rougeL")
+    }
+    assert of_targets == {usual}, "the checkpoint's own settings say it"
 
 
 def test_as_many_documents_are_measured_as_the_gate_needs(with_evaluation: Project) -> None:
