@@ -73,7 +73,8 @@ class Challenge:
     candidate: ModelSource
     incumbent: ModelVersion
     look: int
-    """1, and one more for each comparison of the pipeline's life that promoted nothing."""
+    """1, and one more for each comparison of the pipeline's life that could have promoted and did
+    not."""
     readable: int
     """Judgements before the procedure was chosen."""
     procedure: str
@@ -124,14 +125,14 @@ def open_challenge(
     state, source, settings = models.state(), model_source(candidate), pipeline.settings
     incumbent = state.incumbent_of(source.fingerprint)
     asked = (source.fingerprint, incumbent.weights, measured)
-    metric = settings.model_version.gate.metric
+    gate = settings.model_version.gate
     form: dict[str, str] = {"served_weights": weights} if weights else {}
     judged_by = _judged_by(settings) | form
-    if settings.exam and metric == "exam":
+    if settings.exam and gate.metric == "exam":
         judged_by["exam"] = settings.exam.chosen()
     chosen = procedure(candidate, judged_by)
-    look = state.look_of(*asked, metric)
-    readable = state.readable_before(*asked, chosen, metric)
+    look = state.look_of(*asked, gate)
+    readable = state.readable_before(*asked, chosen, gate.metric)
     return Challenge(source, incumbent, look, readable, chosen, form)
 
 

@@ -77,6 +77,16 @@ class Outcome(StrEnum):
     QUANTIZATION = "quantization"
 
 
+UNCHANGING = frozenset({Outcome.TOO_FEW_DOCUMENTS, Outcome.CANDIDATE_UNREADABLE})
+"""Reasons for which nothing is compared, and which hold for the question as long as the candidate's
+scores are those that were seen."""
+UNJUDGED = UNCHANGING | {
+    *(Outcome.NOT_FINITE, Outcome.MISSING),
+    *(Outcome.OTHER_EVALUATION, Outcome.INCUMBENT_UNREADABLE),
+}
+"""All reasons for which nothing is compared."""
+
+
 class Reason(BaseModel):
     """One finding, in words that stand alone."""
 
@@ -182,8 +192,8 @@ class Verdict(BaseModel):
     thresholds: GateSettings
     gate_code_version: str
     look: int
-    """1, and one more for each comparison before that promoted nothing; decides which part of
-    `lifetime_error` this one might spend."""
+    """1, and one more for each comparison before that could have promoted and did not; decides
+    which part of `lifetime_error` this one might spend."""
     procedure: str = ""
     """Fingerprint of what people chose for making and judging the candidate; empty where that is
     not known."""
@@ -202,6 +212,16 @@ class Verdict(BaseModel):
             self.thresholds.model_dump_json(),
             self.gate_code_version,
         )
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the models were compared, so that the candidate could have been promoted."""
+        return bool(self.comparisons) or not {one.outcome for one in self.reasons} <= UNJUDGED
+
+    @property
+    def answer(self) -> tuple[object, ...]:
+        """The question with what came of it."""
+        return (*self.question, self.is_judged, self.promoted)
 
     @property
     def lines(self) -> list[str]:

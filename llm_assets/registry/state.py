@@ -4,7 +4,7 @@ It records models, what people decided about them, and who serves. Verdicts and 
 models, which are known by their weights. Lists only grow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Literal, Self
@@ -12,7 +12,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.errors import UserError, materialize_command
-from llm_assets.gate.verdict import DecidingMetric, Verdict
+from llm_assets.gate.verdict import (
+    CODE_VERSION,
+    UNCHANGING,
+    DecidingMetric,
+    GateSettings,
+    Verdict,
+)
 
 Alias = Literal["wanted", "champion", "previous"]
 """`wanted` was decided on last; `champion` serves; `previous` is where a rollback goes."""
@@ -23,6 +29,7 @@ of the same two models; other thresholds and code make no other."""
 
 GATE = "the gate"
 """Who decides where no person does."""
+DEFAULTS = GateSettings()
 
 
 class RegistryUnreachable(UserError):
@@ -193,12 +200,29 @@ class RegistryState(BaseModel):
         weights: str,
         against: str,
         evaluation: str | None = None,
-        metric: DecidingMetric = "held_out",
+        thresholds: GateSettings = DEFAULTS,
     ) -> int:
-        """Which part of the lifetime's error a comparison may spend: see `spend`."""
-        place = self._place((weights, against, evaluation, metric))
-        before = islice(self._compared().values(), place)
-        return 1 + sum(not promoted for promoted in before)
+        """Which part of the lifetime's error a comparison may spend: see `spend`.
+
+        Where nothing was compared nothing could be promoted, and nothing was spent. But whoever saw
+        the scores of several such candidates may choose the best one to be judged after all, so
+        that one spends as if all of them had been.
+        """
+        asked = (weights, against, evaluation, thresholds.metric)
+        known = [found for found in self.verdicts if _comparison(found) == asked]
+        judged = self._compared(found for found in self.verdicts if found.is_judged)
+        if asked in judged:
+            before = islice(judged.values(), list(judged).index(asked))
+            first = next(found.look for found in known if found.is_judged)
+            return max(first, 1 + sum(not promoted for promoted in before))
+        look = 1 + sum(not promoted for promoted in judged.values())
+        # The same question asked again stays the same, or repeating a run would measure again.
+        repeated = [found.look for found in known if _would_repeat(found, thresholds)]
+        if repeated:
+            return max(look, repeated[-1])
+        if any(found.weights == weights and not found.is_judged for found in self.verdicts):
+            look += len(self._compared(self.verdicts).keys() - judged.keys() - {asked})
+        return look
 
     def readable_before(
         self,
@@ -215,13 +239,13 @@ class RegistryState(BaseModel):
         """
         place = self._place((weights, against, evaluation, metric))
         chosen = {_comparison(found) for found in self.verdicts if found.procedure == procedure}
-        places = [at for at, known in enumerate(self._compared()) if known in chosen]
+        places = [at for at, known in enumerate(self._compared(self.verdicts)) if known in chosen]
         return min([place, *places] if procedure else [place])
 
-    def _compared(self) -> dict[Asked, bool]:
-        """All comparisons so far, oldest first, and whether they promoted."""
+    def _compared(self, verdicts: Iterable[Verdict]) -> dict[Asked, bool]:
+        """What verdicts compared, oldest first, and whether they promoted."""
         promoted: dict[Asked, bool] = {}
-        for found in self.verdicts:
+        for found in verdicts:
             asked = _comparison(found)
             promoted[asked] = found.promoted or promoted.get(asked, False)
         return promoted
@@ -229,7 +253,7 @@ class RegistryState(BaseModel):
     def _place(self, asked: Asked) -> int:
         """How many comparisons there were before one; all of them where it is new, as before its
         evaluation is made."""
-        compared = list(self._compared())
+        compared = list(self._compared(self.verdicts))
         return compared.index(asked) if asked in compared else len(compared)
 
     def evaluations_of(self, weights: str) -> list[str]:
@@ -274,10 +298,11 @@ class RegistryState(BaseModel):
             verdict.weights,
             verdict.against or "",
             verdict.evaluation_fingerprint,
-            verdict.thresholds.metric,
+            verdict.thresholds,
         )
         # The same question asked again is no second look, or repeating a run would spend the error.
-        if all(known.question != verdict.question for known in self.verdicts):
+        # Another answer is on record, too: by restored scores, or by fewer that were read.
+        if all(known.answer != verdict.answer for known in self.verdicts):
             self.verdicts = [*self.verdicts, verdict]
         if not verdict.promoted or self.is_rejected(entry.weights) or found.is_base:
             return found
@@ -437,6 +462,13 @@ def _comparison(verdict: Verdict) -> Asked:
         verdict.evaluation_fingerprint,
         verdict.thresholds.metric,
     )
+
+
+def _would_repeat(verdict: Verdict, thresholds: GateSettings) -> bool:
+    """Whether nothing can be compared by these thresholds either, unless scores are new."""
+    asked = (verdict.thresholds, verdict.gate_code_version)
+    outcomes = {reason.outcome for reason in verdict.reasons}
+    return asked == (thresholds, CODE_VERSION) and outcomes <= UNCHANGING
 
 
 def _check_words(name: str, reason: str) -> None:

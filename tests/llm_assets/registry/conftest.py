@@ -1,6 +1,7 @@
 """Registries of both kinds, and what is entered into them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,10 @@ def verdict(
     evaluation: str = "evaluation",
     look: int = 1,
     procedure: str = "",
+    outcome: Outcome | None = None,
 ) -> Verdict:
     """What the gate found about one model against another."""
-    outcome = Outcome.BETTER if promoted else Outcome.NOT_BETTER
+    outcome = outcome or (Outcome.BETTER if promoted else Outcome.NOT_BETTER)
     return Verdict(
         weights=model,
         against=against,
@@ -62,12 +64,12 @@ def verdict(
     )
 
 
-def judge(registry: Registry, model: str, promoted: bool = True, **asked: str) -> ModelVersion:
+def judge(registry: Registry, model: str, promoted: bool = True, **asked: Any) -> ModelVersion:
     """Enter a model with a verdict against whatever it has to beat now."""
     state = registry.state()
     against = state.incumbent_of(model).weights
     found = verdict(model, against, promoted, **asked)
-    look = state.look_of(model, against, found.evaluation_fingerprint)
+    look = state.look_of(model, against, found.evaluation_fingerprint, found.thresholds)
     return registry.enter(entry(model), found.model_copy(update={"look": look}))
 
 

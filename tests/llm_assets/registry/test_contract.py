@@ -11,7 +11,7 @@ import pytest
 from artifacts.errors import UserError
 from artifacts.storage import files
 from artifacts.store import layout
-from llm_assets.gate.verdict import GateSettings
+from llm_assets.gate.verdict import GateSettings, Outcome
 from llm_assets.maintenance.doctor import find_contradictions
 from llm_assets.registry.base import BACKUP_NAME, STATE_NAME, Registry, read_decisions
 from llm_assets.registry.state import (
@@ -166,13 +166,13 @@ def test_another_metric_is_another_look_which_pays_for_what_the_first_told(
     registry.enter(entry("a"), held_out)
     state, exam = registry.state(), GateSettings(metric="exam")
     asked = ("a", "base", "evaluation")
-    assert state.look_of(*asked, "held_out") == 1 and state.look_of(*asked, "exam") == 2
+    assert state.look_of(*asked) == 1 and state.look_of(*asked, exam) == 2
     assert state.readable_before(*asked, "the exam decides", "exam") == 1
     with pytest.raises(IncumbentChanged, match="meanwhile 1 are on record"):
         registry.enter(entry("a"), verdict("a", "base", thresholds=exam))
     registry.enter(entry("a"), verdict("a", "base", thresholds=exam, look=2))
     assert number(registry, "wanted") == 1
-    assert registry.state().look_of(*asked, "exam") == 2, "asking again is no new one"
+    assert registry.state().look_of(*asked, exam) == 2, "asking again is no new one"
 
 
 def test_a_promotion_spends_nothing(registry: Registry) -> None:
@@ -184,6 +184,72 @@ def test_a_promotion_spends_nothing(registry: Registry) -> None:
     assert [state.look_of(*asked) for asked in looks] == [2, 2, 2]
     judge(registry, "d", promoted=False)
     assert registry.state().look_of("e", "c") == 3
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        *(Outcome.TOO_FEW_DOCUMENTS, Outcome.NOT_FINITE, Outcome.MISSING),
+        *(Outcome.CANDIDATE_UNREADABLE, Outcome.INCUMBENT_UNREADABLE, Outcome.OTHER_EVALUATION),
+    ],
+)
+def test_what_was_not_compared_spends_nothing_and_may_be_read(
+    registry: Registry, outcome: Outcome
+) -> None:
+    for number in range(3):
+        judge(registry, f"unjudged {number}", promoted=False, outcome=outcome)
+    state = registry.state()
+    assert state.look_of("new", "base") == 1, "the first that could be promoted"
+    assert state.readable_before("new", "base", None, "another") == 3
+
+    judge(registry, "new", promoted=False)
+    assert registry.state().look_of("newer", "base") == 2
+
+
+def test_who_picks_the_best_of_what_was_not_compared_spends_for_all_of_it(
+    registry: Registry,
+) -> None:
+    many = GateSettings(minimum_documents=60)
+    few = {"promoted": False, "outcome": Outcome.TOO_FEW_DOCUMENTS, "thresholds": many}
+    for number in range(5):
+        judge(registry, f"unjudged {number}", **few)
+    asked = ("unjudged 2", "base", "evaluation")
+    before = registry.state()
+    judge(registry, "unjudged 2", **few)
+    assert registry.state() == before and before.look_of(*asked, many) == 1, "as it was"
+    assert before.look_of("unjudged 2", "base", "of more text", many) == 6
+
+    assert before.look_of(*asked) == 5
+    with pytest.raises(IncumbentChanged, match="meanwhile 4 are on record"):
+        registry.enter(entry("unjudged 2"), verdict("unjudged 2", "base"))
+    judge(registry, "unjudged 2", promoted=False)
+    state = registry.state()
+    assert state.look_of(*asked) == state.look_of(*asked, GateSettings(smallest_effect=0.1)) == 5
+    assert state.look_of("new", "base") == 2
+
+
+def test_what_can_be_read_again_is_compared_at_a_look_of_its_own(registry: Registry) -> None:
+    """Its question is the same, as its files were restored."""
+    asked = ("broken", "base", "evaluation")
+    judge(registry, "broken", promoted=False, outcome=Outcome.CANDIDATE_UNREADABLE)
+    assert registry.state().look_of(*asked) == 1
+    judge(registry, "a", promoted=False)
+    assert registry.state().look_of(*asked) == 2
+    judge(registry, "broken", promoted=False)
+    assert registry.state().look_of("new", "base") == 3
+
+
+def test_a_promotion_has_its_verdict_on_record_though_the_question_was_answered_by_no(
+    registry: Registry,
+) -> None:
+    """As where the settings are again those of a procedure that had read fewer scores."""
+    registry.enter(entry("a"), verdict("a", "base", promoted=False, procedure="tried"))
+    for _ in range(2):
+        registry.enter(entry("a"), verdict("a", "base", procedure="weekly"))
+    state = registry.state()
+    assert number(registry, "wanted") == 1 and list(find_contradictions(state)) == []
+    assert [found.promoted for found in state.verdicts_of("a")] == [False, True]
+    assert state.look_of("b", "a") == 1, "one comparison, which promoted"
 
 
 def test_scores_can_be_read_only_by_who_chooses_after_them(registry: Registry) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from artifacts.errors import UserError
-from llm_assets.gate.verdict import GateSettings
+from llm_assets.gate.verdict import GateSettings, Outcome
 from llm_assets.maintenance.doctor import find_contradictions
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import GATE, IncumbentChanged, RegistryState, RegistryUnreachable
@@ -34,7 +34,7 @@ class RegistryHistory(RuleBasedStateMachine):
     def begin(self, quality: list[int]) -> None:
         self.folder = tempfile.TemporaryDirectory(dir=fast_folder())
         self.quality = {"base": 0} | dict(zip(MODELS, quality, strict=True))
-        self.effect, self.evaluation = 0, 0
+        self.effect, self.evaluation, self.has_enough = 0, 0, True
         self.judged: dict[str, str] = {}
         self.numbers: dict[int, str] = {}
         self.registry.register_base(base_entry())
@@ -60,22 +60,25 @@ class RegistryHistory(RuleBasedStateMachine):
         against = self.judged.get(model)
         if against is None:
             return
+        thresholds = GateSettings(smallest_effect=self.effect)
+        asked = (model, against, str(self.evaluation), thresholds)
         found = verdict(
             model,
             against,
-            self.quality[model] > self.quality[against] + self.effect,
-            GateSettings(smallest_effect=self.effect),
+            self.has_enough and self.quality[model] > self.quality[against] + self.effect,
+            thresholds,
             str(self.evaluation),
-            look=self.registry.state().look_of(model, against, str(self.evaluation)),
+            look=self.registry.state().look_of(*asked),
+            outcome=None if self.has_enough else Outcome.TOO_FEW_DOCUMENTS,
         )
         try:
             self.registry.enter(entry(model), found)
         except IncumbentChanged:
             assert self.registry.state() == self.before
 
-    @rule(effect=st.integers(0, 2), evaluation=st.integers(0, 2))
-    def change_settings(self, effect: int, evaluation: int) -> None:
-        self.effect, self.evaluation = effect, evaluation
+    @rule(effect=st.integers(0, 2), evaluation=st.integers(0, 2), has_enough=st.booleans())
+    def change_settings(self, effect: int, evaluation: int, has_enough: bool) -> None:
+        self.effect, self.evaluation, self.has_enough = effect, evaluation, has_enough
 
     @rule(version=numbers)
     def approve(self, version: int) -> None:
@@ -140,6 +143,7 @@ class RegistryHistory(RuleBasedStateMachine):
         self.one_model_one_number(state)
         self.nothing_on_record_is_taken_back(state)
         self.moves_by_the_gate_are_deserved(state)
+        self.looks_spend_no_more_than_the_lifetimes_error(state)
         wanted = state.find("wanted")
         assert wanted is not None and not state.is_rejected(wanted.weights)
         assert len(set(state.succession)) == len(state.succession)
@@ -156,7 +160,19 @@ class RegistryHistory(RuleBasedStateMachine):
         for name in ("verdicts", "decisions", "history"):
             old, new = getattr(self.before, name), getattr(state, name)
             assert new[: len(old)] == old
-        assert len({found.question for found in state.verdicts}) == len(state.verdicts)
+        assert len({found.answer for found in state.verdicts}) == len(state.verdicts)
+
+    def looks_spend_no_more_than_the_lifetimes_error(self, state: RegistryState) -> None:
+        """Of the comparisons that promoted nothing, the n-th was judged as the n-th at least."""
+        looks: dict[object, list[int]] = {}
+        promoted = set()
+        for found in state.verdicts:
+            if found.is_judged:
+                asked = (found.weights, found.against, found.evaluation_fingerprint)
+                looks.setdefault(asked, []).append(found.look)
+                promoted |= {asked} if found.promoted else set()
+        spent = [min(of) for asked, of in looks.items() if asked not in promoted]
+        assert all(look >= number for number, look in enumerate(sorted(spent), 1)), spent
 
     def moves_by_the_gate_are_deserved(self, state: RegistryState) -> None:
         """The gate moves to a better model than the one of that moment, and to none twice."""
