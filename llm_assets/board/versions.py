@@ -37,6 +37,8 @@ MOST_ON_PAGE = 50
 MOST_EXAMPLES = 20
 MOST_POINTS = 200
 """Of a curve."""
+ASKED = ("question", "value", "choices")
+"""Of a question; where one was edited, as a fact that has changed, another question was asked."""
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 """Of a version's own page, which has its style in it and needs nothing else."""
 
@@ -183,10 +185,13 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
     metrics = {Metric.model_validate(place[0].stats["metric"]) for place in places if place}
     shared = sorted(scores[0].keys() & scores[1].keys()) if len(metrics) == 1 else []
     answers = [_closed_book(*place) if place else {} for place in places]
+    both = [
+        (answers[0][name], pair) for name, pair in sorted(answers[1].items()) if name in answers[0]
+    ]
     asked = [
-        replace(pair, before=answers[0][name].after, said_before=answers[0][name].said_after)
-        for name, pair in sorted(answers[1].items())
-        if name in answers[0]
+        replace(pair, before=before.after, said_before=before.said_after)
+        for before, pair in both
+        if all(before.question[part] == pair.question[part] for part in ASKED)
     ]
     return {
         "unit": next((metric.unit for metric in metrics), ""),
@@ -195,6 +200,7 @@ def _compared(store: Store, one: ModelVersion, other: ModelVersion) -> dict[str,
             (SizedScore(pair.relation, pair.before, 1), SizedScore(pair.relation, pair.after, 1))
             for pair in asked
         ),
+        "asked_otherwise": len(both) - len(asked),
         "won": [pair for pair in asked if pair.is_won],
         "lost": [pair for pair in asked if pair.is_lost],
         "losses": [_losses(store, version) for version in (one, other)],

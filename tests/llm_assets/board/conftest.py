@@ -113,12 +113,18 @@ class SmallStore:
 
         return self.make(kind, name, build, **inputs)
 
-    def examine(self, won: int, lost: int, unit: str = "bits per byte") -> Artifact:
-        """An evaluation in which so many questions were won by the candidate, or lost."""
+    def examine(
+        self, won: int, lost: int, unit: str = "bits per byte", edited: int = 0
+    ) -> Artifact:
+        """An evaluation in which so many questions were won by the candidate, or lost.
+
+        Of the first `edited` ones Oslo is the right answer, and Riga of the others.
+        """
         choices = ["Riga", "Oslo"]
         asked = [
             {"id": str(number), "question": f"Where is lamp {number}?", "choices": choices}
-            | {"value": "Riga", "subject": f"lamp {number}", "relation": "place"}
+            | {"value": "Oslo" if number < edited else "Riga"}
+            | {"subject": f"lamp {number}", "relation": "place"}
             | {"placebo": False}
             | {"passage": {"document": f"lamp {number}", "text": f"Lamp {number} is from Riga."}}
             for number in range(won + lost)

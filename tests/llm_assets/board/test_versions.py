@@ -63,6 +63,21 @@ def test_figures_of_two_metrics_are_not_compared(small: SmallStore, unit: str) -
     )
 
 
+@pytest.mark.parametrize(("edited", "won"), [(0, 3), (1, 2), (3, 0)])
+def test_questions_about_a_fact_that_was_edited_between_two_exams_are_left_out(
+    small: SmallStore, edited: int, won: int
+) -> None:
+    corpus = small.clean("1", {"one": "x"})
+    for evaluation in (small.examine(won=0, lost=3), small.examine(won=3, lost=0, edited=edited)):
+        small.train(corpus, ["x"], eval_metrics=evaluation.fingerprint)
+    with client_of(board_of(small)) as client:
+        shown = client.get("/versions/compare?a=1&b=2").text
+    assert (f"Questions won by version 2: {won}" in shown) == (won > 0)
+    assert ("The exam, by relation" in shown) == (won > 0)
+    told = f"{edited} question{'s' * (edited > 1)} not compared: the wording, the correct answer"
+    assert (told in shown) == (edited > 0) == ("not compared" in shown)
+
+
 def test_a_figure_without_an_interval_is_not_said_to_have_one(small: SmallStore) -> None:
     version = small.train(small.clean("1", {"one": "x"}), ["x"])
     figures = {"perplexity": {"candidate": {"value": 20.0, "low": None, "high": None}}}
