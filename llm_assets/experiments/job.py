@@ -191,6 +191,8 @@ class TrialResult(BaseModel):
     """Between these all trials' gains lie at 95%; None for no bound."""
     documents: int = 0
     """Independent validation documents."""
+    evaluation: str = ""
+    """Fingerprint of what the model was measured on, and how."""
     training_seconds: float | None = None
     """What the training took, whenever it was."""
     cost: float | None = None
@@ -232,6 +234,7 @@ def read_result(
         gain_low=found.surest_gain,
         gain_high=found.largest_gain,
         documents=found.clusters,
+        evaluation=stats["evaluation_fingerprint"],
         **told,
     )
 
@@ -274,11 +277,19 @@ def caption(results: Iterable[TrialResult]) -> str:
         return "Nothing could be measured."
     one = measured[0]
     against = "the wanted version" if one.reference == "incumbent" else "the base model"
-    return (
-        f"Score: {one.metric.replace('_', ' ')} on {one.documents} independent validation "
-        f"documents; gain over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was "
-        "promoted."
+    metrics = dict.fromkeys(other.metric.replace("_", " ") for other in measured)
+    told = (
+        f"Score: {' or '.join(metrics)} on {one.documents} independent validation documents; gain "
+        f"over {against}, all intervals together at {CONFIDENCE:.0%}. Nothing was promoted."
     )
+    if len(metrics) > 1:
+        return f"{told} Scores and gains in different metrics cannot be compared."
+    if len({other.evaluation for other in measured}) > 1:
+        told += (
+            " The trials were not all measured on the same text in the same way, so small "
+            "differences between them say nothing."
+        )
+    return told
 
 
 def _short(trial: str) -> str:
@@ -474,7 +485,8 @@ def read_trial(pipeline: PipelineResource, name: str) -> Trial:
 def _results(
     instance: DagsterInstance, pipeline: PipelineResource, newest: str
 ) -> dict[str, TrialResult]:
-    """The results of all trials measured against what the newest was, the table's rows.
+    """The results of all trials measured against what the newest was and in its metric, the table's
+    rows.
 
     Their intervals hold together, whichever of the partitions was the best by chance.
     """
@@ -494,7 +506,7 @@ def _results(
             cost = settings.automation.cost_per_hour
             gate = settings.model_version.gate
             found[name] = read_result(name, checkpoint, measured, gate, len(names), cost)
-            references[name] = measured.manifest.inputs.get("incumbent")
+            references[name] = measured.manifest.inputs.get("incumbent"), measured.stats["metric"]
     return {name: found[name] for name in found if references[name] == references[newest]}
 
 

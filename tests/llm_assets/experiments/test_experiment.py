@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import shutil
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from artifacts.errors import UserError
 from artifacts.store.identity import Identity
+from artifacts.store.store import Draft
 from llm_assets.cli.pipeline.run import print_results
 from llm_assets.cli.pipeline.summary import trials_after
 from llm_assets.config import load_settings
@@ -19,6 +21,7 @@ from llm_assets.gate.verdict import Comparison, GateSettings, Outcome, Reason, V
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import LocalRegistry, Registry
 from llm_assets.registry.resource import LocalRegistryResource
+from recipes.evaluation.settings import SCORES_NAME
 from recipes.settings import TrainingSettings
 from tests.conftest import Project
 from tests.llm_assets.in_process import ask
@@ -70,8 +73,40 @@ def test_two_settings_share_what_is_equal_and_nothing_is_promoted(with_shards: P
             trial.advance(older)
         assert experiment(with_shards, instance, SMALL) == [""]
         assert told(instance)[SMALL]["made"] == "nothing; everything existed already"
+        assert "not all measured" not in str(told(instance)[SMALL]["measured"])
         for trial in with_shards.record.trials():
             assert older.fingerprint in trial.known("clean_corpus"), "what is forgotten is in it"
+
+        def measure_otherwise(name: str, **stats: Any) -> list[str]:
+            """The table where the small trial was measured so, and what it says of its figures."""
+            (trial,) = (
+                one
+                for one in with_shards.record.trials()
+                if one.current("checkpoint", needed_by="test").stats["chosen"]["settings"][
+                    "optimizer"
+                ]["learning_rate"]
+                == 0.0001
+            )
+            measured = trial.current("trial_metrics", needed_by="test")
+
+            def build(draft: Draft) -> None:
+                shutil.copy(measured.path / SCORES_NAME, draft.path)
+                draft.stats |= measured.stats | stats
+
+            inputs = measured.manifest.inputs
+            identity = Identity(kind="trial_metrics", code_version=name, inputs=inputs)
+            trial.advance(with_shards.record.store.make(identity, build)[0])
+            assert experiment(with_shards, instance, USUAL) == [""]
+            table, said = (str(told(instance)[USUAL][of]) for of in ("trials", "measured"))
+            return [*table.splitlines()[2:], said]
+
+        both = measure_otherwise("other text", evaluation_fingerprint="of other text")
+        assert len(both) == 3 and "not all measured on the same text in the same way" in both[-1]
+        share = {"name": "accuracy", "unit": "accuracy", "higher_is_better": True}
+        figures = {"validation_accuracy": {"candidate": {"value": 0.9}}}
+        alone = measure_otherwise("other metric", metric=share, metrics=figures)
+        assert len(alone) == 2 and "Score: bits per byte on" in alone[-1]
+        assert "not all measured" not in alone[-1]
 
         class Deleting(LocalRegistryResource):
             def open(self, pipeline: PipelineResource) -> Registry:
@@ -166,6 +201,11 @@ def test_the_table_has_a_row_a_trial_the_best_first() -> None:
     assert "+0.0500 to +0.2000" in lines[0] and "1 min 30 s" in lines[0] and "0.25" in lines[0]
     assert "failed: no [memory]" in lines[2]
     assert "40 independent validation documents" in text and "Nothing was promoted" in text
+    other = {"trial": "b.a=4", "verdict": "better", "score": 0.7, "gain": 0.4}
+    mixed = Console(width=200, record=True, file=io.StringIO())
+    print_results(mixed, [TrialResult(**other | some | {"metric": "accuracy"}), better])
+    told = " ".join(mixed.export_text().split())
+    assert "accuracy or bits per byte" in told and "different metrics cannot be compared" in told
     narrow = Console(width=50, record=True, file=io.StringIO())
     print_results(narrow, [better])
     folded = narrow.export_text()
