@@ -217,13 +217,17 @@ def documents_needed(gate: GateSettings) -> int:
     return 1 + sum(1 for _ in too_few)
 
 
+def most_measured(measured: EvaluationSettings) -> float:
+    """About how many held-out documents are measured at most."""
+    of_one = measured.document_tokens or 512
+    return max((measured.held_out_tokens or math.inf) / of_one, measured.minimum_documents)
+
+
 def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettings) -> float:
     """The gain in bits per byte that the first judgement finds with a probability of 80%."""
     from scipy.special import ndtri
 
-    of_one = measured.document_tokens or 512
-    budget = (measured.held_out_tokens or math.inf) / of_one
-    clusters = max(2, int(min(held_out, max(budget, measured.minimum_documents))))
+    clusters = max(2, int(min(held_out, most_measured(measured))))
     error = DOCUMENT_SPREAD / math.sqrt(clusters)
     at = level(gate.lifetime_error, 1, Rounds(measured=1, planned=1, share=1.0))
     margin = max(float(reach(error, 0.0, clusters, at)), gate.smallest_effect)
@@ -254,18 +258,33 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
         return "", None
     gate, split = settings.model_version.gate, settings.clean_corpus.split
     documents, expected = text.documents, text.held_out + text.documents * split.held_out
-    if expected >= gate.minimum_documents:
-        gain, of_more = (
-            visible_gain(count, gate, settings.measured) for count in (expected, 4 * expected)
-        )
-        return (
-            f"about {expected:,.0f} documents will be held out, enough to detect a gain of "
-            f"{gain:.3f} bits per byte with 80% power ({of_more:.3f} with four times as many)"
-        ), None
+    told = f"about {expected:,.0f} documents will be held out"
     if gate.metric == "exam":
-        return f"about {expected:,.0f} documents will be held out; the exam decides", None
+        return f"{told}; the exam decides", None
+    if expected >= gate.minimum_documents:
+        return told + _describe_gain(settings, expected), None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
     return "", _obstacle(told, documents, settings)
+
+
+def _describe_gain(settings: PipelineSettings, held_out: float) -> str:
+    """The gain that so many held-out documents show, where the spread of their scores is known."""
+    recipe = settings.checkpoint
+    if settings.form != "pretraining" or recipe.family != "causal" or not recipe.is_judged_in_bits:
+        return f"; the metric of the recipe {recipe.recipe} decides"
+    most, more = most_measured(settings.measured), 4 * held_out
+    gain, of_more = (
+        visible_gain(count, settings.model_version.gate, settings.measured)
+        for count in (held_out, more)
+    )
+    told = f", enough to detect a gain of {gain:.3f} bits per byte with 80% power"
+    limit = "`eval_metrics.held_out_tokens`"
+    if held_out >= most:
+        return f"{told}; about {most:,.0f} of them are measured, as {limit} says"
+    others = (
+        "four times as many" if more <= most else f"{most:,.0f}, about the most that {limit} allows"
+    )
+    return f"{told} ({of_more:.3f} with {others})"
 
 
 def held_out_obstacle(clusters: int, documents: float, settings: PipelineSettings) -> str | None:

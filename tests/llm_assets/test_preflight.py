@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from artifacts.errors import UserError
 from llm_assets.cli.main import commands
 from llm_assets.config import CONFIG_VARIABLE, PipelineSettings
 from llm_assets.pipeline import JUDGED_TAG
-from llm_assets.preflight import preflight
+from llm_assets.preflight import TextEstimate, describe_held_out, preflight
 from recipes.settings import BudgetSettings
 from tests.conftest import Project
 from tests.faults import small_disk
@@ -108,6 +109,30 @@ def test_a_message_that_could_not_be_sent_is_told_before_there_is_one(
     notes = preflight(settings(tmp_path, notifications=told), seconds=0).notes
     (note,) = [note for note in notes if "notifications" in note]
     assert note.startswith("`notifications.webhook_variable` names NO_SUCH_URL, which is not set")
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"eval_metrics": {"held_out_tokens": None}}, r"with 80% power \(0.\d+ with four times"),
+        ({}, r"power \(0.0\d+ with 78, about the most that `eval_metrics.held_out_tokens` allows"),
+        ({"eval_metrics": {"held_out_tokens": 20_000}}, "about 39 of them are measured, as `eval_"),
+        ({"model_version": {"gate": {"metric": "exam"}}}, "be held out; the exam decides$"),
+        ({"checkpoint": {"recipe": "fine_tuning"}}, "out; the metric of the recipe fine_tuning d"),
+    ],
+)
+def test_the_gain_that_shows_is_told_in_the_unit_that_decides_and_with_what_limits_it(
+    tmp_path: Path, sections: dict[str, Any], told: str
+) -> None:
+    source: dict[str, Any] = {"type": "files", "path": str(tmp_path / "text")}
+    if "checkpoint" in sections:
+        source["examples"] = {"form": "conversations"}
+    exam = {"facts": "facts.csv", "forms": "forms.yaml"}
+    wanted = settings(tmp_path, raw_corpus={"sources": [source]}, **({"exam": exam} | sections))
+    said, obstacle = describe_held_out(wanted, TextEstimate(documents=150))
+    assert obstacle is None and said.startswith("about 60 documents will be held out")
+    assert re.search(told, said), said
+    assert ("bits per byte" in said) == ("power" in told or "measured" in told)
 
 
 def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path) -> None:
@@ -367,7 +392,7 @@ from pathlib import Path
 from artifacts.errors import UserError
 from llm_assets.config import PipelineSettings
 from llm_assets.pipeline import JUDGED_TAG
-from llm_assets.preflight import preflight
+from llm_assets.preflight import TextEstimate, describe_held_out, preflight
 try:
     preflight(PipelineSettings.model_validate_json(Path(sys.argv[1]).read_text()))
 except UserError as error:
