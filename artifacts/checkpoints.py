@@ -82,7 +82,8 @@ def commit(
 ) -> Checkpoint:
     """Make the files in a step's folder a checkpoint by writing its manifest."""
     url = step_url(run_url, step)
-    entries = list_files(url)
+    # A manifest that is there already is of an attempt whose answer was lost.
+    entries = [entry for entry in list_files(url) if entry.path != MANIFEST_NAME]
     if files.is_local(url):
         # Before the manifest: after a loss of power it must not name files that are empty.
         files.flush_folder(Path(url), [entry.path for entry in entries])

@@ -264,7 +264,7 @@ class Checkpointer:
         with self._standing_still():
             self._wait()
             if self._workers.is_rank_zero:
-                checkpoints.clear_step(self._run_url, step)
+                self._patiently(step, lambda: checkpoints.clear_step(self._run_url, step))
             self._workers.barrier()
             if self._tensors is None:
                 # Steps change these tensors in place, so they are looked up once.
@@ -313,7 +313,7 @@ class Checkpointer:
 
     def keep_only_newest(self) -> None:
         """Drop all but the last checkpoint of a finished run, and the permanent ones."""
-        checkpoints.rotate(self._run_url, 1)
+        self._rotate(1)
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:
         """Load the newest valid checkpoint: `(step, state)`, or None where there is none.
@@ -340,17 +340,27 @@ class Checkpointer:
         url = checkpoints.step_url(self._run_url, step)
         self._patiently(step, lambda: self._strategy.write(url, tensors, self._group))
         if self._workers.is_rank_zero:
-            self._patiently(step, lambda: self._commit(step, state, permanent))
+            run, content = self._run_url, self._content
+            self._patiently(step, lambda: checkpoints.commit(run, step, content, state, permanent))
+            self._rotate(self._keep)
 
-    def _commit(self, step: int, state: dict[str, Any], permanent: bool) -> None:
-        checkpoints.commit(self._run_url, step, self._content, state, permanent)
-        checkpoints.rotate(self._run_url, self._keep)
+    def _rotate(self, keep: int) -> None:
+        """Remove older checkpoints; what storage does not remove now is tried again next time."""
+        try:
+            checkpoints.rotate(self._run_url, keep)
+        except OSError as error:
+            self._report(
+                f"WARNING: an older checkpoint in {self._run_url} could not be removed "
+                f"({first_line(error)}). The newer ones are whole; it is removed after the next "
+                "save, or by `llm-assets clean`."
+            )
 
-    def _patiently(self, step: int, work: Callable[[], None]) -> None:
+    def _patiently(self, step: int, work: Callable[[], object]) -> None:
         """Do it again after a while where storage fails; workers fail and wait together."""
         for seconds in (*self._retry_seconds, None):
             try:
-                return work()
+                work()
+                return
             except (OSError, RuntimeError, CheckpointException) as error:
                 if _is_full_disk(error):
                     raise UserError(

@@ -1,5 +1,6 @@
 """Checkpoints in object storage, and storage that fails for a while."""
 
+import errno
 import uuid
 from typing import Any, cast
 
@@ -25,12 +26,20 @@ from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
 class FailingFileSystem(MemoryFileSystem):
-    """Object storage that answers the next few requests to write with an error."""
+    """Object storage that answers the next few requests to write, or to remove folders, with an
+    error."""
 
     protocol = "failing"
     store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own form
     pseudo_dirs = [""]  # noqa: RUF012
     failures = 0
+    failed_removals = 0
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        if self.isdir(path) and FailingFileSystem.failed_removals > 0:
+            FailingFileSystem.failed_removals -= 1
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+        super().rm(path, recursive, maxdepth)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode == "wb" and FailingFileSystem.failures > 0:
@@ -114,6 +123,45 @@ def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: n
         checkpointer(url, model, lines).save(3, {})
     FailingFileSystem.failures = 0
     assert checkpoints.find_newest(url, {}, lines.append) is None
+
+
+@pytest.mark.fault(
+    "Google Cloud",
+    "storage does not remove an older checkpoint (failures in a row: {failures})",
+    sees="that the newer ones are whole",
+    then="training goes on from the newest checkpoint; the older one is removed after the next",
+)
+@pytest.mark.parametrize("failures", [1, 9])
+def test_an_older_checkpoint_that_is_not_removed_spoils_no_newer_one(
+    model: nn.Module, failures: int
+) -> None:
+    lines: list[str] = []
+    url = f"failing://bucket/stays-{failures}"
+    saving = checkpointer(url, model, lines)
+    for step in (1, 2):
+        saving.save(step, {})
+    FailingFileSystem.failed_removals = failures
+    saving.save(3, {})
+    FailingFileSystem.failed_removals = 0
+
+    assert [line for line in lines if "Directory not empty" in line] == lines != []
+    assert checkpointer(url, model, lines).restore() == (3, {})
+    saving.save(4, {})
+    assert [name for name in files.list_names(url) if name.startswith("step-")] == [
+        "step-3",
+        "step-4",
+    ]
+
+
+def test_a_folder_of_a_step_that_is_not_removed_at_once_is_tried_again(model: nn.Module) -> None:
+    lines: list[str] = []
+    url = "failing://bucket/again"
+    saving = checkpointer(url, model, lines)
+    saving.save(1, {})
+    FailingFileSystem.failed_removals = 1
+    saving.save(1, {"samples_seen": 4})
+    assert len(lines) == 1 and "trying again" in lines[0]
+    assert checkpointer(url, model, lines).restore() == (1, {"samples_seen": 4})
 
 
 def test_figures_of_a_run_in_a_bucket_are_read_without_its_weights(google: LocalGoogle) -> None:
