@@ -433,6 +433,8 @@ class TrainingSettings(Settings):
     """`module:function` that makes the recipe's `recipes.objective.Objective` of such settings."""
     family: ClassVar[ModelFamily] = "causal"
     """Which kind of model it trains; how that serves follows from its architecture."""
+    needs_masked_head: ClassVar[bool] = False
+    """Whether an encoder has to come with the head that tells hidden tokens."""
     has_first_step: ClassVar[bool] = True
     """Whether a run of one step, by any schedule, takes the first step of a longer one."""
     recipe: str = "continued_pretraining"

@@ -113,9 +113,14 @@ def base_model(
     """
 
     def build(draft: Draft) -> None:
+        training = pipeline.settings.checkpoint
         with pipeline.hub_access():
             draft.stats |= base_model_recipe.prepare(
-                settings, draft.path, context.log.info, pipeline.settings.checkpoint.family
+                settings,
+                draft.path,
+                context.log.info,
+                training.family,
+                training.needs_masked_head,
             )
 
     def compare(artifact: Artifact) -> Comparison:

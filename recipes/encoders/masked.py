@@ -22,7 +22,7 @@ from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
-from recipes.model.base_model import check_family
+from recipes.model.base_model import check_family, check_masked_head
 from recipes.model.causal_model import (
     FLEX,
     ExampleNetwork,
@@ -206,7 +206,11 @@ class MaskedNetwork(ExampleNetwork):
 
 
 def load_masked(folder: Path) -> TrainableModel:
-    """An encoder that tells hidden tokens; raises UserError for another family or tokenizer."""
+    """An encoder that tells hidden tokens.
+
+    Raises:
+        UserError: the model is of another family or has no such head, or its tokenizer no mask.
+    """
     from transformers import AutoModelForMaskedLM
 
     check_family(folder, "encoder")
@@ -216,6 +220,7 @@ def load_masked(folder: Path) -> TrainableModel:
             f"The tokenizer in {folder} has no mask token, without which no token can be hidden. "
             "Choose a `base_model` that was trained on hidden tokens, such as RoBERTa."
         )
+    check_masked_head(folder)
     inner = read_inner(folder, AutoModelForMaskedLM)
     model = TrainableModel(MaskedNetwork(inner, mask_token))
     model.exported_config = {"architectures": [type(inner).__name__]}

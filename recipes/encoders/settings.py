@@ -36,5 +36,6 @@ class MaskedLanguageModelingSettings(WarmStartSettings):
 
     teaches = "recipes.encoders.masked:hidden_tokens"
     family = "encoder"
+    needs_masked_head = True
     recipe: Literal["masked_language_modeling"]
     """Which recipe this is."""

@@ -112,8 +112,12 @@ def prepare(
     folder: Path,
     report: Callable[[str], None] = print,
     family: ModelFamily = "causal",
+    needs_masked_head: bool = False,
 ) -> dict[str, Any]:
     """Write a Hugging Face folder (safetensors, tokenizer, generation config) and return its stats.
+
+    Args:
+        family: of the recipe's settings, as is `needs_masked_head`.
 
     Raises:
         UserError: the source is absent, holds pickled weights only, asks for remote code, or is of
@@ -129,6 +133,8 @@ def prepare(
     if not (folder / FAST_NAME).exists():
         convert(folder, report)
     _check_trainable(folder, family, report)
+    if needs_masked_head:
+        check_masked_head(folder)
     return provenance | _describe(folder)
 
 
@@ -189,16 +195,12 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
 
 def _check_weights(folder: Path, family: ModelFamily) -> None:
     """Refuse weights that are not those of the config, of which the loader would make up some."""
-    import transformers
-
     name = {
         "causal": "AutoModelForCausalLM",
         "sequence_to_sequence": "AutoModelForSeq2SeqLM",
         "encoder": "AutoModel",
     }[family]
-    _, found = getattr(transformers, name).from_pretrained(
-        folder, device_map="meta", ignore_mismatched_sizes=True, output_loading_info=True
-    )
+    found = _compare_weights(folder, name)
     absent = sorted(key for key in found["missing_keys"] if not key.startswith(HEADS))
     if other := sorted(found["mismatched_keys"]):
         key, held, wanted = other[0]
@@ -214,6 +216,35 @@ def _check_weights(folder: Path, family: ModelFamily) -> None:
         f"`base_model`: weights and {CONFIG_NAME} in {folder} disagree in {count} tensors: "
         f"{fault}. Take both from the same revision of the model."
     )
+
+
+def check_masked_head(folder: Path) -> None:
+    """Raise UserError where an encoder's folder has no head that tells hidden tokens.
+
+    Training goes on with that head; the loader would make up a random one.
+    """
+    config = json.loads((folder / CONFIG_NAME).read_text())
+    if "quantization_config" in config:
+        return
+    if absent := sorted(_compare_weights(folder, "AutoModelForMaskedLM")["missing_keys"]):
+        kind = (config.get("architectures") or ["model without a head"])[0]
+        raise UserError(
+            f"`base_model`: {folder} holds a {kind}, which has no head that predicts masked "
+            f"tokens: {absent[0]} is not there, nor {len(absent) - 1} more of its tensors. "
+            "masked_language_modeling trains such a head further and makes none. Choose a model "
+            "whose `architectures` in config.json end in ForMaskedLM, such as the one that this "
+            "one was made from."
+        )
+
+
+def _compare_weights(folder: Path, name: str) -> dict[str, Any]:
+    """What one of transformers' classes finds absent, left over or of another shape in a folder."""
+    import transformers
+
+    _, found = getattr(transformers, name).from_pretrained(
+        folder, device_map="meta", ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    return dict(found)
 
 
 def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Hidden tokens: which are, what is shown of them, and that texts of a row do not meet."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from recipes.encoders.masked import (
     one_text_each_row,
     read_masked,
 )
+from recipes.model.base_model import BaseModelSettings, prepare
 from tests.recipes.conftest import SpecMaker, train_here
 from tests.tiny import tiny_shards
 from tests.tiny_models import encoder, masked_encoder
@@ -98,6 +100,27 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
     encoder(tmp_path)
     with pytest.raises(UserError, match="has no mask token"):
         load_masked(tmp_path)
+
+
+@pytest.mark.fault(
+    "base_model",
+    "encoder without a head that predicts masked tokens",
+    sees="the tensor that is absent, and which models have the head",
+    then="nothing is trained with a random head",
+)
+def test_an_encoder_without_the_head_is_refused(base: Path, tmp_path: Path) -> None:
+    transformers.AutoModel.from_pretrained(base).save_pretrained(tmp_path / "embeds")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, tmp_path / "embeds")
+    settings = BaseModelSettings(folder=str(tmp_path / "embeds"))
+    told = r"RobertaModel, which has no head .*lm_head.bias is not there"
+
+    with pytest.raises(UserError, match=told):
+        prepare(settings, tmp_path / "out", print, "encoder", needs_masked_head=True)
+    # A classifier gets a head of its own, and its base model may be there already.
+    prepare(settings, tmp_path / "out", print, "encoder")
+    with pytest.raises(UserError, match=told):
+        load_masked(tmp_path / "out")
 
 
 MASK = 5
