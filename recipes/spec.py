@@ -22,7 +22,7 @@ from recipes.settings import Precision, RecipeSettings, TrainingSettings
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
 
-CHECKPOINT_CODE_VERSION = "8"
+CHECKPOINT_CODE_VERSION = "9"
 ROW_ORDER = 2
 """By which new runs order their rows (`TrainingSpec.row_order`)."""
 SPEC_NAME = "spec.json"

@@ -1,8 +1,8 @@
 """The class of a text, told by an encoder, scored by accuracy."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class ClassificationNetwork(causal_model.ExampleNetwork):
 def load_classifier(
     folder: Path, labels: list[str], seed: int, class_weights: list[float] | None
 ) -> causal_model.TrainableModel:
-    """An encoder with a head for these classes, a new one unless it has one for the same.
+    """An encoder with a head for these classes; those that its head has by name keep their rows.
 
     Raises:
         UserError: the model is of another family.
@@ -65,14 +65,20 @@ def load_classifier(
 
     check_family(folder, "encoder")
     config = causal_model.config_without_dropout(folder)
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: number for number, label in enumerate(labels)}
+    had = _classes_of(config)
+    if had == [f"LABEL_{number}" for number in range(len(had))]:
+        # transformers' own names say nothing: such a head is kept where it has as many classes.
+        had = []
+    _name_classes(config, had or labels)
     if config.problem_type:
         config.problem_type = "single_label_classification"
     torch.manual_seed(seed)
     inner = causal_model.read_inner(
         folder, AutoModelForSequenceClassification, config, ignore_mismatched_sizes=True
     )
+    if had and had != labels:
+        _change_classes(inner, had, labels)
+        _name_classes(config, labels)
     model = causal_model.TrainableModel(ClassificationNetwork(inner, class_weights))
     model.exported_config = {
         "architectures": [type(inner).__name__],
@@ -83,6 +89,34 @@ def load_classifier(
         **({"problem_type": config.problem_type} if config.problem_type else {}),
     }
     return model
+
+
+def _classes_of(config: Any) -> list[str]:
+    """The classes that a model's head tells apart, in its order; none where it has no such head."""
+    kind = (config.architectures or [""])[0]
+    if not kind.endswith("ForSequenceClassification"):
+        return []
+    return [str(config.id2label[number]) for number in sorted(config.id2label)]
+
+
+def _name_classes(config: Any, labels: Sequence[str]) -> None:
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+
+
+@torch.no_grad()
+def _change_classes(inner: Any, had: list[str], labels: list[str]) -> None:
+    """Give a head other classes: each has the row that it had by its name, or a new one."""
+    layers = [module for module in inner.modules() if isinstance(module, nn.Linear)]
+    head = next(layer for layer in reversed(layers) if layer.out_features == len(had))
+    rows = nn.Linear(head.in_features, len(labels), head.bias is not None)
+    inner._init_weights(rows)
+    for number, label in enumerate(labels):
+        if label in had:
+            for name, parameter in rows.named_parameters():
+                parameter[number] = head.get_parameter(name)[had.index(label)]
+    head.weight, head.bias, head.out_features = rows.weight, rows.bias, rows.out_features
+    inner.num_labels = len(labels)
 
 
 def load(spec: TrainingSpec) -> causal_model.TrainableModel:
@@ -103,23 +137,29 @@ class ClassScorer(Scorer):
     def score(
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
     ) -> ExampleScores:
-        """The scores of a model; one that has no head for these classes counts as if it always
-        named the class with the most training examples."""
+        """The scores of a model, by the names of its own classes; one that knows none of these
+        counts as if it always named the class with the most training examples."""
+        from transformers import AutoConfig
+
         truth = np.array([int(example.target_tokens[0]) for example in examples])
-        if knows_classes(folder, stats.labels):
-            told = _classify(folder, examples, stats)
+        own, labels = _classes_of(AutoConfig.from_pretrained(folder)), list(stats.labels)
+        if {*own} & {*labels}:
+            # Classes that are no more are wrong answers, as they are where the model serves.
+            labels += [label for label in own if label not in labels]
+            told = np.array([labels.index(label) for label in own])
+            told = told[_classify(folder, examples, own)]
         else:
             told = np.full(len(truth), int(np.argmax(stats.label_counts)))
-        count = len(stats.labels)
+        count = len(labels)
         confusion = np.zeros((count, count), np.int64)
         np.add.at(confusion, (truth, told), 1)
         given = [example.input_tokens for example in examples[:SHOWN]]
-        named = [stats.labels[label] for label in told[:SHOWN]]
+        named = [labels[label] for label in told[:SHOWN]]
         return ExampleScores(
             {"accuracy": (truth == told).astype(float)},
             {"macro_f1": macro_f1(confusion)},
             samples(read_tokenizer(folder), examples, given, named),
-            {"labels": stats.labels, "confusion": confusion.tolist()},
+            {"labels": labels, "confusion": confusion.tolist()},
         )
 
 
@@ -134,20 +174,10 @@ def macro_f1(confusion: np.ndarray) -> float:
     return float((2 * np.diag(confusion)[occurring] / both[occurring]).mean())
 
 
-def knows_classes(folder: Path, labels: Sequence[str]) -> bool:
-    """Whether the model in a folder has a head for these classes, in this order."""
-    config = json.loads((folder / "config.json").read_text())
-    kind = (config.get("architectures") or [""])[0]
-    named = config.get("id2label") or {}
-    return kind.endswith("ForSequenceClassification") and list(labels) == [
-        named.get(str(number)) for number in range(len(named))
-    ]
-
-
 @torch.inference_mode()
-def _classify(folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats) -> np.ndarray:
-    """The most likely class of each example: int64, shape (examples,)."""
-    network = load_classifier(folder, stats.labels, 0, None).network
+def _classify(folder: Path, examples: Sequence[TokenizedDocument], labels: list[str]) -> np.ndarray:
+    """The most likely of the model's own classes for each example: int64, shape (examples,)."""
+    network = load_classifier(folder, labels, 0, None).network
     as_served(network.eval().to(local_device()))
     told = np.empty(len(examples), np.int64)
     for first in range(0, len(examples), BATCH_EXAMPLES):

@@ -9,7 +9,8 @@ from recipes.settings import WarmStartSettings
 class ClassificationSettings(WarmStartSettings):
     """Teaches an encoder (RoBERTa, BERT, ...) to classify texts.
 
-    The model gets a new head unless it already has one with the same number of classes.
+    The model gets a new head unless it already has one. Of a head for other classes, those with the
+    same name are kept; one whose classes have no names is kept if it has as many classes.
     """
 
     teaches = "recipes.encoders.classification:classes"

@@ -44,7 +44,7 @@ ANSWER_BITS_PER_BYTE = Metric(
 BITS_PER_BYTE = Metric(name="bits_per_byte", unit="bits per byte", has_general=True, is_bits=True)
 
 
-CODE_VERSION = "15"
+CODE_VERSION = "16"
 SCORES_NAME = "scores.parquet"
 TASK_SCORES_NAME = "task_scores.parquet"
 SAMPLES_NAME = "samples.json"

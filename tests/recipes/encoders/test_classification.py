@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, pipeline
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
+from artifacts.shards.format import ShardStats
 from recipes.data.batch import ExampleBatch
-from recipes.encoders.classification import ClassificationNetwork, load_classifier
+from recipes.encoders.classification import ClassificationNetwork, ClassScorer, load_classifier
+from recipes.evaluation.documents import TokenizedDocument
 from recipes.model.base_model import check_row_length
 from tests.recipes.conftest import export
 from tests.recipes.model.architectures import tiny_config, write_tiny
@@ -81,3 +84,71 @@ def test_a_count_of_classes_in_the_base_models_config_is_the_trained_ones(tmp_pa
     assert read.config.num_labels == 4
     trained = model.network.inner.classifier.out_proj.weight
     assert torch.equal(read.classifier.out_proj.weight, trained)
+
+
+@pytest.mark.parametrize(
+    "labels", [["bug", "feature", "question"], ["answer", "bug"], ["question", "bug"], ["question"]]
+)
+def test_classes_that_remain_keep_their_rows_of_the_head(labels: list[str], tmp_path: Path) -> None:
+    encoder(tmp_path / "base")
+    had = ["bug", "question"]
+    export(load_classifier(tmp_path / "base", had, 0, None), tmp_path / "base", tmp_path / "had")
+    before = AutoModelForSequenceClassification.from_pretrained(tmp_path / "had").classifier
+
+    export(load_classifier(tmp_path / "had", labels, 0, None), tmp_path / "had", tmp_path / "new")
+
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "new")
+    assert list(model.config.id2label.values()) == labels
+    assert torch.equal(model.classifier.dense.weight, before.dense.weight)
+    rows, old = model.classifier.out_proj.weight, before.out_proj.weight
+    assert len(rows) == len(labels)
+    for label, row in zip(labels, rows, strict=True):
+        kept = [had[number] for number in (0, 1) if torch.equal(row, old[number])]
+        assert kept == [label] * (label in had)
+
+
+def test_a_model_is_measured_by_the_names_of_its_own_classes(tmp_path: Path) -> None:
+    """A champion that a class has come to since is not taken for one that tells nothing."""
+    encoder(tmp_path / "base")
+    had, labels = ["old", "bug", "question"], ["bug", "feature", "question"]
+    champion = load_classifier(tmp_path / "base", had, 0, None)
+    export(champion, tmp_path / "base", tmp_path / "champion")
+    texts = torch.randint(5, 200, (60, 12), generator=torch.Generator().manual_seed(1))
+    assert isinstance(champion.network, ClassificationNetwork)
+    with torch.no_grad():
+        told = champion.network.eval().classify(texts, texts > 0).argmax(1).tolist()
+    names = [had[number] for number in told]
+    assert {*names} == {*had}
+    stats = ShardStats(
+        sequence_length=13,
+        dtype="uint16",
+        vocab_size=300,
+        tokenizer_sha256="",
+        start_token_id=None,
+        end_token_id=1,
+        form="labeled",
+        labels=labels,
+        label_counts=[5, 90, 5],
+        shards=[],
+    )
+    # Of each text the class is what the champion says, and "feature" where it says "old".
+    truth = [labels.index(name if name in labels else "feature") for name in names]
+    examples = [
+        TokenizedDocument(
+            str(number),
+            str(number),
+            1,
+            np.array([*text, label]),
+            is_target=np.arange(len(text) + 1) == len(text),
+        )
+        for number, (text, label) in enumerate(zip(texts.tolist(), truth, strict=True))
+    ]
+
+    scores = ClassScorer().score(tmp_path / "champion", examples, stats)
+
+    assert scores.values["accuracy"].tolist() == [float(name in labels) for name in names]
+    assert scores.details["labels"] == [*labels, "old"]
+    assert scores.details["confusion"][1] == [0, 0, 0, names.count("old")]
+    # Of a model without a head for any of them, the class with the most examples is told.
+    without = ClassScorer().score(tmp_path / "base", examples, stats)
+    assert without.values["accuracy"].tolist() == [float(name == "old") for name in names]
