@@ -139,7 +139,9 @@ def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict
     # Keys that other values of the configuration are made of.
     referred_to = set(re.findall(r"\$\{(\w+)", text))
     _check(program, found, referred_to)
-    return found
+    # What is written down has no more references, so that these would be keys that nobody reads.
+    read, _ = _keys_read(program_path(program))
+    return {key: found[key] for key in found if key not in referred_to - read - FIXED.keys()}
 
 
 def is_preference(program: Program) -> bool:
@@ -361,11 +363,14 @@ class TorchtuneSettings(WarmStartSettings):
         else:
             budget["epochs"] = self.config.get("epochs", 1)
         placed = {"device_batch_size": batch_size}
+        # Those of keys that only others are made of have had their effect, as in `read_config`.
+        kept = {k: v for k, v in self.overrides.items() if k.partition(".")[0] in self.config}
         return self.model_copy(
             update={
                 "budget": BudgetSettings.model_validate(budget),
                 "placement": self.placement.model_copy(update=placed),
                 "precision": PRECISIONS[self.config["dtype"]],
+                "overrides": kept,
             }
         )
 

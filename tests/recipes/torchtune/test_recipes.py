@@ -269,6 +269,25 @@ def test_a_configuration_is_taken_as_it_is() -> None:
     assert again == found and again.content() == found.content()
 
 
+@pytest.mark.parametrize("changed", [{}, {"of_ours.rate": 3e-5}])
+def test_a_key_that_only_others_are_made_of_passes_to_the_program(
+    changed: dict[str, Any], make: Make, tmp_path: Path
+) -> None:
+    text = TORCHTUNE_CONFIG.read_text().replace("lr: 2e-5", "lr: ${of_ours.rate}")
+    (tmp_path / "config.yaml").write_text(f"{text}\nof_ours: {{rate: 2e-5}}\n")
+    given = {"config": str(tmp_path / "config.yaml"), "overrides": changed}
+    found = TorchtuneSettings.model_validate(
+        {"recipe": "torchtune", "run": "full_finetune_distributed"} | given
+    )
+    spec = make("full_finetune_distributed").model_copy(update={"training": found})
+
+    again = TrainingSpec.model_validate_json(spec.model_dump_json())
+
+    assert again == spec and again.content() == spec.content()
+    assert isinstance(again.training, TorchtuneSettings)
+    assert again.training.config["optimizer"]["lr"] == changed.get("of_ours.rate", 2e-5)
+
+
 def test_null_switches_off_what_a_configuration_has() -> None:
     changed = {"clip_grad_norm": None, "max_steps_per_epoch": None, "optimizer.fused": None}
     config = settings(overrides=changed).config
