@@ -32,7 +32,7 @@ from tests.waiting import wait_until
     then="the second finds the run complete",
 )
 def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecMaker) -> None:
-    spec = make_spec(steps=30)
+    spec = make_spec(steps=120)
     first = start(spec)
     wait_for_step(spec, first, 2)
     first.send_signal(signal.SIGSTOP)
@@ -43,8 +43,8 @@ def test_a_second_trainer_waits_and_then_finds_the_run_complete(make_spec: SpecM
     (first_code, first_output), (second_code, second_output) = finish(first), finish(second)
 
     assert (first_code, second_code) == (0, 0), first_output + second_output
-    assert "is complete already: 30 steps" in second_output
-    assert [line["step"] for line in read_metrics(Path(spec.run_folder))] == list(range(1, 31))
+    assert "is complete already: 120 steps" in second_output
+    assert [line["step"] for line in read_metrics(Path(spec.run_folder))] == list(range(1, 121))
 
 
 def wait_for_words(words: str, process: ForkedProcess) -> None:

@@ -252,6 +252,19 @@ def test_metrics_and_profiles_hold_what_the_figures_need(make_spec: SpecMaker) -
     assert list((Path(spec.run_folder) / "tensorboard").glob("events.out.tfevents.*"))
 
 
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a second for a checkpoint."""
+    write = FullySharded.write
+
+    def slowly(*given: Any) -> None:
+        time.sleep(1.0)
+        write(*given)
+
+    monkeypatch.setattr(FullySharded, "write", slowly)
+
+
+@pytest.mark.usefixtures("slow_disk")
 def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: SpecMaker) -> None:
     stalls = {}
     for way in ("never", "always"):
@@ -262,20 +275,13 @@ def test_a_save_at_once_is_a_stall_and_one_in_the_background_hardly(make_spec: S
         assert all(line["seconds"] >= line["checkpoint_stall_seconds"] for line in history)
     assert stalls["never"][:2] == [0.0, 0.0]
     assert stalls["never"][2] > stalls["never"][3] == 0.0
-    assert stalls["always"][2] < stalls["never"][2]
+    assert stalls["always"][2] < 0.5 * stalls["never"][2]
 
 
+@pytest.mark.usefixtures("slow_disk")
 def test_a_save_for_which_training_stands_still_is_part_of_what_is_told_of_speed(
-    make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
+    make_spec: SpecMaker,
 ) -> None:
-    """On a disk that takes a second for a checkpoint."""
-    write = FullySharded.write
-
-    def slowly(*given: Any) -> None:
-        time.sleep(1.0)
-        write(*given)
-
-    monkeypatch.setattr(FullySharded, "write", slowly)
     saving = {"every_steps": 4, "in_background": "never"}
     spec = make_spec(steps=8, validation={"every_steps": 8}, checkpointing=saving)
     train_here(spec)

@@ -9,21 +9,21 @@ from recipes.data.reader import DataOrder
 from recipes.spec import TrainingSpec, read_metrics, read_result, total_steps
 from tests.recipes.conftest import (
     SpecMaker,
-    finish,
     rows_trained_on,
     settings_of,
-    start,
+    stop_here,
     train_here,
-    wait_for_step,
 )
 
 STEPS = 30
+STOPPED_AT = 7
 
 
 def with_replay(make_spec: SpecMaker, name: str, share: float) -> TrainingSpec:
     """A run whose second train shard is general text to replay."""
     settings = {"replay_share": share, "steps": STEPS, "audit_rows": True}
-    spec = make_spec(name, checkpointing={"every_steps": 5}, **settings)
+    saving, validation = {"every_steps": 5}, {"every_steps": STOPPED_AT}
+    spec = make_spec(name, checkpointing=saving, validation=validation, **settings)
     shards = spec.shards.model_copy(deep=True)
     next(shard for shard in shards.shards if shard.name == "train-00001").split = "replay"
     return spec.model_copy(update={"shards": shards})
@@ -31,10 +31,7 @@ def with_replay(make_spec: SpecMaker, name: str, share: float) -> TrainingSpec:
 
 def test_the_share_is_kept_and_counted_through_an_interruption(make_spec: SpecMaker) -> None:
     spec = with_replay(make_spec, "replay", 0.3)
-    process = start(spec)
-    wait_for_step(spec, process, 7)
-    process.terminate()
-    assert finish(process)[0] == 75
+    stop_here(spec, STOPPED_AT)
     train_here(spec)
 
     order = DataOrder.of(spec)

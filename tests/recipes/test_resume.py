@@ -54,9 +54,11 @@ def test_killed_run_goes_on_with_the_very_same_losses(
 def test_sigterm_through_the_launcher_saves_and_asks_to_be_started_again(
     make_spec: SpecMaker, unbroken: TrainingSpec
 ) -> None:
-    spec = make_spec("terminated", steps=30, checkpointing={"every_steps": 30})
+    # Validated after every step, so that it lasts some seconds after the first.
+    often = {"every_steps": 1}
+    spec = make_spec("terminated", steps=30, validation=often, checkpointing={"every_steps": 30})
     process = start(spec, launcher(1))
-    wait_for_step(spec, process, 5)
+    wait_for_step(spec, process, 1)
     process.send_signal(signal.SIGTERM)
 
     code, output = finish(process)
