@@ -21,6 +21,7 @@ from tests.serving.conftest import SETTINGS, Client, generate_request, pieces_of
 from tests.serving.test_comparison import desired, judge, version_that_serves
 from tests.serving.test_rollout import load, move
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
+from tests.stand_ins.processes import free_port
 from tests.tiny import change_config, train_tiny_model
 from tests.waiting import wait_until
 
@@ -193,14 +194,14 @@ def test_engine_that_is_not_there_or_refuses_is_told_before_it_serves(
     then="it serves again once that server does",
 )
 def test_engine_that_is_down_is_503_and_named(tmp_path: Path, tiny_model_folder: Path) -> None:
-    server = start(tmp_path / "outside", tiny_model_folder)
+    port = free_port()
+    server = start(tmp_path / "outside", tiny_model_folder, port=port)
     engine = at(server, key_variable=None)
     with served(tmp_path / "through", tiny_model_folder, engine=engine) as through:
         process.stop(server.state_folder)
         answer = through.complete(max_tokens=2)
         assert answer.status_code == 503 and "retry-after" in answer.headers
         assert f"The engine at {server.url}/v1 does not answer" in answer.text
-        port = int(server.url.rpartition(":")[2])
         with served(tmp_path / "outside", tiny_model_folder, port=port):
             answer = through.complete(max_tokens=2)
             assert answer.status_code == 200, answer.text

