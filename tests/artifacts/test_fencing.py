@@ -19,7 +19,7 @@ from artifacts.store.store import Draft, Store
 from tests.waiting import WAIT_SECONDS, wait_until
 
 IDENTITY = Identity(kind="corpus", code_version="1")
-LIFETIME = 1.5
+LIFETIME = 5.0
 COMMITTED, LOST, OTHER = 0, 3, 4
 
 

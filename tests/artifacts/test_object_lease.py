@@ -15,7 +15,7 @@ from artifacts.leases import object_is_held, object_lease
 from artifacts.storage import files
 from tests.waiting import wait_until
 
-LIFETIME = 1.2
+LIFETIME = 3.0
 
 
 @pytest.fixture(autouse=True)
