@@ -14,7 +14,7 @@ from artifacts.store.identity import hash_json
 from recipes.evaluation.documents import TokenizedDocument, digest
 from recipes.evaluation.harness import TaskScores
 from recipes.evaluation.settings import Metric, TaskSettings
-from recipes.evaluation.statistics import interval
+from recipes.evaluation.statistics import interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,19 @@ def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[s
         for task, documents in data.tasks.items():
             metric = data.metric.of(task)
             clusters = np.array([document.cluster for document in documents])
-            of_task = interval(of_role.values[task], sizes(documents, metric), clusters)
+            values = of_role.values[task]
+            of_task = (
+                interval(values, sizes(documents, metric), clusters)
+                if metric.is_bits
+                else mean_interval(values, clusters)
+            )
             found.setdefault(f"{task}_{metric.name}", {})[role] = of_task.figures()
         for scored in of_role.tasks:
             name = f"{scored.task}_{scored.metric}"
             if scored.figure is not None:
                 found.setdefault(name, {})[role] = _without_bounds(scored.figure)
                 continue
-            clusters, ones = np.array(scored.clusters), np.ones(len(scored.values))
-            of_task = interval(scored.values, ones, clusters)
+            of_task = mean_interval(scored.values, np.array(scored.clusters))
             found.setdefault(name, {})[role] = of_task.figures()
         for name, value in of_role.figures.items():
             found.setdefault(name, {})[role] = _without_bounds(value)

@@ -239,6 +239,22 @@ def reach(
     return error * -stdtrit(clusters - 1, level) * (1 + by_skewness + by_tails)
 
 
+def mean_interval(scores: np.ndarray, clusters: np.ndarray) -> Interval:
+    """The 95% interval of a mean; of right and wrong answers, scored 1 and 0, within 0 and 1.
+
+    Where all are right or all are wrong, nothing scatters, so the bound is that of Clopper and
+    Pearson: the share by which so many are alike by chance in one case of forty.
+    """
+    found = interval(scores, np.ones(len(scores)), clusters)
+    if not np.isin(scores, (0.0, 1.0)).all():
+        return found
+    low, high = max(0.0, found.low), min(1.0, found.high)
+    alike = INTERVAL_TAIL ** (1 / len(np.unique(clusters)))
+    if found.value in (0.0, 1.0):
+        low, high = (alike, 1.0) if found.value else (0.0, 1 - alike)
+    return Interval(found.value, low, high)
+
+
 def interval(scores: np.ndarray, sizes: np.ndarray, clusters: np.ndarray) -> Interval:
     """The 95% interval of `sum(scores) / sum(sizes)`, as `estimate` bounds it."""
     found = estimate(scores, sizes, clusters, INTERVAL_TAIL)

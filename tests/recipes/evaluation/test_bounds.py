@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from recipes.evaluation.settings import GateQuestion, Rounds
+from recipes.evaluation.harness import TaskScores
+from recipes.evaluation.results import Data, Scores, metrics
+from recipes.evaluation.settings import BITS_PER_BYTE, GateQuestion, Rounds
 from recipes.evaluation.statistics import (
     FIRST_TERM,
     SPENDING_SUM,
@@ -112,6 +114,33 @@ def test_a_gain_is_as_likely_as_it_was_said_to_be() -> None:
     for low, high in ((0.01, 0.1), (0.1, 0.5), (0.5, 0.9), (0.9, 0.99)):
         asked = (said >= low) & (said < high)
         assert found[asked].mean() == pytest.approx(said[asked].mean(), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"),
+    [
+        (0, 40, 0.0, 1 - 0.025 ** (1 / 40)),
+        (40, 40, 0.025 ** (1 / 40), 1.0),
+        (1, 1, 0.025, 1.0),
+        (39, 40, None, 1.0),
+        (1, 40, 0.0, None),
+        (20, 40, None, None),
+    ],
+)
+def test_the_interval_of_a_share_of_right_answers_is_one_of_shares(
+    right: int, of: int, low: float | None, high: float | None
+) -> None:
+    values = np.repeat([1.0, 0.0], [right, of - right])
+    # Asked in two forms each, which are answered alike.
+    names = [str(number) for number in range(of) for _ in range(2)]
+    answers = TaskScores("exam", "acc", names, names, np.repeat(values, 2), [None] * 2 * of)
+    nothing = Data({}, [], [], [], BITS_PER_BYTE, "fingerprint")
+    found = metrics(nothing, {"candidate": Scores({}, [], [answers])})["exam_acc"]["candidate"]
+    value, below, above = (float(found[name] or 0.0) for name in ("value", "low", "high"))
+    assert value == right / of
+    assert below == (pytest.approx(low) if low is not None else below)
+    assert above == (pytest.approx(high) if high is not None else above)
+    assert 0 <= below <= value <= above <= 1 and below < above
 
 
 def test_near_copies_are_one_document_and_one_document_bounds_nothing() -> None:
