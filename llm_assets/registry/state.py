@@ -274,10 +274,15 @@ class RegistryState(BaseModel):
         return found
 
     def register_base(self, entry: ModelEntry) -> ModelVersion:
-        """Add the base model; it is wanted until a candidate is better."""
+        """Add the base model; it is wanted until a candidate is better.
+
+        One that was left for another base model is wanted again, unless a person wants that one.
+        """
         found = self.register(entry, is_base=True)
-        wanted = self.find("wanted")
-        if (wanted is None or wanted.is_base) and not self.was_wanted(found.version):
+        wanted, moves = self.find("wanted"), (m for m in self.history if m.alias == "wanted")
+        *_, by = [None, *(move.by for move in moves)]
+        is_left = wanted is not None and wanted != found and by == GATE
+        if (wanted is None or wanted.is_base) and (is_left or not self.was_wanted(found.version)):
             self._want(found.version, GATE, "the base model, until one is better")
         return found
 

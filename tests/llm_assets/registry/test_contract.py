@@ -64,6 +64,22 @@ def test_another_base_model_is_another_version(registry: Registry) -> None:
     assert number(registry, "wanted") == 2
 
 
+def test_an_earlier_base_model_is_wanted_again_unless_a_person_wants_the_other(
+    registry: Registry,
+) -> None:
+    for model, wanted in (("newer", 1), ("base", 0), ("base", 0), ("newer", 1)):
+        registry.register_base(base_entry(model))
+        assert number(registry, "wanted") == wanted
+        serve(registry)
+    assert list(find_contradictions(registry.state())) == []
+    registry.roll_back("Ada", "it rambles")
+    registry.register_base(base_entry("newer"))
+    assert number(registry, "wanted") == 0
+    judge(registry, "a")
+    registry.register_base(base_entry("newer"))
+    assert number(registry, "wanted") == 2, "a candidate was better"
+
+
 def test_a_model_keeps_its_number_whatever_measured_it_and_wherever_it_lies(
     open_registry: Callable[[], Registry], registry: Registry
 ) -> None:
