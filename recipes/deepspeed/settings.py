@@ -59,6 +59,13 @@ ELSEWHERE = {
 }
 """Keys that have their place in other settings."""
 
+SCRAMBLED = {
+    "round_robin_gradients": "with it, DeepSpeed takes weights for others when it exports them or "
+    "goes on with another number of workers. Begin a run that had it again",
+    "elastic_checkpoint": "its checkpoints cannot be converted for another number of workers",
+}
+"""Keys of `zero_optimization` that are on or off, and what goes wrong below stage 3 with one on."""
+
 
 class DeepSpeedSettings(StrategySettings):
     """Train with DeepSpeed's ZeRO (Rajbhandari et al., 2020) instead of FSDP2.
@@ -132,11 +139,17 @@ class DeepSpeedSettings(StrategySettings):
 
     def faults(self, training: TrainingSettings) -> list[str]:
         own = self.configuration
-        refused = [key for key in own if key not in PASSED_ON and not _is_automatic(own[key])]
+        refused = {
+            key: ELSEWHERE.get(key, "it has no effect in these recipes")
+            for key in own
+            if key not in PASSED_ON and not _is_automatic(own[key])
+        }
+        for key, why in SCRAMBLED.items() if self.stage < 3 else ():
+            if _look_up(own, ("zero_optimization", key)) not in (None, False, AUTO):
+                refused[f"zero_optimization.{key}"] = why
         return training.faults_beside(self.asked_by, {}) + [
-            f"placement.deepspeed.configuration: remove {key}: "
-            + ELSEWHERE.get(key, "it has no effect in these recipes")
-            for key in refused
+            f"placement.deepspeed.configuration: remove {key}: {why}"
+            for key, why in refused.items()
         ]
 
 

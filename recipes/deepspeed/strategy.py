@@ -182,7 +182,9 @@ class Zero(Strategy):
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     files.download(f"{url}/{name}", folder / name)
             self._workers.barrier()
-        written, wanted = json.loads((folder / MARKER).read_text()), self._layout()
+        # What was written before alignment counted was written without, as it is by default.
+        written = {"parameter_alignment": False} | json.loads((folder / MARKER).read_text())
+        wanted = self._layout()
         if written["stage"] != wanted["stage"]:
             raise UserError(
                 f"{url} was written at stage {written['stage']}, but "
@@ -205,6 +207,7 @@ class Zero(Strategy):
             "stage": int(self._engine.zero_optimization_stage()),
             "sub_group_size": zero.sub_group_size,
             "offload_optimizer": offload.device if offload else "none",
+            "parameter_alignment": zero.parameter_alignment,
         }
 
     def _read_universally(self, folder: Path) -> None:

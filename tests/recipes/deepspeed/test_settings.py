@@ -88,6 +88,19 @@ def test_what_other_settings_decide_is_refused(own: dict[str, Any], named: str) 
         given(own)
 
 
+@pytest.mark.parametrize("key", ["round_robin_gradients", "elastic_checkpoint"])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_scrambles_weights_is_refused(key: str, stage: int) -> None:
+    with pytest.raises(ValidationError, match=rf"remove zero_optimization\.{key}: "):
+        given({"zero_optimization": {"stage": stage, key: True}})
+    for value in (False, "auto"):
+        given({"zero_optimization": {"stage": stage, key: value}})
+
+
+def test_an_order_that_stage_3_does_not_have_is_passed_over() -> None:
+    given({"zero_optimization": {"stage": 3, "round_robin_gradients": True}})
+
+
 @pytest.mark.parametrize(
     ("section", "named"),
     [

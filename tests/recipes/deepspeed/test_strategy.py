@@ -133,6 +133,21 @@ def test_another_number_of_workers_goes_on_from_a_universal_checkpoint(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("began", [False, True])
+def test_parts_that_lie_otherwise_are_read_from_a_universal_checkpoint(
+    make_spec: SpecMaker, unbroken: TrainingSpec, began: bool
+) -> None:
+    aligned = [{"zero_optimization": {"parameter_alignment": on}} for on in (began, not began)]
+    placed, other = ({"deepspeed": {"stage": 2, "configuration": own}} for own in aligned)
+    saves = {"checkpointing": {"every_steps": 6}}
+    spec = make_spec(f"aligned{began}", steps=30, placement=placed, **saves)
+    kill_at(spec, 8, launcher(2))
+    spec = with_placement(spec, **other)
+    go_on(spec, 2)
+    assert losses(spec) == pytest.approx(losses(unbroken), rel=1e-5)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "placement", "training"),
     [
