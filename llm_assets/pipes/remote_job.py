@@ -90,6 +90,11 @@ def end_job(service: RemoteService, job: RemoteJob, report: Callable[[str], None
     failures.call_with_retries(partial(service.cancel, job), END_POLICY, report)
 
 
+def _age(job: RemoteJob) -> tuple[float, str]:
+    """Orders jobs from the oldest on."""
+    return job.created, job.name
+
+
 @dataclass
 class RemoteRun:
     """One Dagster run's dealings with one job."""
@@ -173,10 +178,10 @@ class RemoteRun:
 
     def _find_or_create(self) -> RemoteJob:
         """One try: whatever it does, doing it again after a lost reply starts no second job."""
-        jobs = sorted(self.service.find(self.key), key=lambda job: (job.created, job.name))
+        jobs = sorted(self.service.find(self.key), key=_age)
         existing = self._choose(jobs)
         if existing is not None:
-            return existing
+            return self._settle_duplicates(jobs, existing)
         self._point_session_at(self._mark)
         labels = as_labels(self.session.default_remote_invocation_info) | self._asset_label()
         labels |= {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
@@ -191,7 +196,9 @@ class RemoteRun:
                     return existing
                 attempt += 1
                 continue
-            return self._settle_duplicates(created)
+            others = [job for job in self.service.find(self.key) if job.name != created.name]
+            active = [created, *(job for job in others if job.phase.adoptable)]
+            return self._settle_duplicates(active, min(active, key=_age))
 
     def _choose(self, jobs: list[RemoteJob]) -> RemoteJob | None:
         active = [job for job in jobs if job.phase.adoptable]
@@ -209,14 +216,15 @@ class RemoteRun:
         probe.read_rest()
         return probe.closed is not None and "exception" not in probe.closed
 
-    def _settle_duplicates(self, created: RemoteJob) -> RemoteJob:
-        """Where two runs submitted at once, the older job goes on and the younger is cancelled."""
-        active = [job for job in self.service.find(self.key) if job.phase.adoptable]
-        oldest = min([created, *active], key=lambda job: (job.created, job.name))
-        if oldest.name != created.name:
-            self.context.log.info(f"{oldest.name} was submitted at the same time; following it")
-            self.service.cancel(created)
-        return oldest
+    def _settle_duplicates(self, jobs: list[RemoteJob], chosen: RemoteJob) -> RemoteJob:
+        """Where two runs submitted at once, the older job goes on and this run's own is cancelled,
+        also by the try after one whose reply was lost, or in which that failed."""
+        for job in jobs:
+            is_own = job.labels.get(MESSAGES_LABEL) == self._mark
+            if is_own and job.phase.adoptable and job.name != chosen.name:
+                self.context.log.info(f"{chosen.name} was submitted at the same time; following it")
+                self.service.cancel(job)
+        return chosen
 
     def _asset_label(self) -> dict[str, str]:
         if not self.context.has_assets_def:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -670,4 +671,36 @@ def test_two_runs_at_once_share_one_job(scene: Scene) -> None:
     runs = [scene.start("sleep:1") for _ in range(2)]
     assert [run.wait(timeout=WAIT_SECONDS) for run in runs] == [0, 0]
     assert scene.phases().count(Phase.SUCCEEDED) == 1
+    scene.ends(starts=None)
+
+
+@ending(
+    "two runs of the same work at once; the second job cannot be canceled at first",
+    "a log line",
+    "it is canceled at the next try; they share the other",
+)
+@only(VERTEX)
+def test_a_duplicate_whose_cancel_fails_does_not_stay(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only jobs of Vertex AI have no names by which the second would be refused."""
+    go, find, looks = tmp_path / "go", VertexCustomJobs.find, iter([1])
+    steps = (f"wait:{go}",)
+    first = scene.start(*steps, until=Phase.RUNNING)
+
+    def looked_before_the_other_submitted(service: VertexCustomJobs, key: str) -> list[RemoteJob]:
+        return [] if next(looks, 0) else find(service, key)
+
+    monkeypatch.setattr(VertexCustomJobs, "find", looked_before_the_other_submitted)
+    busy = grpc.StatusCode.UNAVAILABLE
+    scene.google.server.faults.add(VERTEX.cancel_method, busy, times=1)
+
+    def go_on() -> None:
+        with suppress(AssertionError):
+            wait_until(lambda: Phase.CANCELLED in scene.phases(), seconds=20.0)
+        go.touch()
+
+    threading.Thread(target=go_on, daemon=True).start()
+    assert scene.run(*steps).success and first.wait(timeout=WAIT_SECONDS) == 0
+    assert sorted(map(str, scene.phases())) == ["Phase.CANCELLED", "Phase.SUCCEEDED"]
     scene.ends(starts=None)
