@@ -33,6 +33,7 @@ from llm_assets.registry.card import (
     PAGE_LINE,
     describe_cost,
     describe_coverage,
+    describe_outcome,
     dollars_of,
     lineage,
     number,
@@ -566,12 +567,12 @@ def model_version(
         version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
         place = page_path(pipeline.settings.name, version.version)
         price = pipeline.settings.automation.cost_per_hour
-        page = version_page(models.state(), version, artifact, price)
+        state = models.state()
+        page = version_page(state, version, artifact, price)
         pipeline.store.write_bytes(place, page.encode())
-        decided = "promoted" if verdict.promoted else "rejected"
         cost = {} if version.dollars is None else {"version_cost": describe_cost(version)}
         return {
-            "summary": f"version {version.version} {decided}",
+            "summary": f"version {version.version} {describe_outcome(state, verdict)}",
             "version": version.version,
             "trained_on": describe_coverage(version),
             "page": page_link(f"{pipeline.store.root}/{place}"),

@@ -12,10 +12,12 @@ from dagster import (
 )
 
 from artifacts.store.store import Artifact
+from llm_assets.assets.evaluation import read_verdict
 from llm_assets.assets.stage import readable, stage
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_wanted
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry.card import describe_outcome
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import ModelVersion
 
@@ -69,8 +71,8 @@ def endpoint(
     champion, served = serve_wanted(
         models, serving, pipeline.settings, pipeline.record, context.log.info
     )
-    promoted = model_version.stats["promoted"]
-    kept = "" if promoted else "; the gate rejected the newest candidate"
+    verdict = describe_outcome(models.state(), read_verdict(model_version))
+    kept = "" if verdict == "promoted" else f"; the newest candidate was {verdict}"
     if served.instead_of is not None:
         kept += f"; WARNING: version {served.instead_of} is wanted but cannot be served"
     told: dict[str, Any] = {
@@ -81,6 +83,7 @@ def endpoint(
         "version": champion.version,
         "latency_seconds": serving.latency(pipeline.settings, context.log.info),
         "model_fingerprint": champion.model_fingerprint,
+        "newest_candidate": verdict,
         "made_now": served.changed,
         "outcome": served.reason,
         "engine": served.engine,

@@ -139,6 +139,8 @@ def describe_version(
         outcome = f"{'approved' if decisions[-1].approved else 'rejected'} by {decisions[-1].name}"
     elif verdicts:
         outcome = f"{'promoted' if verdicts[-1].promoted else 'rejected'} by the gate"
+        if not verdicts[-1].promoted and state.was_wanted(version.version):
+            outcome = "promoted by the gate, which rejected it when it was judged again"
     else:
         outcome = "the base model" if version.is_base else "not judged"
     against = state.find_model(verdicts[-1].against or "") if verdicts else None

@@ -9,6 +9,7 @@ from artifacts.store.identity import hash_json
 from artifacts.store.manifest import COST, verify_folder
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
+from llm_assets.gate.verdict import Verdict
 from llm_assets.registry.state import ModelVersion, RegistryState
 
 CHOSEN = "chosen"
@@ -157,6 +158,23 @@ def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:
         if move.alias == "champion" and move.version == version.version
     ]
     return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found + said + served)]
+
+
+def describe_outcome(state: RegistryState, verdict: Verdict) -> str:
+    """What came of a verdict, in words: a person may have overruled it, and a version that was
+    promoted before stays wanted."""
+    found, wanted = state.find_model(verdict.weights), state.find("wanted")
+    ruled, is_wanted = "promoted" if verdict.promoted else "rejected", found == wanted
+    if verdict.promoted == is_wanted:
+        return ruled
+    for said in state.decisions_of(verdict.weights)[-1:]:
+        if said.approved == is_wanted:
+            decided = "approved" if said.approved else "rejected"
+            return f"{ruled} by the verdict, but {said.name} {decided} it"
+    if is_wanted:
+        return "rejected by the verdict, but it was promoted before and stays wanted"
+    number = "no version" if wanted is None else f"version {wanted.version}"
+    return f"promoted by the verdict, but {number} is wanted"
 
 
 def describe_coverage(version: ModelVersion) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from dagster import AssetKey, DagsterInstance
+
 from llm_assets.assets.figures import loss_line
 from llm_assets.cli.pipeline.summary import corpus_lines, evaluation_lines, training_lines
 from llm_assets.registry.base import LocalRegistry
@@ -185,8 +187,17 @@ def test_a_rejected_candidate_leaves_the_incumbent_wanted(with_evaluation: Proje
     project.configure(model_version={"gate": {"smallest_effect": 5.0}})
     assert ask(project, "*model_version") == ""
     assert not project.current("model_version").stats["promoted"]
-    wanted = LocalRegistry.of(project.record).find("wanted")
+    registry = LocalRegistry.of(project.record)
+    wanted = registry.find("wanted")
     assert wanted and wanted.is_base
+
+    registry.approve(1, "Ada", "it reads well")
+    with DagsterInstance.ephemeral() as instance:
+        assert ask(project, "model_version", instance=instance) == ""
+        record = instance.fetch_materializations(AssetKey("model_version"), limit=1).records[0]
+    made = record.asset_materialization
+    told = "version 1 rejected by the verdict, but Ada approved it"
+    assert made and made.metadata["summary"].value == told
 
 
 def test_loading_the_definitions_imports_no_torch(project: Project) -> None:

@@ -59,7 +59,12 @@ def print_summary(
         *training_lines(current["checkpoint"], current["tokenized_shards"]),
         *evaluation_lines(current["eval_metrics"]),
         *_exam_lines(current["eval_metrics"]),
-        *_verdict_lines(current["model_version"], current["tokenized_shards"], settings),
+        *_verdict_lines(
+            current["model_version"],
+            current["tokenized_shards"],
+            settings,
+            endpoint["newest_candidate"],
+        ),
         ("endpoint", f"{endpoint['url']} serves version {endpoint['version']}"),
     ]:
         table.add_row(label, text)
@@ -194,11 +199,13 @@ def _on_documents(evaluation: Artifact) -> str:
 
 
 def _verdict_lines(
-    version: Artifact, shards: Artifact, settings: PipelineSettings
+    version: Artifact, shards: Artifact, settings: PipelineSettings, outcome: str
 ) -> list[tuple[str, str]]:
     promoted = version.stats["promoted"]
-    verdict = "[green]promoted[/]" if promoted else "[yellow]rejected, the incumbent stays[/]"
-    lines = [("verdict", f"{verdict}. {escape(' '.join(version.stats['reasons']))}")]
+    color = "green" if outcome == "promoted" else "yellow"
+    told = "rejected, the incumbent stays" if outcome == "rejected" else outcome
+    reasons = escape(" ".join(version.stats["reasons"]))
+    lines = [("verdict", f"[{color}]{escape(told)}[/]. {reasons}")]
     # With fewer an experiment comes to no verdict.
     enough = settings.model_version.gate.minimum_documents
     can_compare = shards.stats["documents"]["validation"] >= enough

@@ -9,10 +9,12 @@ from dagster import MetadataValue
 
 from llm_assets.assets.page import render_page
 from llm_assets.board.server import build_app
+from llm_assets.gate.verdict import GateSettings
 from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.card import page_path, render_card
 from tests.browser import browser
 from tests.llm_assets.board.conftest import SmallStore, audit, board_of, client_of, served
+from tests.llm_assets.registry.conftest import entry, verdict
 from tests.needs import needs
 
 
@@ -61,6 +63,20 @@ def test_figures_of_two_metrics_are_not_compared(small: SmallStore, unit: str) -
     assert ("No document was measured for both versions by one metric" in shown) == (
         unit == "exact match"
     )
+
+
+def test_a_serving_version_that_was_judged_again_is_not_said_to_be_rejected_alone(
+    small: SmallStore,
+) -> None:
+    version = small.train(small.clean("1", {"one": "x"}), ["x"])
+    stricter = verdict(
+        version.weights, "base", promoted=False, thresholds=GateSettings(smallest_effect=0.5)
+    )
+    small.registry.enter(entry(version.weights), stricter)
+    with client_of(board_of(small)) as client:
+        for path in ("/versions", "/versions/1"):
+            shown = client.get(path).text
+            assert "Promoted by the gate, which rejected it when it was judged again" in shown
 
 
 @pytest.mark.parametrize(("edited", "won"), [(0, 3), (1, 2), (3, 0)])

@@ -13,7 +13,8 @@ from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
+from artifacts.store.store import Draft, Store
+from llm_assets.assets.evaluation import VERDICT_NAME
 from llm_assets.assets.serving import endpoint
 from llm_assets.assets.stage import IO_MANAGER
 from llm_assets.cli.main import commands
@@ -25,7 +26,7 @@ from llm_assets.io_manager import ArtifactIOManager
 from llm_assets.platform import build_resources
 from serving.rollout import NoLongerWanted, RolloutFailed
 from tests.llm_assets.cloud.conftest import FAILING_IMAGE, FLAKY_IMAGE, SLOW_IMAGE, Cloud
-from tests.llm_assets.registry.conftest import base_entry
+from tests.llm_assets.registry.conftest import base_entry, verdict
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE
 from tests.stand_ins.prediction import MOST_BYTES
 from tests.stand_ins.serve_image import serve_image
@@ -173,7 +174,11 @@ def test_asset_serves_the_champion_on_the_cloud(
     cloud.store_models("a")
     store = Store(cloud.pipeline.store)
     identity = Identity(kind="model_version", code_version="1")
-    judged, _ = store.make(identity, lambda draft: draft.stats.update(promoted=True))
+
+    def write(draft: Draft) -> None:
+        (draft.path / VERDICT_NAME).write_text(verdict("a", "base").model_dump_json())
+
+    judged, _ = store.make(identity, write)
     Pipeline(store, "manual").advance(judged)
     config = tmp_path / "manual.yaml"
     config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))

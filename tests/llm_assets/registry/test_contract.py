@@ -14,6 +14,7 @@ from artifacts.store import layout
 from llm_assets.gate.verdict import GateSettings, Outcome
 from llm_assets.maintenance.doctor import find_contradictions
 from llm_assets.registry.base import BACKUP_NAME, STATE_NAME, Registry, read_decisions
+from llm_assets.registry.card import describe_outcome
 from llm_assets.registry.state import (
     Alias,
     IncumbentChanged,
@@ -266,6 +267,25 @@ def test_a_promotion_has_its_verdict_on_record_though_the_question_was_answered_
     assert number(registry, "wanted") == 1 and list(find_contradictions(state)) == []
     assert [found.promoted for found in state.verdicts_of("a")] == [False, True]
     assert state.look_of("b", "a") == 1, "one comparison, which promoted"
+
+
+def test_what_came_of_a_verdict_says_who_overruled_it(registry: Registry) -> None:
+    def outcome(model: str, promoted: bool, evaluation: str) -> str:
+        judge(registry, model, promoted, evaluation=evaluation)
+        return describe_outcome(registry.state(), registry.state().verdicts[-1])
+
+    assert outcome("a", False, "first") == "rejected"
+    registry.approve(1, "Ada", "reads better")
+    assert outcome("a", False, "second") == "rejected by the verdict, but Ada approved it"
+    registry.reject(1, "Bo", "it swears")
+    assert outcome("a", False, "third") == "rejected"
+    assert outcome("a", True, "fourth") == "promoted by the verdict, but Bo rejected it"
+    assert outcome("b", True, "first") == "promoted"
+    told = "rejected by the verdict, but it was promoted before and stays wanted"
+    assert outcome("b", False, "second") == told
+    serve(registry)
+    registry.roll_back("Ada", "errors")
+    assert outcome("b", True, "third") == "promoted by the verdict, but version 0 is wanted"
 
 
 def test_scores_can_be_read_only_by_who_chooses_after_them(registry: Registry) -> None:
