@@ -204,12 +204,11 @@ def _is_rejected(state: RegistryState, version: ModelVersion) -> bool:
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:
-    """The one that it was judged against in its own evaluation, which is what is shown of it."""
-    verdicts = state.verdicts_of(version.weights)
+    """The one that it was measured against in its own evaluation, which is what is shown of it."""
     # It may have been judged again since, as against the one that a rollback brought back.
-    made_by = version.lineage.get("eval_metrics")
-    own = [one for one in verdicts if one.evaluation_fingerprint == made_by] or verdicts
-    return state.find_model(own[-1].against or "") if own else None
+    measured = version.evaluation.get("models", {}).get("incumbent")
+    judged = [one.against for one in state.verdicts_of(version.weights)]
+    return state.find_model(measured or (judged or [None])[-1] or "")
 
 
 def _gains(evaluation: Artifact, role: str, metric: Metric) -> list[DocumentGain]:

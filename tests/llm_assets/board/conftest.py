@@ -189,7 +189,9 @@ class SmallStore:
         inputs = {} if newest.is_base else started
         made = self.make("checkpoint", name, build, settings, **inputs)
         lineage |= {"checkpoint": made.fingerprint, "clean_corpus": corpus.fingerprint}
-        changes = {"model_fingerprint": made.fingerprint, "lineage": lineage}
+        measured = {"models": {"candidate": name, "incumbent": newest.weights}}
+        changes: dict[str, Any] = {"model_fingerprint": made.fingerprint, "lineage": lineage}
+        changes["evaluation"] = entry(name).evaluation | measured
         found = entry(name).model_copy(update=changes)
         look = self.registry.state().look_of(name, newest.weights)
         version = self.registry.enter(found, verdict(name, newest.weights, promoted, look=look))

@@ -3,8 +3,9 @@
 import pytest
 
 from llm_assets.board import now as first_page
+from llm_assets.gate.verdict import GateSettings
 from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, client_of
-from tests.llm_assets.registry.conftest import entry, verdict
+from tests.llm_assets.registry.conftest import verdict
 
 
 @pytest.mark.parametrize(
@@ -63,9 +64,12 @@ def test_a_version_is_compared_with_the_one_of_its_own_evaluation(small: SmallSt
     first = small.train(small.clean("1", {"old": "x"}), ["x"])
     small.train(small.clean("2", {"old": "x", "new": "y"}), ["y"])
     last = small.clean("3", {"old": "x", "new": "y", "newest": "z"})
-    third = small.train(last, ["z"], eval_metrics="evaluation")
-    again = verdict(third.weights, first.weights, promoted=False, evaluation="later")
-    small.registry.enter(entry(third.weights), again)
+    third = small.train(last, ["z"], eval_metrics="artifact")
+    assert third.lineage["eval_metrics"] != third.evaluation["evaluation_fingerprint"]
+    # The same documents may have been measured for both verdicts.
+    stricter = GateSettings(smallest_effect=0.5)
+    again = verdict(third.weights, first.weights, promoted=False, thresholds=stricter)
+    small.registry.enter(third, again)
     state = small.registry.state()
     assert state.verdicts_of(third.weights)[-1].against == first.weights
     found = first_page.find_new_text(board_of(small), state, third)
