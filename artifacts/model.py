@@ -80,6 +80,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 GENERATION_NAME = "generation_config.json"
+TEMPLATE_NAME = "chat_template.jinja"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 INPUT_PREFIX = "input_prefix"
 """Key of a generation config beside transformers' own: what stands before each input of the task
 that the model was taught, as `max_new_tokens` there is how long its targets may be."""
@@ -280,9 +282,9 @@ def end_of_turn(tokenizer: Any, chat_template: str | None) -> list[int]:
 
     Args:
         tokenizer: of transformers.
-        chat_template: in place of the tokenizer's own.
+        chat_template: in place of the tokenizer's own; empty where there is none.
     """
-    if not (chat_template or tokenizer.chat_template):
+    if not (tokenizer.chat_template if chat_template is None else chat_template):
         return []
     answer = "answer"
     messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]

@@ -22,6 +22,7 @@ from spark_jobs.tokenize.tokenizer import (
     TokenizedExample,
     TokenizerFiles,
     load_tokenizer,
+    template_used,
 )
 from tests.tiny import tiny_shards
 from tests.tiny_tasks import Task
@@ -91,6 +92,7 @@ def write_shards(
         label_counts=list(counts.values()),
         target_tokens=settings.examples.target_tokens if form == "pairs" else 0,
         input_prefix=settings.examples.input_prefix if form == "pairs" else "",
+        chat_template=template_used(files, form, settings.examples),
         shards=[ShardEntry(**{k: row[k] for k in ShardEntry.model_fields}) for row in written],
     )
 

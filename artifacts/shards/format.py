@@ -92,7 +92,8 @@ class ShardStats(BaseModel):
     input_prefix: str = ""
     """Of pairs, what stands before each input."""
     chat_template: str | None = None
-    """Of conversations, where they were not written by the base model's own."""
+    """By which conversations and preferences were written, empty where plainly; None of shards that
+    do not say, whose base model's own it was or none."""
     erased: list[str] = []
     """Texts, by their `text_hash`, whose tokens were overwritten with the end token. Their segments
     stay, so that all rows keep their numbers and their order; no reader takes them for text."""

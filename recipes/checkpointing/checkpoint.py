@@ -558,7 +558,10 @@ def _write(
         for path in base_model.glob(pattern):
             shutil.copyfile(path, folder / path.name)
     for name, content in model.exported_files.items():
-        (folder / name).write_text(content)
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            (folder / name).write_text(content)
     write_older_names(folder)
     _write_weights(weights, folder)
     config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config

@@ -18,6 +18,8 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from artifacts.errors import UserError
 from artifacts.model import (
     GENERATION_NAME,
+    TEMPLATE_NAME,
+    TOKENIZER_CONFIG_NAME,
     end_of_turn,
     end_tokens_of,
     read_config,
@@ -245,8 +247,9 @@ class TrainableModel(nn.Module):
         self.loss: Callable[[Any, Any, Any], torch.Tensor] = summed_cross_entropy
         self.exported_config: dict[str, Any] = {}
         """What the exported config says otherwise than the base model's."""
-        self.exported_files: dict[str, str] = {}
-        """Files of the exported folder that the base model has not, or has otherwise."""
+        self.exported_files: dict[str, str | None] = {}
+        """Files of the exported folder that the base model has not, or has otherwise; None of those
+        that only the base model has."""
         self.recomputes = False
         """Whether the backward pass computes activations again."""
         self.unread: Path | None = None
@@ -259,8 +262,13 @@ class TrainableModel(nn.Module):
         separator, and whoever serves it has to stop there, too. A base model's own EOS ends a
         document, and the chat template may end a turn with another token.
         """
-        if shards.chat_template:
-            self.exported_files["chat_template.jinja"] = shards.chat_template
+        if shards.chat_template is not None:
+            self.exported_files[TEMPLATE_NAME] = shards.chat_template or None
+            # Older folders have it there, and it would count where there is no file.
+            named = base_model / TOKENIZER_CONFIG_NAME
+            said = json.loads(named.read_text()) if named.is_file() else {}
+            if said.pop("chat_template", None) is not None:
+                self.exported_files[TOKENIZER_CONFIG_NAME] = json.dumps(said, indent=2)
         ends = end_tokens_of(read_config(base_model))
         written = [shards.end_token_id]
         if shards.form in ("conversations", "preferences"):

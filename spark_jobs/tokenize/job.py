@@ -53,9 +53,10 @@ from spark_jobs.tokenize.tokenizer import (
     load_tokenizer,
     measure_bytes_per_token,
     template_libraries,
+    template_used,
 )
 
-CODE_VERSION = "11"
+CODE_VERSION = "12"
 CARD_NAME = "README.md"
 
 PACKING_OF: dict[Form, str] = {
@@ -285,7 +286,7 @@ def statistics(
         labels=list(plan.labels),
         target_tokens=plan.examples.target_tokens if plan.form == "pairs" else 0,
         input_prefix=plan.examples.input_prefix if plan.form == "pairs" else "",
-        chat_template=plan.examples.chat_template,
+        chat_template=template_used(files, plan.form, plan.examples),
         shards=[
             ShardEntry(**{key: row[key] for key in ShardEntry.model_fields}) for row in written
         ],

@@ -500,7 +500,7 @@ class ExampleTokenizer:
 
         return PreTrainedTokenizerFast(
             tokenizer_object=self._tokenizer,
-            chat_template=self.settings.chat_template or self.files.chat_template,
+            chat_template=template_used(self.files, self.form, self.settings),
             bos_token=self.files.bos_token,
             eos_token=self.files.eos_token,
         )
@@ -514,6 +514,18 @@ def check_template(files: TokenizerFiles, settings: ExampleSettings) -> None:
             "`tokenized_shards.examples.chat_template`, or set "
             "`tokenized_shards.examples.template: plain`."
         )
+
+
+def template_used(files: TokenizerFiles, form: Form, settings: ExampleSettings) -> str | None:
+    """The chat template that conversations or preferences are written by, empty where plainly.
+
+    Of other forms the one that the settings give, which the trained model keeps.
+    """
+    if form not in ("conversations", "preferences"):
+        return settings.chat_template
+    if settings.template == "plain":
+        return ""
+    return settings.chat_template or files.chat_template
 
 
 def template_libraries(form: Form, settings: ExampleSettings) -> set[str]:

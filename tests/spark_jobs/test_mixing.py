@@ -18,7 +18,7 @@ from spark_jobs.settings import (
 from spark_jobs.tokenize.survey import plan_mixing
 from tests.spark_jobs.jobs import tokenize_corpus
 from tests.spark_jobs.splits import clean_table
-from tests.tiny_models import chat_model
+from tests.tiny_models import CHAT_TEMPLATE, chat_model
 
 BYTES = {"manual": 6_000, "wiki": 3_000, "forum": 1_000}
 DOCUMENTS = {"manual": 60, "wiki": 10, "forum": 100}
@@ -114,3 +114,4 @@ def test_examples_that_are_left_out_or_cut_count_once_however_often_they_were_to
     assert stats["left_out"] == {"holds_special_token": 3}
     assert stats["cut_examples"] == 4
     assert stats["documents"]["train"] == 3 * 31
+    assert stats["chat_template"] == CHAT_TEMPLATE

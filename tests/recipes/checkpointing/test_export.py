@@ -5,6 +5,7 @@ import json
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artifacts.model import end_tokens_of, read_config
+from artifacts.model import end_tokens_of, read_config, read_tokenizer
 from recipes.checkpointing import checkpoint
 from recipes.checkpointing.checkpoint import export_model
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.encoders.classification import load_classifier
 from recipes.model.causal_model import TrainableModel, load_model
+from tests.example_shards import example_shards
 from tests.recipes.conftest import SpecMaker, export, on_model, same, train_here
 from tests.recipes.model.architectures import tiny_config, write_tiny
-from tests.tiny import change_config, change_weights
+from tests.tiny import change_config, change_weights, tiny_base_model
+from tests.tiny_models import CHAT_TEMPLATE, chat_model
+from tests.tiny_tasks import TASKS
 
 CPU = torch.device("cpu")
 
@@ -127,3 +131,32 @@ def test_a_chat_model_that_read_documents_ends_an_answer_where_they_end(
         spec = on_model(make_spec(steps=1), base)
         train_here(spec)
         assert end_tokens_of(read_config(Path(spec.export_folder))) == ends
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+@pytest.mark.parametrize("examples", [{}, {"template": "plain"}, {"chat_template": "{{ 1 }}"}])
+def test_the_chat_template_is_the_one_that_the_rows_were_written_by(
+    examples: dict[str, Any], is_file: bool, tmp_path: Path
+) -> None:
+    """Whichever the model has that training began with, such as a champion of other settings."""
+    task, base, champion = TASKS["fine_tuning"], tmp_path / "base", tmp_path / "champion"
+    chat_model(base)
+    stats = example_shards(
+        tmp_path / "shards", base, replace(task, tokenized_shards={"examples": examples})
+    )
+    other = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tiny_base_model(champion)
+    if is_file:
+        (champion / "chat_template.jinja").write_text(other)
+    else:
+        config = champion / "tokenizer_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": other}))
+    assert read_tokenizer(champion).chat_template == other
+
+    model = load_model(champion)
+    model.export_form_of(stats, champion)
+    export(model, champion, tmp_path / "model")
+
+    plainly = examples.get("template") == "plain"
+    used = None if plainly else examples.get("chat_template", CHAT_TEMPLATE)
+    assert read_tokenizer(tmp_path / "model").chat_template == used
