@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ ARGUMENTS = {
 FLUSH_SECONDS = 0.5
 CLOSE_SECONDS = 300.0
 RETRY_SECONDS = 2.0
+FIRST_SPEAKS_SECONDS = 5.0
+"""How long a fault of another worker waits for the first one's."""
 
 
 def move_pipes_arguments() -> None:
@@ -202,8 +205,9 @@ def run_program(
 
     Lines that it reports go to Dagster where Dagster started it, to standard error otherwise. What
     it returns goes to `--stats` if given, to Dagster or to standard output otherwise. Of the
-    workers of a group (`RANK`), the first alone speaks. The program ends with its parent where the
-    parent asks for that (`artifacts.program.lifetime`).
+    workers of a group (`RANK`), the first alone speaks, but for a fault that it does not meet
+    itself. The program ends with its parent where the parent asks for that
+    (`artifacts.program.lifetime`).
     """
     end_with_parent()
     use_own_temporary_folder()
@@ -215,11 +219,12 @@ def run_program(
     parser.add_argument("--spec", required=True, help="JSON file, local or gs://")
     parser.add_argument("--stats", help="where to write the stats as JSON, local or gs://")
     options = parser.parse_args(arguments)
-    speaks = os.environ.get("RANK", "0") == "0"
+    rank = os.environ.get("RANK", "0")
+    speaks = rank == "0"
     try:
         with _reporting(speaks) as (report, session):
             spec = read_spec(options.spec, spec_type)
-            with _reasons_named(spec, speaks):
+            with _reasons_named(spec):
                 libraries: dict[str, str] = getattr(spec, "libraries", {})
                 refuse_changes(libraries)
                 stats = run(spec, report)
@@ -229,8 +234,11 @@ def run_program(
     except Interrupted:
         return INTERRUPTED
     except UserError as error:
-        if speaks:
-            print(error, file=sys.stderr)
+        if not speaks:
+            # Where all meet one fault, the first says it and ends, and with it end the others.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(FIRST_SPEAKS_SECONDS)
+        print(error if speaks else f"worker {rank}: {error}", file=sys.stderr)
         return USER_ERROR
     return DONE
 
@@ -252,7 +260,7 @@ def read_spec(url: str, spec_type: type[Spec]) -> Spec:
 
 
 @contextmanager
-def _reasons_named(spec: BaseModel, speaks: bool) -> Iterator[None]:
+def _reasons_named(spec: BaseModel) -> Iterator[None]:
     """Turn an error whose reason is known, such as a full disk, into one message that says it."""
     places = [str(getattr(spec, name)) for name in OUTPUTS if hasattr(spec, name)]
     try:
@@ -264,8 +272,6 @@ def _reasons_named(spec: BaseModel, speaks: bool) -> Iterator[None]:
         reason = reason_of(error, next((place for place in places if "://" not in place), "."))
         if reason is None:
             raise
-        if not speaks:
-            print(f"worker {os.environ['RANK']}: {reason}", file=sys.stderr)
         raise UserError(reason) from error
 
 

@@ -81,10 +81,21 @@ def test_each_end_has_its_exit_code(end: str, code: int, said: str, tmp_path: Pa
     assert (json.loads(done.stdout) == {"rows": 2}) if code == DONE else not done.stdout
 
 
-def test_of_several_workers_the_first_alone_speaks(tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text('{"end": "fault"}')
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("interrupted", INTERRUPTED, ""),
+        ("fault", USER_ERROR, "worker 1: the row is empty\n"),
+        ("full disk", USER_ERROR, "worker 1: No space left on the disk while writing"),
+    ],
+)
+def test_of_several_workers_others_than_the_first_speak_of_faults_alone(
+    end: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"end": end}))
     done = start("-c", PROGRAM, "--spec", str(tmp_path / "spec.json"), RANK="1")
-    assert (done.returncode, done.stdout, done.stderr) == (USER_ERROR, "", "")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == bool(said)
 
 
 @pytest.mark.fault(
