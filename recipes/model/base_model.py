@@ -132,10 +132,10 @@ def prepare(
         provenance = _from_hub(str(settings.hub), str(settings.revision), folder, report)
     if not (folder / FAST_NAME).exists():
         convert(folder, report)
-    _check_trainable(folder, family, report)
+    vocab_size = _check_trainable(folder, family, report)
     if needs_masked_head:
         check_masked_head(folder)
-    return provenance | _describe(folder)
+    return provenance | _describe(folder) | {"vocab_size": vocab_size}
 
 
 def libraries_of(settings: BaseModelSettings) -> set[str]:
@@ -163,8 +163,9 @@ def _hashes(folder: Path) -> dict[str, str]:
     return found
 
 
-def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], None]) -> None:
-    """Refuse what training would refuse, before anything else is made from it."""
+def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], None]) -> int:
+    """Refuse what training would refuse, before anything else is made from it; says how many ids
+    the model has."""
     with importing():
         silence_libraries()
         from tokenizers import Tokenizer
@@ -179,18 +180,19 @@ def _check_trainable(folder: Path, family: ModelFamily, report: Callable[[str], 
         ids = Tokenizer.from_file(str(folder / FAST_NAME)).get_vocab(with_added_tokens=True)
     except Exception as error:  # tokenizers raises no class of its own.
         raise UserError(f"`base_model`: {folder}/{FAST_NAME} cannot be read: {error}") from None
-    fitting_vocab_size(str(folder), config, max(ids.values()) + 1)
+    vocab_size = fitting_vocab_size(str(folder), config, max(ids.values()) + 1)
     # Quantized weights have other shapes, which their own libraries alone can tell.
     if "quantization_config" not in config:
         _check_weights(folder, family)
     kind = config["model_type"]
     if family != "causal":
-        return
+        return vocab_size
     if kind not in DECODER_MODEL_TYPES:
         report(f"Trying {kind} on packed rows")
     network = load_model(folder, reads=False).network
     if isinstance(network, TransformersNetwork):
         check_trainable(network)
+    return vocab_size
 
 
 def _check_weights(folder: Path, family: ModelFamily) -> None:
@@ -460,7 +462,6 @@ def _describe(folder: Path) -> dict[str, Any]:
         "architecture": (config.get("architectures") or [config.get("model_type")])[0],
         "parameters": parameters,
         "weights_dtype": ", ".join(sorted(dtypes)),
-        "vocab_size": config["vocab_size"],
         "tokenizer_sha256": sha256_of(str(folder / "tokenizer.json")),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
     }
@@ -483,18 +484,32 @@ def check_family(folder: Path, family: ModelFamily) -> None:
         )
 
 
-def _family_of(folder: Path) -> tuple[ModelFamily, str]:
-    from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
+def _family_of(folder: Path) -> tuple[ModelFamily | None, str]:
+    """The family of a folder's model, None where it is of none, and its type."""
+    from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
+        AutoConfig,
+    )
 
     raw = json.loads((folder / "config.json").read_text())
-    kind = raw["model_type"]
+    kind = str(raw.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        version = importlib.metadata.version("transformers")
+        raise UserError(
+            f"{folder}/config.json names the model type {kind}, which transformers {version} does "
+            "not know. Choose another `base_model`, or install a transformers that knows it."
+        )
     if raw.get("is_encoder_decoder") or AutoConfig.for_model(kind).is_encoder_decoder:
         return "sequence_to_sequence", kind
     architecture = (raw.get("architectures") or [""])[0]
     if architecture.endswith("ForCausalLM") or raw.get("is_decoder"):
         return "causal", kind
-    is_encoder = type(AutoConfig.for_model(kind)) in MODEL_FOR_MASKED_LM_MAPPING
-    return "encoder" if is_encoder else "causal", kind
+    config = type(AutoConfig.for_model(kind))
+    if config in MODEL_FOR_MASKED_LM_MAPPING:
+        return "encoder", kind
+    return "causal" if config in MODEL_FOR_CAUSAL_LM_MAPPING else None, kind
 
 
 def check_row_length(length: int, config: dict[str, Any]) -> None:

@@ -11,7 +11,13 @@ import torch
 from huggingface_hub import constants
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3ForConditionalGeneration,
+    MambaConfig,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artifacts.errors import UserError
@@ -29,7 +35,7 @@ from tests.old_tokenizers import write_old_tokenizer
 from tests.recipes.conftest import same
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.stand_ins.hub import Hub
-from tests.tiny import change_config, change_weights
+from tests.tiny import change_config, change_weights, save_random_model
 from tests.tiny_models import encoder, encoder_decoder
 
 
@@ -249,6 +255,46 @@ def test_a_gated_model_of_the_hub_is_refused_with_what_to_do(
     with pytest.raises(UserError, match=r"owner/name at 0+ cannot be downloaded .*401.*HF_TOKEN"):
         prepare(settings, tmp_path / "out")
     hub.stop()
+
+
+@pytest.mark.fault(
+    "base_model",
+    "model type that the installed transformers does not know, or that no recipe trains: {kind}",
+    sees="the type, and what to do",
+    then="nothing is trained",
+)
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("of_next_year", r"model type of_next_year, which transformers \d.* does not know"),
+        (None, "model type None, which transformers"),
+        ("llava", "trains causal models .* holds a llava, which is none of them"),
+    ],
+)
+def test_a_model_that_is_not_known_is_refused(
+    kind: str | None, told: str, source: Path, tmp_path: Path
+) -> None:
+    named = {"model_type": kind, "architectures": ["OfNextYear"]}
+    refuse(change_config(source, tmp_path / "other", **named), told)
+
+
+def test_the_ids_of_a_model_are_those_of_its_text_where_it_reads_pictures_too(
+    base_model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(base_model, tmp_path / "source"))
+    vocabulary = AutoConfig.from_pretrained(folder).vocab_size
+    text = {"vocab_size": vocabulary, "pad_token_id": 0, "num_hidden_layers": 2, "head_dim": 16}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    picture = {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    config = CONFIG_MAPPING["gemma3"](
+        text_config=text | sizes | {"num_key_value_heads": 2}, vision_config=picture | sizes
+    )
+    save_random_model(folder, Gemma3ForConditionalGeneration, config, {})
+
+    stats = prepare(BaseModelSettings(folder=str(folder)), tmp_path / "out")
+
+    assert "vocab_size" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert stats["vocab_size"] == vocabulary
 
 
 def test_an_adapter_without_its_model_is_refused(source: Path) -> None:
