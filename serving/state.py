@@ -134,8 +134,10 @@ class Status(BaseModel):
 class StateFile(Generic[State]):
     """One of the files: replaced whole."""
 
-    def __init__(self, path: Path, kind: type[State]) -> None:
-        self.path, self._kind = path, kind
+    def __init__(self, path: Path, kind: type[State], outlives_machine: bool = True) -> None:
+        """What need not be there after a loss of power is not flushed: a disk that many write to
+        takes seconds for that, in which its writer does nothing else."""
+        self.path, self._kind, self._sync = path, kind, outlives_machine
 
     def read(self) -> State | None:
         """What it says, or None where it never said anything that this release can use."""
@@ -148,7 +150,7 @@ class StateFile(Generic[State]):
     def write(self, content: State) -> None:
         """Raises OSError or UserError where it cannot be written."""
         make_private(self.path.parent)
-        files.write(self.path, content.model_dump_json(indent=2).encode())
+        files.write(self.path, content.model_dump_json(indent=2).encode(), self._sync)
 
 
 class StateFolder:
@@ -160,7 +162,8 @@ class StateFolder:
         self.desired = StateFile(folder / "desired.json", Desired)
         self.good = StateFile(folder / "serving.json", Desired)
         """What took all traffic last."""
-        self.status = StateFile(folder / "status.json", Status)
+        self.status = StateFile(folder / "status.json", Status, outlives_machine=False)
+        """Of processes, which end with the machine."""
         self.stopped_path = folder / "stopped"
         """There from when somebody has the endpoint stopped until it is started again: a machine
         that goes down ends it, too."""

@@ -1,5 +1,6 @@
 """Starting, moving and stopping an endpoint that outlives its caller."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -36,6 +37,24 @@ def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_fo
         told = rf"port {port} \(Address already in use\)\. .*endpoint\.port"
         with pytest.raises(UserError, match=told):
             start(tmp_path, tiny_model_folder, port=port)
+
+
+def test_a_server_waits_for_no_disk_to_say_how_it_is(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flushing takes a busy disk seconds, in which it would answer nobody."""
+    there, state = StateFolder(client.state_folder), StateFolder(tmp_path / "endpoint")
+    status, good = there.status.read(), there.good.read()
+    assert status is not None and good is not None
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "flushed")
+
+    monkeypatch.setattr("os.fsync", fail)
+    state.status.write(status)
+    assert state.status.read() == status
+    with pytest.raises(OSError, match="flushed"):
+        state.good.write(good)
 
 
 @pytest.mark.fault(
