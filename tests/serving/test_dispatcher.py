@@ -28,11 +28,14 @@ from tests.serving.conftest import SETTINGS
 from tests.tiny import change_config
 from tests.waiting import WAIT_SECONDS
 
+TOKENS = 16_000
 IMPATIENT = SETTINGS.model_copy(update={"request_timeout": 0.5})
+CUT_SHORT = SETTINGS.model_copy(update={"request_timeout": 3.0, "max_new_tokens": TOKENS})
+"""Time for the beginning of an answer, on a busy machine, too, and not for an endless one's end."""
 NEVER = 1e-12
 """A share of the traffic that gets a request where nothing else can."""
 QUICK = GenerateRequest(prompt="The valve", max_tokens=3, max_prompt_tokens=80)
-ENDLESS = QUICK.model_copy(update={"max_tokens": 4_000, "ignore_eos": True})
+ENDLESS = QUICK.model_copy(update={"max_tokens": TOKENS, "ignore_eos": True})
 """Takes longer than any of these tests has."""
 
 
@@ -40,9 +43,10 @@ class Versions:
     """Two engines of one model, the new one and the old one, in one event loop."""
 
     def __init__(self, folder: Path, place: Path) -> None:
+        roomy = SETTINGS.model_copy(update={"cache_tokens": 2 * TOKENS})
         self.new, self.old = (
             EngineProcess(
-                Desired(model_folder=folder, version=name, fingerprint=name, settings=SETTINGS),
+                Desired(model_folder=folder, version=name, fingerprint=name, settings=roomy),
                 place / f"{name}.log",
             )
             for name in ("new", "old")
@@ -68,7 +72,7 @@ def versions(
     loop: asyncio.Runner, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Versions]:
     place = tmp_path_factory.mktemp("versions")
-    folder = change_config(tiny_model_folder, place / "model", max_position_embeddings=4_096)
+    folder = change_config(tiny_model_folder, place / "model", max_position_embeddings=2 * TOKENS)
     both = Versions(folder, place)
 
     async def start() -> None:
@@ -200,7 +204,9 @@ def test_a_client_that_does_not_read_does_not_make_its_version_slow(
 def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
     loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatching, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(dispatching, "STALL_SECONDS", 1.0)
+    # It is not told to go on meanwhile.
+    monkeypatch.setattr(engine_process, "CONTINUE_SECONDS", 1_000)
     asked = ENDLESS.model_copy(update={"max_tokens": 2_000})
 
     async def leave_after(pause: float) -> list[TrafficSample]:
@@ -214,7 +220,7 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
                 await stream.work
             return await decided(*routes)
 
-    at_once, late = loop.run(leave_after(0.0)), loop.run(leave_after(1.0))
+    at_once, late = loop.run(leave_after(0.0)), loop.run(leave_after(3.0))
     assert [(seen.answered, seen.failed) for seen in at_once] == [(0, 0), (0, 0)]
     assert [(seen.answered, seen.failed) for seen in late] == [(0, 1), (0, 0)]
 
@@ -237,11 +243,10 @@ def test_nobody_can_tell_which_version_the_next_request_meets(
 def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
     loop: asyncio.Runner, versions: Versions, tmp_path: Path
 ) -> None:
-    settings = IMPATIENT.model_copy(update={"max_new_tokens": 4_000})
-    dispatcher, *_ = versions.serve(settings=settings)
-    journal = Journal(tmp_path, lambda: settings.journal)
+    dispatcher, *_ = versions.serve(settings=CUT_SHORT)
+    journal = Journal(tmp_path, lambda: CUT_SHORT.journal)
     app = build_app(ApiContext(dispatcher, None, journal))
-    body = {"prompt": "The valve", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
 
     async def ask() -> tuple[httpx.Response, str]:
         transport = httpx.ASGITransport(app)
@@ -251,7 +256,7 @@ def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
 
     answer, metrics = loop.run(ask())
 
-    assert answer.status_code == 200 and "after 0.5 s" in answer.text.splitlines()[-2]
+    assert answer.status_code == 200 and "after 3 s" in answer.text.splitlines()[-2]
     (line,) = [one for one in metrics.splitlines() if one.startswith("serving_requests_total{")]
     assert 'status="504"' in line and line.endswith(" 1.0")
 
@@ -259,10 +264,10 @@ def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
 def test_a_stream_that_breaks_off_after_its_client_stopped_to_read_counts_as_failed(
     loop: asyncio.Runner, versions: Versions, tmp_path: Path
 ) -> None:
-    settings = IMPATIENT.model_copy(update={"body_timeout": 0.5, "max_new_tokens": 4_000})
+    settings = CUT_SHORT.model_copy(update={"body_timeout": 0.5})
     dispatcher, *_ = versions.serve(settings=settings)
     app = build_app(ApiContext(dispatcher, None, Journal(tmp_path, lambda: settings.journal)))
-    body = {"prompt": "The valve", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
         "type": "http",

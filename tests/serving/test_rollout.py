@@ -27,6 +27,10 @@ from tests.waiting import WAIT_SECONDS, wait_until
 ROLLOUT = RolloutSettings(steps=(0.3, 0.5), step_seconds=0.5, min_requests=20)
 WATCHED = RolloutSettings(steps=(0.5,), step_seconds=1.0, min_requests=2_000)
 """Enough requests for small differences."""
+LONGER = ROLLOUT.model_copy(update={"step_seconds": 2.0})
+"""Steps in which what a test does to an engine falls, also on a busy machine."""
+REQUEST_TIMEOUT = 120.0
+"""For a request that waits until both engines have been started again."""
 CLIENTS = 4
 EQUAL_ROLLOUTS, EQUAL_REQUESTS = 10, 200
 HALT_SECONDS, HALT_ANSWERS = 0.3, 4
@@ -37,7 +41,9 @@ HALT_SECONDS, HALT_ANSWERS = 0.3, 4
 def moving(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Client]:
     """An endpoint on version 1; every test leaves it there."""
     folder = tmp_path_factory.mktemp("moving") / "endpoint"
-    with served(folder, tiny_model_folder, rollout=ROLLOUT) as client:
+    settings = {"rollout": ROLLOUT, "request_timeout": REQUEST_TIMEOUT}
+    with served(folder, tiny_model_folder, **settings) as client:
+        client.http.timeout = REQUEST_TIMEOUT
         yield client
 
 
@@ -93,7 +99,8 @@ def new_engine(client: Client, version: str) -> psutil.Process:
 
 
 def move(client: Client, model: Path, version: str, rollout: RolloutSettings = ROLLOUT) -> Client:
-    return start(client.state_folder, model, version, rollout=rollout)
+    settings = {"rollout": rollout, "request_timeout": REQUEST_TIMEOUT}
+    return start(client.state_folder, model, version, **settings)
 
 
 def in_background(
@@ -226,7 +233,7 @@ def test_version_that_is_no_longer_wanted_is_not_loaded_to_the_end(
 )
 def test_version_whose_engine_dies_is_taken_back(moving: Client, other_model_folder: Path) -> None:
     with load(moving) as answers:
-        moved = in_background(moving, other_model_folder, "4")
+        moved = in_background(moving, other_model_folder, "4", LONGER)
         new_engine(moving, "4").kill()
         with pytest.raises(RolloutFailed, match=r"(?s)died.*Version 1 still is"):
             moved.result()
@@ -244,9 +251,8 @@ def test_what_kills_both_engines_is_not_held_against_the_new_version(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
     (old,) = moving.engine_pids()
-    longer = ROLLOUT.model_copy(update={"step_seconds": 2.0})
     with load(moving) as answers:
-        moved = in_background(moving, other_model_folder, "8", longer)
+        moved = in_background(moving, other_model_folder, "8", LONGER)
         new_engine(moving, "8").kill()
         psutil.Process(old).kill()
         moved.result()
@@ -331,7 +337,7 @@ def test_version_that_is_slow_in_one_request_of_five_is_taken_back(
 def test_an_api_server_killed_in_a_rollout_comes_back_and_brings_it_to_its_end(
     moving: Client, other_model_folder: Path, tiny_model_folder: Path
 ) -> None:
-    moved = in_background(moving, other_model_folder, "6")
+    moved = in_background(moving, other_model_folder, "6", LONGER)
     engine = new_engine(moving, "6")
     moving.api_server().kill()
     moved.result(timeout=WAIT_SECONDS)
