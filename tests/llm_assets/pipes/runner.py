@@ -44,7 +44,7 @@ QUICK = Limits(
     drain_seconds=2.0,
     restarts=2,
     restart_delay_seconds=0.1,
-    retries=RetryPolicy(0.05, 0.2, give_up_after_seconds=5.0),
+    retries=RetryPolicy(0.05, 0.2, give_up_after_seconds=60.0),
 )
 
 

@@ -400,7 +400,8 @@ def test_job_that_gets_no_machines_is_ended_with_those_it_had(
 def test_machines_that_waited_for_others_of_their_job_are_paid_for(scene: Scene) -> None:
     scene.google.batch.out_of_stock = True
     spent = spending(scene, machines=2)
-    limits = dataclasses.replace(SHORT, objection=spent.objection)
+    # Long enough for the one machine that there is to start.
+    limits = dataclasses.replace(SHORT, pending_seconds=4.0, objection=spent.objection)
     assert "never scheduled" in failure_text(scene.run(limits=limits, machines=2))
     assert len(scene.google.batch.bill) == 1 and not scene.left()
     (machine,) = scene.google.batch.bill
@@ -668,7 +669,7 @@ def test_killed_dagster_finds_its_job_again(
 
 @ending("two runs of the same work at once", "nothing", "they share one job")
 def test_two_runs_at_once_share_one_job(scene: Scene) -> None:
-    runs = [scene.start("sleep:1") for _ in range(2)]
+    runs = [scene.start("sleep:5") for _ in range(2)]
     assert [run.wait(timeout=WAIT_SECONDS) for run in runs] == [0, 0]
     assert scene.phases().count(Phase.SUCCEEDED) == 1
     scene.ends(starts=None)
