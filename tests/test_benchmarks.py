@@ -184,7 +184,7 @@ def test_a_part_of_the_gpu_kit_says_what_each_of_its_runs_came_to() -> None:
     assert done == {"first": {"failed": "no memory"}, "second": 2}
     assert kept == [{"first": {"failed": "no memory"}}, done]
     # The first run takes more time than there is, so none is left for the second.
-    soon = time.monotonic() - turns.BEGAN + 0.2
+    soon = time.monotonic() - turns.BEGAN + 2.0
     long = {"first": lambda left: time.sleep(left + 0.1), "second": lambda left: 2}
     late = turns.in_turn(long, soon, kept.append)
     assert late["first"] is None and "left_out" in late["second"]

@@ -21,6 +21,7 @@ from tests.listening import outside_loopback
 from tests.llm_assets.in_process import ask, type_in
 from tests.llm_assets.test_private_folders import open_to_others
 from tests.needs import needs
+from tests.waiting import WAIT_SECONDS
 
 ASSETS = [
     "raw_corpus",
@@ -106,7 +107,7 @@ def test_the_models_bits_per_byte_on_held_out_text_are_lower_than_the_bases(made
 @needs("curl")
 def test_the_printed_request_answers_and_its_id_leads_to_the_training_text(made: Project) -> None:
     (line,) = [line for line in screen(made).splitlines() if line.startswith("curl ")]
-    answer = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=WAIT_SECONDS)
     head, _, body = answer.stdout.partition("\n\n")
     (prediction,) = json.loads(body)["predictions"]
     (request,) = re.findall(r"^x-request-id: (\S+)$", head, re.MULTILINE)

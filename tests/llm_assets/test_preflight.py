@@ -137,7 +137,7 @@ def test_the_gain_that_shows_is_told_in_the_unit_that_decides_and_with_what_limi
 
 def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
-    alone = preflight(wanted).text
+    alone = preflight(wanted, None).text
     folder = tmp_path / "some"
     folder.mkdir()
     for number in range(40):
@@ -152,7 +152,8 @@ def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path)
             tmp_path,
             raw_corpus={"sources": sources},
             clean_corpus={"minimum_characters": 20, "split": split},
-        )
+        ),
+        None,
     ).text
     assert alone.documents is not None and both.documents == alone.documents - 40
     assert (both.held_out, both.copies) == (40, alone.copies + 40)
@@ -164,23 +165,23 @@ def test_a_file_that_is_set_aside_counts_nothing_of_what_comes_before_its_damage
     folder = tmp_path / "text"
     files = {"type": "files", "path": str(folder), "on_bad_file": "quarantine"}
     wanted = settings(tmp_path, raw_corpus={"sources": [files]})
-    before = preflight(wanted).text
+    before = preflight(wanted, None).text
     # The last row of the table is a copy of one that only the damaged table has.
     rows = [f'"{text} It is wörded like this in a table alone."' for text in tiny_texts(8)]
     damaged = "\n".join(["text", *rows, '"without an end']) + "\n"
     (folder / "a.csv").write_text(damaged, "windows-1252")
     (folder / "b.csv").write_text("\n".join(["text", rows[0]]) + "\n")
-    after = preflight(wanted).text
+    after = preflight(wanted, None).text
     assert before.documents is not None and after.documents == before.documents + 1
     assert (after.faults["bad_file"], after.copies) == (1, before.copies)
 
 
 def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) -> None:
     wanted = settings(tmp_path)
-    before = preflight(wanted).text
+    before = preflight(wanted, None).text
     row = json.dumps({"text": "A cut emoji \ud83d stands in this text about a valve and a pump."})
     (tmp_path / "text" / "cut.jsonl").write_text(row)
-    after = preflight(wanted).text
+    after = preflight(wanted, None).text
     assert before.documents is not None and after.documents == before.documents + 1
 
 
@@ -305,7 +306,7 @@ def test_a_disk_that_is_too_small_is_named_with_what_is_needed(
     (tmp_path / "text" / "store").mkdir(parents=True)
     (tmp_path / "text" / "store" / "made.md").write_text("The pump has a valve. " * 20)
     wanted = settings(tmp_path, store="~/text/store")
-    assert preflight(wanted).text.documents == 120
+    assert preflight(wanted, None).text.documents == 120
     # A training state has three times the weights, beside the weights themselves.
     size = shutil.disk_usage(tmp_path).free // 3
     write_sparse_weights(tmp_path / "model" / "model.safetensors", size)

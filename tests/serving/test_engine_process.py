@@ -23,7 +23,7 @@ from serving.settings import OpenAIEngine
 from serving.state import Desired
 from serving.traffic import EngineTraffic, probe
 from tests.serving.conftest import SETTINGS
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 SERVER = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
 REQUEST = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
@@ -45,7 +45,7 @@ async def started(model: Path, place: Path, **changes: object) -> AsyncIterator[
 
 async def replaced(engine: EngineProcess, before: psutil.Process) -> None:
     """Return once another process serves, which writes."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_SECONDS):
         while engine.pid == before.pid or not engine.ready.is_set():
             await asyncio.sleep(0.1)
     await probe(engine, SETTINGS)
@@ -73,7 +73,7 @@ def test_engine_that_writes_is_alive_whatever_its_health_check_says(
                 asked.clear()
                 given_up.set()
             assert (engine.pid, engine.restarts) == (pid, 0)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while engine.pid == pid:
                     given_up.set()
                     await asyncio.sleep(0.01)
@@ -205,7 +205,7 @@ def test_what_a_server_leaves_behind_keeps_no_engine_ready(
             program = psutil.Process(one.pid)
             (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
             server.kill()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while one.ready.is_set():
                     await asyncio.sleep(0.05)
             assert program.is_running(), "what was left behind has not ended"

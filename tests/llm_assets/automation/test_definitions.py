@@ -78,7 +78,9 @@ def test_the_schedule_keeps_out_of_blackouts_also_when_it_is_late(
 ) -> None:
     now = datetime.now(UTC)
     due = now - timedelta(days=1)
-    skipped = evaluate(define(project, blackouts=[f"{now:%a} 00:00-24:00".lower()]), instance, due)
+    # It is looked at after `now`, be it on the next day.
+    days = f"{now:%a}-{now + timedelta(days=1):%a}".lower()
+    skipped = evaluate(define(project, blackouts=[f"{days} 00:00-24:00"]), instance, due)
     assert isinstance(skipped, SkipReason) and "00:00-24:00" in str(skipped.skip_message)
     defs = define(project, blackouts=[f"{due:%a} 00:00-24:00".lower()])
     assert isinstance(evaluate(defs, instance, due), RunRequest)

@@ -20,7 +20,7 @@ from artifacts.store.manifest import dump_with_checksum
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import rewrite
 from artifacts.store.store import Draft, Store
-from llm_assets.board import engines
+from llm_assets.board import engines, now
 from llm_assets.board.pages import Board, read_key
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
@@ -105,8 +105,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> S
 
 @needs("Chromium")
 def test_pages_pass_an_audit_at_every_width_and_nothing_in_them_runs(
-    shop: Shop, tmp_path: Path
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No page is loaded again while it is looked at.
+    monkeypatch.setattr(now, "REFRESH_SECONDS", 3_600)
     with served(build_app(board_of(shop))) as address, browser(tmp_path) as page:
         for path in PAGES:
             for width, scheme in ((320, "light"), (1920, "dark")):

@@ -136,7 +136,7 @@ def test_documents_that_are_all_too_short_end_in_a_no_with_the_setting_that_fits
     (fitting,) = re.findall(r"Set `clean_corpus.minimum_characters: (\d+)`", started.obstacle)
     assert "keeps 90% of them" in started.obstacle
     longer = changed_settings(started.path, {"clean_corpus.minimum_characters": int(fitting)})
-    assert preflight(longer, is_judged=False).text.documents == 180
+    assert preflight(longer, None, is_judged=False).text.documents == 180
 
 
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
@@ -281,7 +281,7 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
     settings = settings_for(manuals)
     for number in range(5):
         (manuals / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
-    told = preflight(settings).text.lines(None)
+    told = preflight(settings, None).text.lines(None)
     assert "set aside: 5 not utf8" in told
     assert "to read text that is not UTF-8: set `encoding` of its source" in told
     (source,) = own_text(settings).sources

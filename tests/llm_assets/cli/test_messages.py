@@ -15,6 +15,7 @@ from llm_assets.config import CONFIG_VARIABLE
 from tests.conftest import Project
 from tests.faults import small_disk
 from tests.llm_assets.in_process import type_in
+from tests.waiting import WAIT_SECONDS
 
 
 def make_history(project: Project) -> list[Path]:
@@ -145,7 +146,7 @@ def test_runs_are_refused_before_any_work_and_those_of_one_second_have_a_log_eac
     with project.config.open("a") as config:
         config.write(f"description: '{description}'\n")
     runs = [project.fork("llm-assets", "run") for _ in range(3)]
-    assert [run.wait(120) for run in runs] == [1, 1, 1]
+    assert [run.wait(WAIT_SECONDS) for run in runs] == [1, 1, 1]
     assert len(list((project.folder / ".llm_assets" / "logs").glob("run-*.log"))) == 3
     printed = (project.folder / "output.txt").read_text()
     assert "it has no config.json" in printed and f"manual  {description}" in printed
