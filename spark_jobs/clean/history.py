@@ -14,8 +14,8 @@ cluster with text of an earlier corpus follows that text:
   with such text: it goes.
 
 A cluster of new texts follows, in this order: a source that the settings set apart for judging; the
-document that had one of its ids before, since it is an edit of it; a source that they assign to
-`train`; the cluster's hash.
+document that had one of its ids before, since it is an edit of it, unless the id is a row's number;
+a source that they assign to `train`; the cluster's hash.
 
 Beside text of other sources, text to replay goes; a cluster that has no other is replayed, unless
 it judged before.
@@ -189,7 +189,8 @@ class TextFacts:
     by_text: np.ndarray
     """Code of the split that this very text was in, by the record of earlier corpora."""
     by_id: np.ndarray
-    """Code of the split that a document of this id was in, where its text is new."""
+    """Code of the split that a document of this id was in, where its text is new; `NONE` where the
+    id is a row's number."""
     slices: np.ndarray
     """In which corpus of the lineage this text came first; of new text, the one being made."""
 

@@ -59,7 +59,7 @@ from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import DOCUMENTS_IN_MEMORY, CleanCorpusSettings
 from spark_jobs.text import text_hash
 
-CODE_VERSION = "21"
+CODE_VERSION = "22"
 EXAMPLE_CHARACTERS = 160
 
 

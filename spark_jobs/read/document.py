@@ -3,11 +3,13 @@
 Documents that cannot be used are set aside and counted, and fatal only when they are many.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.errors import UserError, has_control_characters
 from artifacts.examples import Example, find_fault, plain_text, read_example, write_example
@@ -33,6 +35,27 @@ MOST_ID_BYTES = 1_024
 def document_of(identifier: str) -> str:
     """Id of the document that a text was made from; its own where it is one of a source."""
     return identifier.partition(DERIVED)[0]
+
+
+def are_row_numbers(ids: pa.ChunkedArray, sources: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which ids are made of a row's number in its file or data set, so that they name another row
+    as soon as one before it comes or goes."""
+    begins = pc.replace_substring_regex(ids, _NUMBER, "")
+    of_file = pc.match_substring_regex(begins, _ROWS)
+    return pc.and_(pc.not_equal(begins, ids), pc.or_(of_file, pc.equal(begins, sources)))
+
+
+def is_row_number(identifier: str, source: str) -> bool:
+    """Whether one id is made so."""
+    ids, sources = (pa.chunked_array([[one]]) for one in (identifier, source))
+    return bool(are_row_numbers(ids, sources)[0].as_py())
+
+
+_NUMBER = r":\d+(#\d+)*$"
+_ROWS = (
+    rf"(?i)\.({'|'.join(settings.NUMBERED_ENDINGS)})"
+    rf"({'|'.join(map(re.escape, settings.COMPRESSIONS))})*$"
+)
 
 
 def find_id_fault(identifier: str) -> str | None:

@@ -94,6 +94,9 @@ LANGUAGES = {
     "typescript": "ts tsx",
     "yaml": "yaml yml",
 }
+NUMBERED_ENDINGS = (*(e for name in TABLES for e in _ENDINGS[name].split()), "mbox")
+"""Of files of many documents, whose ids end with the document's number unless a column names it;
+pages of a wiki's dump have numbers of their own."""
 _BY_ENDING: dict[str, tuple[FormatName, str | None]] = {
     f".{ending}": (name, None) for name, endings in _ENDINGS.items() for ending in endings.split()
 } | {f".{ending}": ("code", name) for name, found in LANGUAGES.items() for ending in found.split()}
@@ -299,7 +302,8 @@ class Files(Settings):
     formats out of `formats` if the folder holds other files as well."""
     id_column: str | None = None
     """The column or JSON key that holds the document's id. If unset, and in formats without
-    columns, ids are made from the file's path and the document's place in the file."""
+    columns, ids are made from the file's path and the document's place in the file. A row that
+    takes the place of another is no edit of it, so an edit is known by its text alone."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Maximum share of unusable documents, which are set aside and counted; above it, the run
     fails. Empty documents do not count toward it."""
@@ -405,7 +409,7 @@ class HuggingFaceDataset(Settings):
     """The columns of examples to learn a task from, instead of a text column."""
     id_column: str | None = None
     """The column that holds the document's id; if unset, the id is the source's name and the row
-    number."""
+    number, and an edit of a row is known by its text alone."""
     maximum_faulty_share: float = Field(default=0.01, ge=0, le=1)
     """Maximum share of unusable documents, which are set aside and counted; above it, the run
     fails. Empty documents do not count toward it."""

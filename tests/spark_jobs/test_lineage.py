@@ -264,6 +264,28 @@ def test_an_edited_document_stays_in_its_split_however_much_of_it_is_new(
     assert splits(second) == splits(first)
 
 
+@pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("file", ["rows.csv", "rows.jsonl.gz", "manual"])
+def test_a_row_that_takes_the_number_of_another_is_no_edit_of_it(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, file: str, documents_in_memory: int
+) -> None:
+    """As in an export that begins with the newest row; `manual` is the name of the source."""
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def rows(last: int) -> list[tuple[str, str]]:
+        return [(f"{file}:{place}", text(last - place)) for place in range(last)]
+
+    make_clean(spark, raw_corpus(rows(40)), first)
+    before, later = splits(first), rows(40 + 40)
+    all_to_train = SplitSettings(validation=1e-9, held_out=1e-9)
+    make_clean(spark, raw_corpus(later), second, first, all_to_train, documents_in_memory)
+
+    found = splits(second)
+    assert {"validation", "held_out"} < set(before.values())
+    assert {found[name] for name, _ in later[:40]} == {"train"}
+    assert [found[name] for name, _ in later[40:]] == [before[name] for name, _ in rows(40)]
+
+
 def write_sources(folder: Path, texts: dict[str, list[tuple[str, str]]]) -> str:
     folder.mkdir()
     rows = [(*one, source) for source, of_source in texts.items() for one in of_source]

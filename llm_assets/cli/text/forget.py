@@ -1,7 +1,6 @@
 """`llm-assets forget` and `llm-assets verify`: documents out of the store, every later corpus and
 what serves, and the certificate of it held against the store."""
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +60,7 @@ from spark_jobs.clean.forgotten import (
 )
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
-from spark_jobs.read.document import document_of
+from spark_jobs.read.document import document_of, is_row_number
 from spark_jobs.read.settings import Files, HuggingFaceDataset
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
 from spark_jobs.settings import CleanCorpusSettings
@@ -69,9 +68,6 @@ from spark_jobs.text import fold, text_hash
 
 DROPPED = "dropped"
 """In place of the split of a text that is in no corpus."""
-ROW = re.compile(r"(?<!\.xml)(?<!\.xml\.(?:bz2|zst))(?<!\.xml\.(?:gz|xz)):\d+$")
-"""Ends the id of a row where its source has no `id_column`; the pages of a wiki's dump, in XML,
-have their own number."""
 JUDGED = ("eval_metrics", "model_version", "endpoint")
 
 
@@ -346,7 +342,7 @@ def _plan(
             given = {k: row[k] for k in row if k in fields} | same
             # A near copy, whose own text is not on record, is kept out by its id all the same.
             is_known = given["text_hash"] is not None and given["source"] in numbers_rows
-            numbered = is_known and bool(ROW.search(given["id"]))
+            numbered = is_known and is_row_number(given["id"], given["source"])
             plan.entries.append(ForgottenDocument.model_validate(given | {"numbered": numbered}))
 
     holding = [row["id"] for rows in holders.values() for row in rows]

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_jobs.clean import history
 from spark_jobs.clean.decide import decider, pairs
 from spark_jobs.clean.forgotten import FORGOTTEN, SIMILAR, ForgottenTexts
+from spark_jobs.read.document import are_row_numbers
 from spark_jobs.runtime.parquet import Part, PartRows
 from spark_jobs.runtime.tasks import Work
 from spark_jobs.settings import SplitSettings
@@ -191,10 +192,17 @@ class SparkDecider(decider.Decider):
 
 _PLACE = [("part", pa.int64()), ("row", pa.int64())]
 PLACED_SCHEMA = pa.schema(
-    [*_PLACE, *decider.DOCUMENT_SCHEMA, ("forced", pa.int64()), ("rank", pa.int64())]
+    [
+        *_PLACE,
+        *decider.DOCUMENT_SCHEMA,
+        ("forced", pa.int64()),
+        ("rank", pa.int64()),
+        ("lasting_id", pa.string()),
+    ]
 )
-"""A document, where it is, the code of the split that its source is assigned to, and its rank
-among documents of equal text (`history.representative_rank`)."""
+"""A document, where it is, the code of the split that its source is assigned to, its rank among
+documents of equal text (`history.representative_rank`), and its id unless that is a row's number.
+"""
 RECORD_SCHEMA = pa.schema(
     [
         *_PLACE,
@@ -214,8 +222,10 @@ def _read_documents(
     documents = part.read(forgotten)
     forced = history.by_source(documents["source"], split)
     rank = history.representative_rank(documents["past"].to_numpy(), forced)
+    numbers = are_row_numbers(documents["id"], documents["source"])
+    lasting = pc.if_else(numbers, pa.scalar(None, pa.string()), documents["id"])
     columns = [*_places(number, documents), *documents.columns, pa.array(forced), pa.array(rank)]
-    return pa.Table.from_arrays(columns, schema=PLACED_SCHEMA)
+    return pa.Table.from_arrays([*columns, lasting], schema=PLACED_SCHEMA)
 
 
 def _read_record(number: int, part: Part) -> pa.Table:
@@ -319,7 +329,7 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
         )
     first = F.min(F.struct("part", "row", "split", "slice", "id"))
     texts = record.groupBy("text_hash").agg(first.alias("known"))
-    ids = record.groupBy("id").agg(first.alias("known_id"))
+    ids = record.groupBy(F.col("id").alias("lasting_id")).agg(first.alias("known_id"))
     past = F.col("past")
 
     def known(recorded: str, field: str, otherwise: int) -> F.Column:
@@ -334,7 +344,7 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
         .withColumn("by_text", known("recorded_split", "split", history.NONE))
         .withColumn("slice", known("recorded_slice", "slice", slice_))
         .withColumn("rank", F.col("rank") + added)
-        .join(ids, "id", "left")
+        .join(ids, "lasting_id", "left")
         .withColumn("by_id", F.coalesce(F.col("known_id.split"), F.lit(history.NONE)))
     )
 

@@ -47,6 +47,7 @@ from spark_jobs.clean.history import (
     representative_rank,
 )
 from spark_jobs.clean.prepare import bands_of, matrix_of
+from spark_jobs.read.document import are_row_numbers
 from spark_jobs.runtime.parquet import PartRows, split_rows, write_part_rows
 from spark_jobs.settings import SplitSettings
 from spark_jobs.text import HASH_BYTES
@@ -181,7 +182,7 @@ class Recorded(NamedTuple):
     by_text: np.ndarray
     """Code of the split that its text was in."""
     by_id: np.ndarray
-    """Code of the split that its id was in."""
+    """Code of the split that its id was in; `NONE` where that is a row's number."""
     slices: np.ndarray
     rank: np.ndarray
     """Added to `history.representative_rank`."""
@@ -196,14 +197,15 @@ def look_up(documents: pa.Table, history: History | None) -> Recorded:
     known = pc.index_in(documents["text_hash"], record["text_hash"])
     is_same = np.asarray(pc.equal(record["id"].take(known), documents["id"]).fill_null(False))
     places = np.asarray(known.fill_null(-1))
-    ids = np.asarray(pc.index_in(documents["id"], record["id"]).fill_null(-1))
+    numbers = are_row_numbers(documents["id"], documents["source"])
+    ids = pc.if_else(numbers, -1, pc.index_in(documents["id"], record["id"]).fill_null(-1))
     splits = np.append(codes_of(record["split"]), NONE)
     slices = np.append(record["slice"].to_numpy(), history.slice)
     # Under other cleaning settings a text may have another hash than it was recorded with.
     by_text = np.where(past, documents["recorded_split"].to_numpy(), splits[places])
     return Recorded(
         by_text,
-        splits[ids],
+        splits[np.asarray(ids)],
         np.where(past, documents["recorded_slice"].to_numpy(), slices[places]),
         np.where(is_same & ~past, np.where(splits[places] >= VALIDATION, ON_RECORD, 1), 0),
     )
