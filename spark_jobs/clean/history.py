@@ -172,9 +172,9 @@ def representative_rank(past: np.ndarray, forced: np.ndarray) -> np.ndarray:
 
     Those whose source is set apart for judging come first, those to replay come after others, and
     those that have left last. More is added for documents on record, so that they stay as they are
-    when longer copies of them come.
+    when longer copies of them come: of those to replay, less than puts them beside others.
     """
-    return np.select([past, forced == REPLAY, forced >= VALIDATION], [-2, -1, forced], 0)
+    return np.select([past, forced == REPLAY, forced >= VALIDATION], [-3, -2, forced], 0)
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,27 @@ def test_text_of_a_source_to_train_on_is_never_held_out_also_where_another_sourc
     assert {found[f"a{number}"] for number in range(30, 60)} > {"held_out"}
 
 
+@pytest.mark.parametrize("documents_in_memory", [10**6, pytest.param(0, marks=pytest.mark.soak)])
+def test_text_that_was_replayed_is_learnt_as_own_text_once_an_own_source_has_it(
+    spark: SparkSession, tmp_path: Path, documents_in_memory: int
+) -> None:
+    split = SplitSettings(validation=0.15, held_out=0.15, sources={"general": "replay"})
+    general = [(f"a{number}", text(number)) for number in range(10)]
+    own = [(f"m{number}", text(number + 100)) for number in range(20)]
+    copies = [(f"z{number}", text(number)) for number in range(10)]
+    first, second = tmp_path / "first", tmp_path / "second"
+    raw = write_sources(tmp_path / "raw", {"manual": own, "general": general})
+    make_clean(spark, raw, first, split=split)
+    assert {splits(first)[name] for name, _ in general} == {"replay"}
+
+    raw = write_sources(tmp_path / "raw2", {"manual": own + copies, "general": general})
+    make_clean(spark, raw, second, first, split, documents_in_memory)
+
+    found = splits(second)
+    assert {found.get(name) for name, _ in copies} == {"train"}
+    assert not found.keys() & {name for name, _ in general}
+
+
 def _trained(found: dict[str, str]):  # type: ignore[no-untyped-def]
     return (int(n[1:]) for n, split in found.items() if split == "train" and n.startswith("a"))
 
