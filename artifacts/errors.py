@@ -214,6 +214,8 @@ _UNREACHABLE = {
 }
 """What aiohttp, httpx, requests, urllib3, Google's clients and Python raise for a server that does
 not answer."""
+_RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""What Rust writes behind an error of the system."""
 _KILL_COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 
 
@@ -292,7 +294,9 @@ def why_killed(for_less: str) -> str:
 
 def _of_system(error: BaseException, place: str) -> str | None:
     if not isinstance(error, OSError):
-        return None
+        # safetensors and tokenizers are written in Rust, and raise classes of their own.
+        found = _RUST_ERROR.search(str(error))
+        return _of_system(OSError(int(found[1]), ""), place) if found else None
     path = shown(str(error.filename or place))
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (

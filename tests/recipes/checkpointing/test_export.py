@@ -2,6 +2,7 @@
 
 import gc
 import json
+import resource
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from artifacts.errors import reason_of
 from artifacts.model import end_tokens_of, read_config, read_tokenizer
 from recipes.checkpointing import checkpoint
 from recipes.checkpointing.checkpoint import export_model
@@ -160,3 +162,21 @@ def test_the_chat_template_is_the_one_that_the_rows_were_written_by(
     plainly = examples.get("template") == "plain"
     used = None if plainly else examples.get("chat_template", CHAT_TEMPLATE)
     assert read_tokenizer(tmp_path / "model").chat_template == used
+
+
+@pytest.mark.fault(
+    "checkpoint",
+    "no space left while the trained model is written",
+    sees="the reason and the folder",
+    then="the next run writes it from the last checkpoint",
+)
+def test_a_full_disk_at_the_export_is_named(base_model: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(Exception, match="too large") as caught:
+            export(load_model(base_model), base_model, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"{tmp_path} may not grow further" in str(reason_of(caught.value, str(tmp_path)))
+    assert not checkpoint.is_whole(tmp_path / "model")
