@@ -506,7 +506,7 @@ def copy_model(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.name != CONFIG_NAME:
             shutil.copyfile(path, folder / path.name)
-    files.write(folder / CONFIG_NAME, files.read(source / CONFIG_NAME))
+    _make_whole(folder, files.read(source / CONFIG_NAME))
 
 
 # A mounted bucket renames no folders, so files are written where they belong and `config.json`
@@ -568,7 +568,14 @@ def _write(
     config["dtype"] = str(dtype).removeprefix("torch.")
     # Of a base model whose weights were read as plain numbers.
     config.pop("quantization_config", None)
-    files.write(folder / CONFIG_NAME, json.dumps(older_config(config), indent=2).encode())
+    _make_whole(folder, json.dumps(older_config(config), indent=2).encode())
+
+
+def _make_whole(folder: Path, config: bytes) -> None:
+    """Write the config, by which an export is whole also after a loss of power."""
+    for each in filter(Path.is_dir, (adapter_folder(folder), folder)):
+        files.flush_folder(each, [path.name for path in each.iterdir()])
+    files.write(folder / CONFIG_NAME, config)
 
 
 def _write_weights(weights: Weights, folder: Path) -> None:

@@ -604,10 +604,17 @@ class Trainer:
         exports_best = self._training.export.weights == "best" and self._state.best_step > 0
         exported = self._state.best_step if exports_best else self._step
         is_first = self._workers.is_rank_zero
+        best = self._bests.folder(exported)
         if exported == self._step:
             self._export(folder)
+        elif not self._workers.share(checkpoint.is_whole(best)):
+            raise UserError(
+                f"The weights of step {exported}, whose validation was the best, are not whole in "
+                f"{best}. Bring that folder back from a backup, or remove {self._run_folder} and "
+                "run the same again, which trains from the first step."
+            )
         elif is_first:
-            checkpoint.copy_model(self._bests.folder(exported), folder)
+            checkpoint.copy_model(best, folder)
         coverage, seen_before = record_text(
             self._spec, self._known, self._order, self._state, exported, is_first
         )

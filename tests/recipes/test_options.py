@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import struct
 import time
 from itertools import pairwise
@@ -16,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from benchmarks.gpu.trainer import describe
 from recipes.checkpointing.checkpoint import SavingPlan
@@ -219,6 +221,14 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     seen = LineageRecord.read(f"{spec.run_folder}/{SEEN_NAME}")
     taught = pc.sum(pc.subtract(trained["end"], trained["start"])).as_py()
     assert int((seen.times * (seen.ends - seen.starts)).sum()) == taught
+
+    # As a loss of power may leave it.
+    Path(spec.run_folder, "result.json").unlink()
+    Path(spec.run_folder, "best", f"step-{result.best_step}", "config.json").unlink()
+    with pytest.raises(UserError, match=rf"step {result.best_step}, .* not whole .*, or remove"):
+        train_here(spec)
+    shutil.rmtree(spec.run_folder)
+    assert train_here(spec).best_step == result.best_step
 
 
 @pytest.mark.parametrize(

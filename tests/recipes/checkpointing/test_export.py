@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import resource
 import shutil
 import weakref
@@ -180,3 +181,25 @@ def test_a_full_disk_at_the_export_is_named(base_model: Path, tmp_path: Path) ->
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"{tmp_path} may not grow further" in str(reason_of(caught.value, str(tmp_path)))
     assert not checkpoint.is_whole(tmp_path / "model")
+
+
+def test_the_config_is_written_once_all_else_is_on_the_disk(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[Path] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    made, copied = tmp_path / "model", tmp_path / "copied"
+    export(load_model(base_model), base_model, made)
+    checkpoint.copy_model(made, copied)
+
+    for folder in (made, copied):
+        config = next(n for n, path in enumerate(flushed) if path.name.startswith(".config.json"))
+        others = {path for path in folder.iterdir() if path.name != "config.json"}
+        assert folder / "model.safetensors" in others and {folder, *others} <= {*flushed[:config]}
+        del flushed[: config + 1]
