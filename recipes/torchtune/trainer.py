@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from artifacts.errors import UserError, first_line
+from artifacts.errors import UserError, first_line, reason_of
 from recipes.data.batch import IGNORED, Batch
 from recipes.distributed.strategy import FullySharded, StepOutcome, Strategy, count_positions
 from recipes.distributed.workers import Workers, form_group_of_one
@@ -323,6 +323,9 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         recipe._setup_data = lambda *args, **kwargs: data
         recipe.setup(config)
     except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
+        # A GPU that is full or a worker that is gone is no fault of the configuration.
+        if reason_of(error):
+            raise
         raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error
     if not is_preference(program):
         recipe._loss_fn = LossOfTargets(recipe._loss_fn)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artifacts.errors import UserError
+from artifacts.errors import UserError, reason_of
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import read_batch
@@ -349,6 +349,29 @@ def test_what_torchtune_itself_refuses_is_told_in_one_line(make: Make) -> None:
     )
     with pytest.raises(UserError, match=r"torchtune refuses `checkpoint.config`: .*bitsandbytes"):
         train_here(spec)
+
+
+def full_gpu(*arguments: Any, **named: Any) -> None:
+    """An optimizer for which there is no room."""
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def lost_worker(*arguments: Any, **named: Any) -> None:
+    """An optimizer that waits for a worker that has ended."""
+    raise RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc] Connection reset by peer")
+
+
+@pytest.mark.parametrize(
+    ("part", "said"), [(full_gpu, "out of memory"), (lost_worker, "A worker of this training")]
+)
+def test_what_is_no_fault_of_the_configuration_keeps_its_reason(
+    part: Callable[..., Any], said: str, make: Make
+) -> None:
+    name = f"{part.__module__}.{part.__name__}"
+    spec = make("full_finetune_single_device", {"optimizer._component_": name})
+    with pytest.raises(RuntimeError) as caught:
+        train_here(spec)
+    assert said in str(reason_of(caught.value))
 
 
 def test_no_file_of_ours_is_one_of_torchtunes() -> None:
