@@ -35,6 +35,7 @@ from pyspark.sql import SparkSession
 from artifacts.progress import Report
 from artifacts.shards.format import Split
 from artifacts.storage import files
+from spark_jobs.clean.prepare import EXAMPLE_COLUMN
 from spark_jobs.runtime.parquet import READERS, Part, PartRows, RowLocation, find_parts, write_table
 from spark_jobs.runtime.tasks import map_tasks
 from spark_jobs.settings import SplitSettings
@@ -42,7 +43,8 @@ from spark_jobs.settings import SplitSettings
 PAST_FOLDER = "past"
 _SMALL = ["id", "text_hash", "split", "slice"]
 RECORD_COLUMNS = [*_SMALL, "text", "source"]
-"""What is kept of a text: what decides its split, and the text itself."""
+"""What is kept of a text: what decides its split, and the text itself. Of an example of a task also
+`prepare.EXAMPLE_COLUMN`, since it is of no template; records of earlier versions lack it."""
 _TEXTS_IN_FILE = 5_000
 
 
@@ -103,12 +105,16 @@ def _write_group(
     group: tuple[int, list[tuple[Part, RowLocation, int, int]]], folder: str
 ) -> dict[str, Any]:
     number, wanted = group
-    tables = [
-        part.read(RECORD_COLUMNS).select(RECORD_COLUMNS).take(place.read()["row"][first:last])
-        for part, place, first, last in wanted
-    ]
-    # What a part was made of says nothing of what is left of it.
-    table = pa.concat_tables([table.replace_schema_metadata() for table in tables])
+    tables = []
+    for part, place, first, last in wanted:
+        table = part.read([*RECORD_COLUMNS, EXAMPLE_COLUMN])
+        if EXAMPLE_COLUMN not in table.column_names:
+            nothing = pa.nulls(table.num_rows, pa.string())
+            table = table.append_column(EXAMPLE_COLUMN, nothing)
+        table = table.select([*RECORD_COLUMNS, EXAMPLE_COLUMN])
+        # What a part was made of says nothing of what is left of it.
+        tables.append(table.take(place.read()["row"][first:last]).replace_schema_metadata())
+    table = pa.concat_tables(tables)
     write_table(f"{folder}/part-{number:05d}.parquet", table)
     return {}
 

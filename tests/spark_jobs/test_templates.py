@@ -1,17 +1,23 @@
 """Texts that differ in figures, dates and ids alone: seen as a template, and thinned out."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from spark_jobs.clean.decide.decider import find_duplicates
-from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TemplateSettings
+from spark_jobs.settings import (
+    CleanCorpusSettings,
+    SplitSettings,
+    TemplateSettings,
+)
 from spark_jobs.text import fold, shapes, sum_words
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.jobs import clean_corpus, clean_documents, splits
@@ -203,6 +209,42 @@ def test_texts_that_other_settings_change_stay_and_are_as_old_as_before(
 
 
 KINDS = [f"{one}{two} " for one in ("pipe", "tank", "crane", "oven") for two in ("", "line", "bed")]
+
+
+@either_decider
+def test_an_edited_example_is_of_no_template_though_what_it_was_before_is_on_record(
+    spark: SparkSession, tmp_path: Path, documents_in_memory: int
+) -> None:
+    def examples(answer: str) -> str:
+        """Each is unlike the others, but for its figures."""
+        asked = [
+            " ".join(f"pressure of valve {n * 1000 + place}" for place in range(50))
+            for n in range(20)
+        ]
+        table = {
+            "id": [f"e{number}" for number in range(20)],
+            "text": [f"{one}\n{answer}" for one in asked],
+            "source": ["task"] * 20,
+            "example": [json.dumps({"input": one, "target": answer}) for one in asked],
+        }
+        folder = tmp_path / f"raw {answer}"
+        folder.mkdir()
+        pq.write_table(pa.table(table), folder / "part-00000.parquet")
+        return str(folder)
+
+    weeks = [tmp_path / str(week) for week in range(3)]
+    for number, answer in enumerate(("Low.", "High.", "Gone.")):
+        stats = clean_corpus(
+            spark,
+            examples(answer),
+            weeks[number],
+            CleanCorpusSettings(split=SPLIT),
+            earlier=weeks[number - 1] if number else None,
+            documents_in_memory=documents_in_memory,
+        )
+        assert stats["dropped"] == {}
+        assert splits(weeks[number]) == splits(weeks[0])
+    assert {"train", "held_out"} < set(splits(weeks[0]).values())
 
 
 def reports_of(source: str, numbers: range) -> list[tuple[str, str]]:
