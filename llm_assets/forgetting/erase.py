@@ -35,6 +35,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME, find_rewritable, rewrite
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import page_path
+from llm_assets.registry.start import EXAMPLES, drop_retired_examples
 from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME
@@ -328,6 +329,9 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
         if written := rewrite(artifact, contents, stats, REASON):
             name = f"{artifact.manifest.kind} {artifact.fingerprint}"
             report(f"{name}: {len(written):,} file(s) rewritten without the text.")
+    for kind in KINDS:
+        for fingerprint in _names(record, state, kind):
+            drop_retired_examples(record.store, kind, fingerprint)
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     if listed.active:
@@ -341,8 +345,8 @@ def find_holders(record: Pipeline, state: RegistryState, listed: ForgottenList) 
     """What a pipeline has made and that still holds a text of a list."""
     return [
         artifact
-        for artifact, contents, _ in _without_texts(record, state, listed)
-        if next(contents, None)
+        for artifact, contents, stats in _without_texts(record, state, listed)
+        if next(contents, None) or stats != artifact.stats
     ]
 
 
@@ -380,7 +384,8 @@ def _without_texts(
     for corpus in made_by(record, state, "clean_corpus"):
         gone = ids | _ids_of(corpus, ids, set(listed.texts))
         raw_ids.setdefault(corpus.manifest.inputs.get("raw_corpus", ""), set()).update(gone)
-        yield corpus, _without_rows(corpus, gone), _without_examples(corpus, gone)
+        dropped = gone | numbers(corpus, are_later=False)
+        yield corpus, _without_rows(corpus, gone), _without_examples(corpus, dropped)
     for raw in made_by(record, state, "raw_corpus"):
         gone = ids | numbers(raw, are_later=False) | raw_ids.get(raw.fingerprint, set())
         yield raw, _without_rows(raw, gone), raw.stats
@@ -484,12 +489,12 @@ def _are_of(ids: pa.ChunkedArray, documents: pa.Array) -> pa.ChunkedArray:
 
 def _without_examples(corpus: Artifact, ids: Collection[str]) -> dict[str, Any]:
     """The stats of a clean corpus, in which the first words of dropped documents stand."""
-    examples = corpus.stats.get("dropped_examples", {})
+    examples = corpus.stats.get(EXAMPLES, {})
     kept = {
         reason: [one for one in found if document_of(one["id"]) not in ids]
         for reason, found in examples.items()
     }
-    return corpus.stats | ({"dropped_examples": kept} if examples else {})
+    return corpus.stats | ({EXAMPLES: kept} if examples else {})
 
 
 def _held(shards: Artifact, texts: Collection[str]) -> set[str]:

@@ -1,8 +1,9 @@
 """Which weights a training that continues from the champion starts with; records of the removed.
 
-Under `retired/<kind>/<fingerprint>/` lies `manifest.json`, without the list of files, and of a
-checkpoint the records of the text that it and its lineage were trained on: so registered versions
-still explain themselves when artifacts are gone.
+Under `retired/<kind>/<fingerprint>/` lies `manifest.json`, without the list of files and without
+the first words of documents, which may be forgotten later; and of a checkpoint the records of the
+text that it and its lineage were trained on: so registered versions still explain themselves when
+artifacts are gone.
 """
 
 from datetime import UTC, datetime
@@ -23,6 +24,10 @@ REMOVED = "removed"
 """In the provenance of such a manifest: when its artifact went, and by what."""
 
 
+EXAMPLES = "dropped_examples"
+"""In the stats of a corpus: the first words of some documents that were dropped."""
+
+
 def retire(store: Store, manifest: Manifest, by: str) -> None:
     """Keep what a manifest says of an artifact that is about to be removed.
 
@@ -37,8 +42,22 @@ def retire(store: Store, manifest: Manifest, by: str) -> None:
             store.write_bytes(f"{place}/{name}", record)
     removed = {REMOVED: {"at": datetime.now(UTC).isoformat(), "by": by}}
     update = {"files": [], "provenance": manifest.provenance | removed}
-    content = dump_with_checksum(manifest.model_copy(update=update))
+    _write_retired(store, manifest.model_copy(update=update))
+
+
+def _write_retired(store: Store, manifest: Manifest) -> None:
+    stats = {name: value for name, value in manifest.stats.items() if name != EXAMPLES}
+    content = dump_with_checksum(manifest.model_copy(update={"stats": stats}))
+    place = layout.retired(manifest.kind, manifest.fingerprint)
     store.write_bytes(f"{place}/{layout.MANIFEST_NAME}", content)
+
+
+def drop_retired_examples(store: Store, kind: str, fingerprint: str) -> None:
+    """Take the first words of documents out of a retired manifest of an earlier version of this
+    program; raises DamagedArtifact."""
+    manifest = _find_retired(store, kind, fingerprint)
+    if manifest and EXAMPLES in manifest.stats:
+        _write_retired(store, manifest)
 
 
 def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
@@ -46,6 +65,10 @@ def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
     artifact = store.find_named(kind, fingerprint)
     if artifact:
         return artifact.manifest
+    return _find_retired(store, kind, fingerprint)
+
+
+def _find_retired(store: Store, kind: str, fingerprint: str) -> Manifest | None:
     place = layout.retired(kind, fingerprint)
     content = store.read_bytes(f"{place}/{layout.MANIFEST_NAME}")
     return None if content is None else parse_manifest(content, f"{store.root}/{place}")

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from artifacts.store import layout
 from artifacts.store.identity import Identity
+from artifacts.store.manifest import dump_with_checksum
 from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.forgetting.erase import ForgottenList, read_list
@@ -231,6 +232,46 @@ def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
     left = [pq.read_table(path)["id"].to_pylist() for path in raw.path.glob("part-*.parquet")]
     assert [Path(one).name for ids in left for one in ids] == sorted(TEXTS)
     assert pipeline.documents() == TEXTS.keys()
+
+
+def test_the_first_words_of_a_dropped_row_go_from_the_corpus_too(pipeline: Pipeline) -> None:
+    rows = ["text", story("tram"), "Ask Marguerite.", story("dune")]
+    pipeline.write(TEXTS | {"rows.csv": "\n".join(rows)})
+    pipeline.clean()
+    corpus = pipeline.project.record.current("clean_corpus", "test")
+    (row,) = [
+        one["id"]
+        for one in corpus.stats["dropped_examples"]["too_short"]
+        if one["text"] == "Ask Marguerite."
+    ]
+
+    pipeline.forget(row, "--yes")
+
+    manifest = corpus.path / layout.MANIFEST_NAME
+    content = manifest.read_text()
+    assert "too_short" in content and "Marguerite" not in content
+    assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
+    # As of a backup.
+    manifest.write_bytes(dump_with_checksum(corpus.manifest))
+    assert "PROBLEM" in pipeline.say("verify", pipeline.certificate, code=1)
+
+
+def test_what_retention_leaves_of_a_corpus_holds_no_words_of_it(pipeline: Pipeline) -> None:
+    pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite."})
+    pipeline.clean()
+    corpus = pipeline.project.record.current("clean_corpus", "test")
+    store = Path(pipeline.project.record.store.root)
+    (corpus.path / corpus.manifest.files[0].path).write_bytes(b"damaged")
+
+    pipeline.say("doctor", "--repair")
+
+    place = store / layout.retired("clean_corpus", corpus.fingerprint) / layout.MANIFEST_NAME
+    assert "too_short" in place.read_text() and "Marguerite" not in place.read_text()
+    # As an earlier version of this program left it.
+    place.write_bytes(dump_with_checksum(corpus.manifest))
+    pipeline.clean()
+    pipeline.forget("stub.txt", "--yes")
+    assert "too_short" in place.read_text() and "Marguerite" not in place.read_text()
 
 
 def test_of_what_cleaning_dropped_the_text_is_known_under_another_name(
