@@ -119,7 +119,8 @@ def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, s
         raise UserError(
             f"{identifier!r} was left out of the clean corpus: it holds text of "
             f"{one['forgotten']!r} ({one['similarity']:.0%}), which was forgotten. To let it in: "
-            f"llm-assets forget {one['forgotten']!r} --similar keep --reason REASON --yes"
+            f"llm-assets forget {one['forgotten']!r} --similar keep --reason REASON, which lists "
+            "what that is about; then the same with --yes"
         )
     raise UserError(
         f"The clean corpus in {clean_corpus} knows no document {identifier!r}, neither kept nor "

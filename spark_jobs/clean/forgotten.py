@@ -192,12 +192,14 @@ def refuse_widespread(similar: pa.Table, texts: Sequence[ForgottenText]) -> None
     confirmed = {text.id for text in texts if text.confirmed}
     for forgotten, count in Counter(similar["forgotten"].to_pylist()).most_common():
         if count > MOST_SIMILAR and forgotten not in confirmed:
+            # Its id may be a row's number, which another row has by now.
+            hashes = " ".join(text.text_hash for text in texts if text.id == forgotten)
             raise UserError(
                 f"{count:,} documents hold text of {forgotten!r}, which was forgotten "
                 f"({tell_similar(similar.filter(pc.equal(similar['forgotten'], forgotten)))}"
                 f"). That is more than {MOST_SIMILAR}: it may be a license or boilerplate, so "
                 "nothing is made until somebody decides. To have all of them left out: llm-assets "
-                f"forget {forgotten!r} --similar drop --reason REASON --yes. To have exact copies "
+                f"forget {hashes} --similar drop --reason REASON --yes. To have exact copies "
                 "alone left out: the same with --similar keep"
             )
 

@@ -47,7 +47,7 @@ from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
 from llm_assets.tracing.passages import exposures
 from llm_assets.tracing.training_text import all_runs, runs_behind
-from spark_jobs.clean.decide.decider import find_duplicates
+from spark_jobs.clean.decide.decider import EXACT, find_duplicates
 from spark_jobs.clean.forgotten import (
     FEWEST_NGRAMS,
     MOST_SIMILAR,
@@ -293,6 +293,9 @@ def _plan(
 ) -> ForgetPlan:
     """Documents by their ids, those forgotten before as the list has them, and what goes with them.
 
+    What was forgotten before is known by the hashes of its texts, too, since another row may have a
+    row's number by now.
+
     Raises:
         UserError: the corpus and the list know no such document.
     """
@@ -301,8 +304,9 @@ def _plan(
     named = {one.id for one in active if one.similarity is None and not one.numbered}
     held = [one for one in identifiers if one in known and one not in named]
     back = _back_in_a_corpus(session, held)
-    new = [one for one in identifiers if one not in known or one in back]
-    owners = {known[one] for one in identifiers if one not in new}
+    hashes = {one.text_hash: one.survivor or one.id for one in active if one.text_hash}
+    new = [one for one in identifiers if one not in {*known, *hashes} or one in back]
+    owners = {(hashes | known)[one] for one in identifiers if one not in new}
     plan = ForgetPlan([one for one in active if one.belongs_to(owners)])
     if not new:
         return plan
@@ -335,14 +339,16 @@ def _plan(
         if isinstance(source, Files | HuggingFaceDataset) and source.id_column is None
     }
 
-    def enter(rows: Sequence[dict[str, Any]], **same: Any) -> None:
+    def enter(rows: Sequence[dict[str, Any]], is_exact: bool = False, **same: Any) -> None:
         same |= decision.model_dump() | {"similar": similar}
         fields = ForgottenDocument.model_fields
         for row in rows:
             given = {k: row[k] for k in row if k in fields} | same
-            # A near copy, whose own text is not on record, is kept out by its id all the same.
-            is_known = given["text_hash"] is not None and given["source"] in numbers_rows
-            numbered = is_known and is_row_number(given["id"], given["source"])
+            # A near copy, whose own text is not on record, is kept out by its id all the same; the
+            # text of an exact one is, though not its source.
+            is_known = is_exact or given["text_hash"] is not None
+            sources = numbers_rows if is_exact else numbers_rows & {given["source"]}
+            numbered = is_known and any(is_row_number(given["id"], one) for one in sources)
             plan.entries.append(ForgottenDocument.model_validate(given | {"numbered": numbered}))
 
     holding = [row["id"] for rows in holders.values() for row in rows]
@@ -351,11 +357,12 @@ def _plan(
     for identifier, texts in documents.items():
         enter(texts)
         enter(derived[identifier], survivor=identifier)
-        no_text = {"source": texts[0]["source"] if texts else "", "text_hash": None}
+        no_text: dict[str, Any] = {"source": texts[0]["source"] if texts else "", "text_hash": None}
         if not texts:
             enter([{"id": identifier}], **no_text)
         for row in copies[identifier]:
-            enter([{"id": row["id"]}], **no_text, survivor=identifier)
+            is_exact = row["reason"] == EXACT and row["neighbor"] == identifier
+            enter([{"id": row["id"]}], is_exact, **no_text, survivor=identifier)
             enter(derived.get(row["id"], []), survivor=identifier)
         if similar != "keep":
             enter(holders[identifier], survivor=identifier)

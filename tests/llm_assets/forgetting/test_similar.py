@@ -16,6 +16,7 @@ from llm_assets.board.server import build_app, open_board
 from llm_assets.config import load_settings
 from llm_assets.forgetting.erase import ForgottenList, read_list
 from llm_assets.registry.base import LocalRegistry
+from spark_jobs.clean.forgotten import MOST_SIMILAR
 from tests.conftest import make_project
 from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ask, type_in
@@ -140,7 +141,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     assert {one["forgotten"] for one in stats["similar_to_forgotten"]} == {"lever.txt"}
     said = pipeline.say("document", "clock.txt", code=1)
     assert "it holds text of 'lever.txt' (100%), which was forgotten" in said
-    assert "llm-assets forget 'lever.txt' --similar keep --reason REASON --yes" in said
+    assert "llm-assets forget 'lever.txt' --similar keep --reason REASON, which lists" in said
     page = " ".join(pipeline.board_page("/text").split())
     assert "clock.txt</a> contains 100% of lever.txt" in page and "lever7" not in page
     said = pipeline.say("verify", pipeline.certificate)
@@ -218,6 +219,49 @@ def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
     assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
     write("tram", "moth", "kiln")
     assert sorted(rows().values()) == sorted(map(story, ("tram", "moth")))
+
+
+def test_rows_that_take_the_numbers_of_forgotten_copies_are_not_forgotten(
+    pipeline: Pipeline,
+) -> None:
+    def write(*names: str) -> None:
+        pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *map(story, names)])})
+        pipeline.clean()
+
+    def rows() -> dict[str, str]:
+        found = documents_of(pipeline.project)
+        return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
+
+    write("dune", "tram", "dune")
+    (dune,) = [name for name, text in rows().items() if text == story("dune")]
+    pipeline.forget(dune, "--yes")
+    assert all(one.numbered for one in pipeline.listed.active) and len(pipeline.listed.active) == 2
+
+    write("kiln", "tram", "moth")
+    assert sorted(rows().values()) == sorted(map(story, ("kiln", "tram", "moth")))
+
+
+def test_of_a_forgotten_row_whose_number_another_has_a_person_decides_by_its_hash(
+    pipeline: Pipeline,
+) -> None:
+    def write(*texts: str) -> None:
+        pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *texts])})
+        pipeline.clean()
+
+    notice = story("notice", 40)
+    write(notice, story("tram"))
+    found = documents_of(pipeline.project)
+    (row,) = [name for name, one in found.items() if one["text"] == notice]
+    pipeline.forget(row, "--yes")
+    many = [f"{notice} {story(f'product{number}')}" for number in range(MOST_SIMILAR + 1)]
+    pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", story("kiln"), *many])})
+    (command,) = re.findall(r"llm-assets forget (\w+) --similar drop", pipeline.refusal())
+
+    pipeline.forget(command, "--similar", "keep", "--yes")
+
+    pipeline.clean()
+    found = documents_of(pipeline.project)
+    assert found[row]["text"] == story("kiln") and len(pipeline.listed.active) == 1
 
 
 def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
