@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
@@ -369,6 +370,20 @@ def resolve(url: str | Path) -> tuple[Any, str]:
     else:
         filesystem = fsspec.filesystem(str(url).partition("://")[0])
     return filesystem, filesystem._strip_protocol(str(url))
+
+
+def storage_errors() -> tuple[type[Exception], ...]:
+    """What is raised where storage fails, for whoever tries again later.
+
+    gcsfs tries for half a minute by itself, and then gives its libraries' errors as they came.
+    """
+    if "gcsfs" not in sys.modules:
+        return (OSError,)
+    from aiohttp import ClientError
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    return (OSError, HttpError, ClientError, GoogleAuthError)
 
 
 _known: dict[tuple[int, ...], str] = {}

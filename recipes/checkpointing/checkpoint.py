@@ -348,7 +348,7 @@ class Checkpointer:
         """Remove older checkpoints; what storage does not remove now is tried again next time."""
         try:
             checkpoints.rotate(self._run_url, keep)
-        except OSError as error:
+        except files.storage_errors() as error:
             self._report(
                 f"WARNING: an older checkpoint in {self._run_url} could not be removed "
                 f"({first_line(error)}). The newer ones are whole; it is removed after the next "
@@ -361,7 +361,7 @@ class Checkpointer:
             try:
                 work()
                 return
-            except (OSError, RuntimeError, CheckpointException) as error:
+            except (*files.storage_errors(), RuntimeError, CheckpointException) as error:
                 if _is_full_disk(error):
                     raise UserError(
                         f"No space left on the disk for the checkpoint of step {step} in "

@@ -8,6 +8,7 @@ import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from gcsfs.retry import HttpError
 from torch import nn
 
 from artifacts import checkpoints
@@ -33,18 +34,23 @@ class FailingFileSystem(MemoryFileSystem):
     store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own form
     pseudo_dirs = [""]  # noqa: RUF012
     failures = 0
+    failing_name = ""
+    """End of the names that are not written; of all by default."""
     failed_removals = 0
+    # As gcsfs raises it, whose errors are of no kind that Python has for files.
+    error: Exception = HttpError({"code": 503, "message": "service unavailable"})
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         if self.isdir(path) and FailingFileSystem.failed_removals > 0:
             FailingFileSystem.failed_removals -= 1
-            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+            raise FailingFileSystem.error
         super().rm(path, recursive, maxdepth)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        if mode == "wb" and FailingFileSystem.failures > 0:
+        fails = mode == "wb" and path.endswith(FailingFileSystem.failing_name)
+        if fails and FailingFileSystem.failures > 0:
             FailingFileSystem.failures -= 1
-            raise OSError("503 service unavailable")
+            raise FailingFileSystem.error
         return super()._open(path, mode, **options)
 
 
@@ -92,17 +98,21 @@ def test_a_run_goes_on_from_checkpoints_in_object_storage(make_spec: SpecMaker) 
     sees="that it will be retried, and when",
     then="the checkpoint is saved",
 )
+@pytest.mark.parametrize("name", ["", "manifest.json"])
 @pytest.mark.parametrize("failures", [1, 2])
-def test_storage_that_comes_back_costs_nothing(model: nn.Module, failures: int) -> None:
+def test_storage_that_comes_back_costs_nothing(
+    model: nn.Module, failures: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
-    url = f"failing://bucket/run-{failures}"
+    url = f"failing://bucket/run-{failures}{name}"
     saving = checkpointer(url, model, lines)
     FailingFileSystem.failures = failures
+    monkeypatch.setattr(FailingFileSystem, "failing_name", name)
 
     saving.save(3, {"samples_seen": 12})
 
     assert len(lines) == failures
-    assert "503 service unavailable" in lines[0]
+    assert "service unavailable, 503" in lines[0]
     expected = model.weight.clone()
     nn.init.zeros_(model.weight)
     assert checkpointer(url, model, lines).restore() == (3, {"samples_seen": 12})
@@ -119,7 +129,7 @@ def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: n
     lines: list[str] = []
     url = "failing://bucket/away"
     FailingFileSystem.failures = 100
-    with pytest.raises(UserError, match=r"failed 3 times .503 service unavailable"):
+    with pytest.raises(UserError, match=r"failed 3 times .service unavailable, 503"):
         checkpointer(url, model, lines).save(3, {})
     FailingFileSystem.failures = 0
     assert checkpoints.find_newest(url, {}, lines.append) is None
@@ -131,12 +141,16 @@ def test_storage_that_stays_away_ends_the_save_and_leaves_no_checkpoint(model: n
     sees="that the newer ones are whole",
     then="training goes on from the newest checkpoint; the older one is removed after the next",
 )
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOTEMPTY, "Directory not empty"), FailingFileSystem.error]
+)
 @pytest.mark.parametrize("failures", [1, 9])
 def test_an_older_checkpoint_that_is_not_removed_spoils_no_newer_one(
-    model: nn.Module, failures: int
+    model: nn.Module, failures: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    url = f"failing://bucket/stays-{failures}"
+    url = f"failing://bucket/stays-{failures}-{type(error).__name__}"
+    monkeypatch.setattr(FailingFileSystem, "error", error)
     saving = checkpointer(url, model, lines)
     for step in (1, 2):
         saving.save(step, {})
@@ -144,7 +158,7 @@ def test_an_older_checkpoint_that_is_not_removed_spoils_no_newer_one(
     saving.save(3, {})
     FailingFileSystem.failed_removals = 0
 
-    assert [line for line in lines if "Directory not empty" in line] == lines != []
+    assert [line for line in lines if str(error) in line] == lines != []
     assert checkpointer(url, model, lines).restore() == (3, {})
     saving.save(4, {})
     assert [name for name in files.list_names(url) if name.startswith("step-")] == [
