@@ -180,16 +180,17 @@ def record_seen(
         masked: texts that no model of the lineage was trained on after all, by their `text_hash`.
 
     Returns:
-        The share of the split's tokens that the lineage has now seen, and how many of these rows'
-        tokens it had seen before.
+        The share of the split's tokens that the lineage has now seen (0 without a path), and how
+        many of these rows' tokens it had seen before.
     """
     rows = rows[rows < len(shards)]
-    if path is not None:
-        add_rows(before, shards, rows).without(masked).write(path)
-    # Stretches of a split's rows do not overlap: no document is in it twice.
-    taken = np.unique(rows)
-    seen_now = known.seen.sum() + (known.tokens - known.seen)[taken].sum()
-    return float(seen_now / known.tokens.sum()), int(known.seen[rows].sum())
+    seen_before = int(known.seen[rows].sum())
+    if path is None:
+        return 0.0, seen_before
+    after = add_rows(before, shards, rows).without(masked)
+    after.write(path)
+    # Not from the rows taken: a text of a source with a weight above 1 is in others, too.
+    return float(look_up(shards, after).seen.sum() / known.tokens.sum()), seen_before
 
 
 TRAINED_NAME = "trained.parquet"

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from artifacts.shards.format import ShardEntry, ShardStats
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.reader import DataOrder, RowPlan
-from recipes.data.records import SEEN_NAME, LineageRecord, RowCounts, add_rows, look_up
+from recipes.data.records import (
+    SEEN_NAME,
+    LineageRecord,
+    RowCounts,
+    add_rows,
+    look_up,
+    record_seen,
+)
 from recipes.settings import OrderSettings, training_settings
 from recipes.spec import TrainingSpec, total_steps
 from tests.recipes.conftest import SpecMaker, train_here
@@ -169,6 +176,26 @@ def test_every_run_records_what_it_saw(unbroken: TrainingSpec, train_split: Shar
     assert int((seen.times * (seen.ends - seen.starts)).sum()) == int(
         look_up(train_split, seen).tokens[rows].sum()
     )
+
+
+def test_a_text_that_the_shards_hold_twice_is_covered_once_it_was_read_once(
+    base_model: Path, tmp_path: Path
+) -> None:
+    """As those of a source with a weight of 2."""
+    stats = tiny_shards(tmp_path, base_model, tiny_texts(40), shards_per_split=1)
+    (entry,) = [one for one in stats.shards if one.split == "train"]
+    for file in [*tmp_path.glob(f"{entry.name}.*")]:
+        shutil.copy(file, tmp_path / f"train-again{file.name.removeprefix(entry.name)}")
+    again = entry.model_copy(update={"name": "train-again"})
+    stats = stats.model_copy(update={"shards": [*stats.shards, again]})
+    shards, nothing = ShardSet(tmp_path, stats, "train"), LineageRecord.none()
+    known, path = look_up(shards, nothing), str(tmp_path / SEEN_NAME)
+
+    def coverage(rows: np.ndarray) -> float:
+        return record_seen(shards, known, nothing, rows, path)[0]
+
+    assert coverage(np.arange(entry.rows)) == coverage(np.arange(2 * entry.rows)) == 1
+    assert 0 < coverage(np.arange(entry.rows // 2)) < 0.8
 
 
 def test_workers_look_up_a_part_each_and_together_all(train_split: ShardSet) -> None:
