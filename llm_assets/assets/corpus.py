@@ -14,6 +14,7 @@ import recipes.evaluation
 from artifacts.libraries import changes, installed
 from artifacts.shards.format import DOCUMENT_SCHEMA, ShardStats
 from artifacts.shards.shard_set import find_shared_clusters
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
@@ -240,6 +241,8 @@ def clean_corpus(
         )
 
     def build(draft: Draft) -> None:
+        if earlier is None and (lost := tell_lost_splits(pipeline.record, wanted)):
+            context.log.warning(lost)
         draft.stats |= spark.run(context, clean, spec(draft.url, earlier))
 
     def compare(artifact: Artifact) -> Comparison:
@@ -293,6 +296,23 @@ def find_earlier(
         if was_made and (earlier is None or find(identity) or store.exists(wanted.kind, earlier)):
             return earlier
     return trained
+
+
+def tell_lost_splits(record: Pipeline, wanted: Identity) -> str:
+    """What it means that a corpus keeps no splits though one was trained on; nothing where none
+    was, or where it is made again as it was."""
+    store, kind, known = record.store, wanted.kind, record.known(wanted.kind)
+    was_trained = record.recorded("checkpoint") is not None and bool(known)
+    if not was_trained or not set(known).isdisjoint(store.names(wanted)):
+        return ""
+    return (
+        f"The clean corpora of this pipeline are gone from {store.root}: models were trained on "
+        f"one of them, and it alone knew which text was held out. All splits are drawn again, so "
+        "text that a model was trained on may be held out, and later models may seem better than "
+        f"they are. To keep the splits, stop this run, bring the folder {kind}/{known[0]} back "
+        f"from a backup of the store (what was found damaged is in {layout.damaged(kind)}/), then "
+        "check it with `llm-assets doctor` and run again."
+    )
 
 
 def _last_trained(record: Pipeline, kind: str) -> str | None:

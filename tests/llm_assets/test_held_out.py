@@ -1,10 +1,12 @@
 """Splits are handed from one trained corpus to the next."""
 
 import json
+import logging
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import yaml
+from dagster import DagsterInstance
 
 from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
@@ -137,6 +139,30 @@ def test_where_the_earlier_corpus_is_gone_the_newest_that_is_there_hands_on_its_
     assert find_earlier(record, week("week 3"), store.find) is None, (
         "nothing knows the splits any more"
     )
+
+
+def test_that_no_corpus_is_left_that_knows_the_splits_is_said_loudly(
+    with_shards: Project,
+) -> None:
+    project = with_shards
+    make_shards(project)
+    train_once(project)
+    lost = project.current("clean_corpus")
+    delete(lost)
+
+    def warnings() -> str:
+        with DagsterInstance.ephemeral() as instance:
+            assert ask(project, "*clean_corpus", instance=instance) == ""
+            (run,) = instance.get_runs()
+            entries = instance.all_logs(run.run_id)
+        return " ".join(one.user_message for one in entries if one.level == logging.WARNING)
+
+    assert "splits" not in warnings(), "made again as it was"
+    delete(lost)
+    (project.folder / "text" / "new.txt").write_text("A new chapter. " * 40)
+    said = warnings()
+    assert f"clean_corpus/{lost.fingerprint} back from a backup" in said
+    assert "All splits are drawn again" in said
 
 
 def test_tokens_of_all_held_out_documents_are_those_that_an_engine_makes_of_their_text(
