@@ -64,7 +64,7 @@ class QualitySettings(Settings):
     times the usual length."""
     most_failures: float = Field(default=0.05, ge=0, lt=1)
     """Maximum share of the requests since the previous check that may fail (status 500 and above);
-    fewer than 20 requests are not counted."""
+    fewer than 20 requests are counted with those of the next check."""
 
 
 class AutomationSettings(Settings):

@@ -7,7 +7,9 @@ import json
 import os
 import smtplib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from functools import partial
@@ -50,6 +52,7 @@ from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import ModelVersion
 from serving import endpoint as process
+from serving.comparison import JudgedDocument
 
 
 def build_quality_sensor(
@@ -89,21 +92,31 @@ def _look(
         return SensorResult(
             skip_reason="No endpoint is serving; `endpoint_follows` takes care of that."
         )
-    with LiveEndpoint(running) as live:
-        counted = live.requests()
-        deviations = live.deviations(judged_documents(pipeline.store, champion))
-    before = read_cursor(Requests, context.cursor)
-    failures = _failures(counted, before, settings)
-    faults = [*failures, *deviations]
-    cursor = counted.model_dump_json()
-    alarm = f"Version {champion.version} performs worse than before: {' '.join(faults)}"
-    # Each look counts other requests.
-    counted_as = f"{champion.version}: {len(failures)} and {len(deviations)} faults"
-    text = alarm if faults else None
-    tell_once(settings, pipeline.store, "quality", text, context.log.warning, counted_as)
-    if not faults:
+    documents = judged_documents(pipeline.store, champion)
+    with LiveEndpoint(running, ANSWER_SECONDS, LOOK_SECONDS) as live:
+        seen = _ask(live, documents, read_cursor(Requests, context.cursor), settings)
+    worse = f"Version {champion.version} performs worse than before:"
+    told: list[str] = []
+    for topic, faults, what in (
+        ("quality", seen.failures, worse),
+        ("quality_bits", seen.deviations, worse),
+        ("quality_silence", seen.silence, f"Version {champion.version} cannot be checked:"),
+    ):
+        # What nobody knows is neither told nor taken back.
+        if faults is None:
+            continue
+        alarm = f"{what} {' '.join(faults)}" if faults else None
+        # Each look counts other requests.
+        counted_as = f"{champion.version}: {len(faults)} faults"
+        tell_once(settings, pipeline.store, topic, alarm, context.log.warning, counted_as)
+        if alarm:
+            told.append(alarm)
+    cursor = seen.cursor.model_dump_json() if seen.cursor else context.cursor
+    if not told:
         return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)
-    if settings.automation.quality.then == "tell":
+    alarm = " ".join(told)
+    # No training helps an endpoint that does not answer.
+    if settings.automation.quality.then == "tell" or not (seen.failures or seen.deviations):
         return SensorResult(skip_reason=alarm, cursor=cursor)
     found = _retrain(context, settings, state.find("wanted"), champion.version)
     if isinstance(found, Wait):
@@ -111,9 +124,47 @@ def _look(
     return tick_result(found, cursor)
 
 
-def _failures(now: Requests, before: Requests | None, settings: PipelineSettings) -> list[str]:
-    quality, since = settings.automation.quality, now.since(before)
-    if since.all < LEAST_REQUESTS or since.failed <= quality.most_failures * since.all:
+@dataclass
+class _Seen:
+    """What one look at the endpoint found wrong, in words; None of what it could not tell."""
+
+    failures: list[str] | None = None
+    """Of clients' requests; too few of them tell nothing."""
+    deviations: list[str] | None = None
+    silence: list[str] = field(default_factory=list)
+    """That it does not answer."""
+    cursor: Requests | None = None
+    """From where on the next look counts."""
+
+
+def _ask(
+    live: LiveEndpoint,
+    documents: Sequence[JudgedDocument],
+    before: Requests | None,
+    settings: PipelineSettings,
+) -> _Seen:
+    seen = _Seen()
+    try:
+        counted = live.requests()
+        since = counted.since(before)
+        if since.all >= LEAST_REQUESTS:
+            seen.failures, seen.cursor = _failures(since, settings), counted
+        else:
+            # So that requests of several looks add up.
+            seen.cursor = counted.minus(since)
+        seen.deviations = live.deviations(documents)
+    except UserError as error:
+        seen.silence = [str(error)]
+    if seen.cursor:
+        with suppress(UserError):
+            # What was asked here is no client's request.
+            seen.cursor = seen.cursor.plus(live.requests().since(counted))
+    return seen
+
+
+def _failures(since: Requests, settings: PipelineSettings) -> list[str]:
+    quality = settings.automation.quality
+    if since.failed <= quality.most_failures * since.all:
         return []
     return [
         f"{since.failed:,} of {since.all:,} requests failed since the last check; "
@@ -148,8 +199,10 @@ CHECK_SECONDS = 15 * 60
 """Between two looks at the endpoint, each of which asks for its bits on held-out text."""
 MOST_TIMES_LONGER = 8
 """Than usual, of a training that is to make a version serve as well as before."""
+ANSWER_SECONDS, LOOK_SECONDS = 10.0, 30.0
+"""For one answer of the endpoint and for all of a look: Dagster ends a tick after 60 s."""
 LEAST_REQUESTS = 20
-"""Fewer since the look before say nothing about the share that failed."""
+"""Fewer say nothing about the share that failed."""
 MOST_READ = 100
 """Of the newest events of an asset."""
 SECONDS = 10.0

@@ -112,11 +112,14 @@ def _judged(
     )
 
 
-SECONDS = 60.0
+SECONDS, LEAST_SECONDS = 60.0, 1.0
+"""For one answer: usually, and where nothing is left of the time for all."""
 BUSY_SECONDS = 60.0
 """In which an endpoint that has too many requests is asked again."""
 TIMED_ANSWERS, TIMED_TOKENS = 3, 8
 COUNTED = "serving_requests_total"
+WATCHING = ("/metrics", "/health")
+"""What is asked here is no client's request."""
 FAILED = 500
 """This status and those above are the endpoint's own faults."""
 
@@ -136,7 +139,7 @@ class Requests(BaseModel):
             (int(sample.labels["status"]), int(sample.value))
             for family in text_string_to_metric_families(metrics)
             for sample in family.samples
-            if sample.name == COUNTED
+            if sample.name == COUNTED and sample.labels["path"] not in WATCHING
         ]
         return cls(
             all=sum(count for _, count in counts),
@@ -147,21 +150,37 @@ class Requests(BaseModel):
         """Those that came after; all where the endpoint was started again in between."""
         if before is None or before.all > self.all or before.failed > self.failed:
             return self
-        return Requests(all=self.all - before.all, failed=self.failed - before.failed)
+        return self.minus(before)
+
+    def minus(self, others: "Requests") -> "Requests":
+        """These without others, which are among them."""
+        return Requests(all=self.all - others.all, failed=self.failed - others.failed)
+
+    def plus(self, others: "Requests") -> "Requests":
+        """These and others."""
+        return Requests(all=self.all + others.all, failed=self.failed + others.failed)
 
 
 class LiveEndpoint:
     """An endpoint that runs on this machine."""
 
-    def __init__(self, status: Status) -> None:
-        """Raises UserError where it asks for a token that is not set here."""
+    def __init__(
+        self, status: Status, seconds: float = SECONDS, seconds_in_all: float = math.inf
+    ) -> None:
+        """Raises UserError where it asks for a token that is not set here.
+
+        Args:
+            seconds: that it has for one answer.
+            seconds_in_all: that it has for all of them, from now on.
+        """
         token = bearer_token(status.settings)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # By no proxy, which would be told the token.
         self._http = httpx.Client(
-            base_url=status.url, headers=headers, trust_env=False, timeout=SECONDS
+            base_url=status.url, headers=headers, trust_env=False, timeout=seconds
         )
         self._status = status
+        self._seconds, self._end = seconds, time.monotonic() + seconds_in_all
 
     def __enter__(self) -> Self:
         return self
@@ -216,10 +235,12 @@ class LiveEndpoint:
         return -sum(logprobs) / math.log(2)
 
     def _ask(self, method: str, path: str, body: object = None) -> httpx.Response:
-        deadline = time.monotonic() + BUSY_SECONDS
+        deadline = min(time.monotonic() + min(BUSY_SECONDS, self._seconds), self._end)
         try:
             while True:
-                answer = self._http.request(method, path, json=body)
+                left = max(LEAST_SECONDS, self._end - time.monotonic())
+                timeout = min(self._seconds, left)
+                answer = self._http.request(method, path, json=body, timeout=timeout)
                 is_busy = answer.status_code == httpx.codes.TOO_MANY_REQUESTS
                 if not is_busy or time.monotonic() > deadline:
                     return answer.raise_for_status()

@@ -148,6 +148,8 @@ def automated(made: Project, tmp_path: Path) -> Iterator[Automated]:
     """Settings of its own beside the made project's store and endpoint."""
     project = Project(tmp_path)
     shutil.copy(made.config, project.config)
+    told = made.folder / "store" / layout.automation("manual") / "told.json"
+    told.unlink(missing_ok=True)
     with DagsterInstance.ephemeral() as instance:
         yield Automated(project, instance)
 
@@ -170,10 +172,85 @@ def test_what_failed_is_said_once_and_well_again_after_it(
         told = str(automated.tick(SENSOR))
         assert "performs worse than before: 5" in told and "most_failures" in told
     assert len(heard) == 1 and "performs worse" in heard[0]
-    assert "serves well" in str(automated.tick(SENSOR))
-    automated.cursor = half_failed(live)
+    for few, messages in ((True, 1), (False, 2)):
+        # Without requests nobody knows whether it is well again.
+        automated.cursor = half_failed(live, failed=0) if not few else automated.cursor
+        assert "serves well" in str(automated.tick(SENSOR))
+        automated.cursor = half_failed(live)
+        automated.tick(SENSOR)
+        assert len(heard) == messages
+
+
+def test_requests_of_several_looks_add_up_and_those_of_the_looks_do_not_count(
+    automated: Automated, live: Live
+) -> None:
     automated.tick(SENSOR)
-    assert len(heard) == 2
+    for _ in range(3):
+        before = live.endpoint.requests()
+        automated.tick(SENSOR)
+        asked = live.endpoint.requests().since(before)
+        assert asked.all > 0 and automated.cursor
+        since = live.endpoint.requests().since(Requests.model_validate_json(automated.cursor))
+        assert since.all == 0
+    counted = live.endpoint.requests()
+    automated.cursor = Requests(all=counted.all - 15, failed=counted.failed - 15).model_dump_json()
+    assert "serves well" in str(automated.tick(SENSOR))
+    for _ in range(5):
+        live.endpoint.latency()
+    assert "15 of 30 requests failed" in str(automated.tick(SENSOR))
+
+
+@pytest.mark.parametrize("is_counting", [True, False], ids=["engine", "server"])
+def test_an_endpoint_that_does_not_answer_is_told_of_once_and_not_trained_for(
+    automated: Automated, live: Live, monkeypatch: pytest.MonkeyPatch, is_counting: bool
+) -> None:
+    metrics = Metrics()
+    for code in (200, 503) * 20:
+        metrics.request("/v1/completions", code, "1", 0.1)
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if path == "/metrics" and is_counting:
+            return 200, [], metrics.render([]).encode()
+        return json_answer(503, {})
+
+    heard: list[str] = []
+    monkeypatch.setattr(notifications, "send", lambda _, text, report: heard.append(text))
+    automated.project.configure(notifications={"webhook_variable": "WEBHOOK"})
+    status = process.status(endpoint_folder(load_settings(automated.project.config)))
+    assert status is not None
+    server = start_http_server(answer)
+    dead = status.model_copy(update={"port": server.server_port})
+    monkeypatch.setattr(process, "status", lambda _: dead)
+    automated.automate(quality={"then": "tell" if is_counting else "retrain"})
+    for _ in range(2):
+        automated.cursor = None
+        told = str(automated.tick(SENSOR))
+        assert "cannot be checked" in told and "503" in told
+        assert ("20 of 40 requests failed" in told) is is_counting
+        assert len(heard) == 1 + is_counting
+    server.stop()
+
+
+def test_a_look_ends_long_before_dagster_ends_its_tick(
+    automated: Automated, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "ANSWER_SECONDS", 2.0, raising=False)
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 3.0, raising=False)
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if path == "/metrics":
+            return 200, [], Metrics().render([]).encode()
+        return json_answer(429, {})
+
+    status = process.status(endpoint_folder(load_settings(automated.project.config)))
+    assert status is not None
+    server = start_http_server(answer)
+    busy = status.model_copy(update={"port": server.server_port})
+    monkeypatch.setattr(process, "status", lambda _: busy)
+    began = time.monotonic()
+    assert "429" in str(automated.tick(SENSOR))
+    assert time.monotonic() - began < base.BUSY_SECONDS / 2
+    server.stop()
 
 
 def test_a_version_that_is_about_to_be_replaced_is_not_trained_further(
