@@ -135,9 +135,18 @@ class DamagedArtifact(UserError):
     """A file of an artifact has another size or checksum than its manifest says."""
 
 
+OF_ONE_REQUEST = re.compile(
+    r"\s*\((?:Request ID|Amzn Trace ID|Amz CF ID): [^)\n]*\)"
+    r"|\s*Job ID: \S+"
+)
+"""What errors of the Hub and of BigQuery say of one request alone."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in one line of at most 300 characters; its name where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    # Of the Hub's limit of requests, the first line has nothing else.
+    told = OF_ONE_REQUEST.sub("", str(error)).strip()
+    return (told or type(error).__name__).splitlines()[0][:300]
 
 
 def make_command(asset: str) -> str:

@@ -13,7 +13,7 @@ from dagster import (
 )
 from pydantic import BaseModel, ConfigDict
 
-from artifacts.errors import UserError
+from artifacts.errors import OF_ONE_REQUEST, UserError
 from artifacts.store import layout
 from llm_assets.assets.sources import look, observe
 from llm_assets.assets.stage import own_resources, user_faults
@@ -98,7 +98,9 @@ def _watch(
     except SourceChanged as error:
         return SensorResult(skip_reason=f"{error}; checking again at the next tick")
     except UserError as error:
-        tell_once(settings, pipeline.store, "sources", str(error), context.log.warning)
+        told = str(error)
+        lasting = OF_ONE_REQUEST.sub("", told)
+        tell_once(settings, pipeline.store, "sources", told, context.log.warning, lasting)
         raise
     tell_once(settings, pipeline.store, "sources", None, context.log.warning)
     observe(context.instance, settings, opened)

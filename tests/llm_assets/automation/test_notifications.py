@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from dagster import (
@@ -18,10 +19,12 @@ from dagster import (
     asset,
     materialize,
 )
+from huggingface_hub import HfApi, get_session
+from huggingface_hub.utils import hf_raise_for_status
 from pydantic import ValidationError
 
 from artifacts.errors import UserError
-from llm_assets.automation import notifications
+from llm_assets.automation import notifications, sensors
 from llm_assets.automation.jobs import CLEANING, ROLLBACK
 from llm_assets.automation.launched import PIPELINE_TAG
 from llm_assets.automation.notifications import send, tell_once
@@ -90,6 +93,43 @@ def test_source_that_cannot_be_read_is_told_once_until_it_can(
     with pytest.raises(Failure):
         automated.tick()
     assert len(webhook) == 2
+
+
+def test_a_source_of_the_hub_that_is_too_busy_is_told_once_and_why(
+    automated: Automated, webhook: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        return 429, [("x-request-id", str(uuid4()))], b""
+
+    hub = start_http_server(refuse)
+
+    def ask(*_: object, **options: object) -> None:
+        hf_raise_for_status(get_session().get(hub.url))
+
+    monkeypatch.setattr(HfApi, "dataset_info", ask)
+    automated.project.configure(
+        notifications={"webhook_variable": VARIABLE},
+        raw_corpus={"sources": [{"name": "web", "type": "hugging_face", "dataset": "team/web"}]},
+    )
+    for _ in range(2):
+        with pytest.raises(Failure, match="429 Too Many Requests"):
+            automated.tick()
+    hub.stop()
+    assert len(webhook) == 1 and "429 Too Many Requests" in webhook[0]
+
+
+def test_a_source_of_bigquery_that_fails_is_told_once_though_each_job_has_a_name(
+    automated: Automated, webhook: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise UserError(f"BigQuery refused.\n\nLocation: EU\nJob ID: {uuid4()}\n\nAsk for more.")
+
+    monkeypatch.setattr(sensors, "look", fail)
+    automated.project.configure(notifications={"webhook_variable": VARIABLE})
+    for _ in range(2):
+        with pytest.raises(Failure, match="Job ID"):
+            automated.tick()
+    assert len(webhook) == 1 and "Job ID" in webhook[0]
 
 
 def test_what_another_sensor_tells_meanwhile_is_remembered(
