@@ -39,6 +39,8 @@ def read_cursor(model: type[Remembered], content: str | None) -> Remembered | No
 
 LAUNCHED_BY_TAG = "llm_assets/launched_by"
 QUESTION_TAG = "llm_assets/question"
+LAST_EVENT_TAG = "llm_assets/last_event"
+"""Of a run whose process died: when it was last heard of, in seconds since the epoch."""
 PROCESSES_SENSOR = "run_processes"
 LEFT_BEHIND_SENSOR = "jobs_left_behind"
 SCHEDULE = "weekly_retraining"
@@ -178,4 +180,10 @@ def _has_day(first: str | None, last: str | None, local: datetime) -> bool:
 def _seconds_since(run: RunRecord, began: float, now: float) -> float:
     if run.start_time is None:
         return 0.0
-    return max(0.0, (run.end_time or now) - max(run.start_time, began))
+    ended = run.end_time or now
+    # For Dagster, one that died ended when that was noticed: the machine may have been off since.
+    heard = float(run.dagster_run.tags.get(LAST_EVENT_TAG, 0))
+    # One that Dagster launches again has the tags of the one before.
+    if heard > run.create_timestamp.timestamp():
+        ended = min(ended, heard)
+    return max(0.0, ended - max(run.start_time, began))

@@ -5,6 +5,7 @@ runs that need the same pool wait for it.
 """
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dagster import (
@@ -20,10 +21,21 @@ from dagster import (
 )
 
 from artifacts.leases import process_started
-from llm_assets.automation.launched import PROCESSES_SENSOR, Runs, has_died
+from llm_assets.automation.launched import (
+    ENDPOINT_SENSOR,
+    LAST_EVENT_TAG,
+    LAUNCHED_BY_TAG,
+    PROCESSES_SENSOR,
+    Runs,
+    blackout,
+    budget_spent,
+    has_died,
+)
 from llm_assets.config import PipelineSettings
 
 CHECK_SECONDS = 60
+MAX_RETRIES_TAG = "dagster/max_retries"
+"""How often Dagster launches a run again whose process died."""
 STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 PROGRAMS = ("dagster", "multiprocessing")
 """One of these is in the command line of a process that runs a run."""
@@ -43,11 +55,26 @@ def build_processes_sensor(settings: PipelineSettings) -> SensorDefinition:
         instance = context.instance
         died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
         for run in died:
+            _tag(instance, settings, run)
             instance.report_run_failed(run, "The run's process ended without reporting why.")
         # Without a reason there is nothing that `llm-assets status` would tell.
         return SkipReason(f"Failed: {', '.join(run.run_id for run in died)}" if died else None)
 
     return run_processes
+
+
+def _tag(instance: DagsterInstance, settings: PipelineSettings, run: DagsterRun) -> None:
+    """Note of a run that died what is to be known before Dagster hears that it failed."""
+    events = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
+    for last in events:
+        instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(last.timestamp)})
+    if run.tags.get(LAUNCHED_BY_TAG, ENDPOINT_SENSOR) == ENDPOINT_SENSOR:
+        return
+    automation, now = settings.automation, datetime.now(UTC)
+    runs = Runs(instance, settings).by_automation(now)
+    if blackout(automation, now) or budget_spent(automation, runs, now):
+        # Dagster would launch it again at once; whatever asked for it does when it may.
+        instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})
 
 
 def _has_ended(instance: DagsterInstance, run: DagsterRun) -> bool:

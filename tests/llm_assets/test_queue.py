@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster
 import pytest
 from dagster import (
+    DagsterEvent,
     DagsterEventType,
     DagsterInstance,
     DagsterRun,
@@ -17,7 +18,13 @@ from dagster import (
     build_sensor_context,
 )
 
-from llm_assets.automation.launched import PIPELINE_TAG
+from llm_assets.automation.launched import (
+    ENDPOINT_SENSOR,
+    LAUNCHED_BY_TAG,
+    PIPELINE_TAG,
+    SCHEDULE,
+    TEXT_SENSOR,
+)
 from llm_assets.automation.run_processes import STARTED
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
@@ -25,6 +32,9 @@ from tests.conftest import ROOT, Project, make_project
 from tests.dagster_services import daemon
 from tests.forked import run_command
 from tests.waiting import wait_until
+
+WILL_RETRY_TAG = "dagster/will_retry"
+"""Whether Dagster launches a run again that failed."""
 
 
 @pytest.fixture
@@ -106,6 +116,31 @@ def test_a_run_is_failed_once_its_process_has_died(small: Project) -> None:
         assert look() is None
         processes[1].communicate(b"\n")
         assert look() == f"Failed: {runs[1]}"
+
+
+@pytest.mark.parametrize("limit", ["blackouts", "monthly_hours", None])
+def test_a_run_that_died_is_launched_again_only_when_automation_may(
+    small: Project, limit: str | None
+) -> None:
+    values: dict[str | None, object] = {"blackouts": ["00:00-24:00"], "monthly_hours": 1e-9}
+    small.configure(automation={limit: values[limit]} if limit else {})
+    defs = build_definitions(load_settings(small.config), str(small.config))
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with DagsterInstance.from_config(str(small.folder)) as instance:
+        expected = {}
+        for launched_by in (TEXT_SENSOR, SCHEDULE, ENDPOINT_SENSOR, None):
+            run = create_run(instance, small, "retraining", DagsterRunStatus.NOT_STARTED)
+            start = DagsterEvent(DagsterEventType.RUN_START.value, run.job_name)
+            instance.report_dagster_event(start, run.run_id)
+            tags = {LAUNCHED_BY_TAG: launched_by} if launched_by else {}
+            instance.add_run_tags(run.run_id, {PIPELINE_TAG: "manual"} | tags)
+            instance.report_engine_event(started(process.pid), run)
+            is_held_back = limit and launched_by in (TEXT_SENSOR, SCHEDULE)
+            expected[run.run_id] = "false" if is_held_back else "true"
+        defs.resolve_sensor_def("run_processes").evaluate_tick(build_sensor_context(instance))
+        runs = {run.run_id: run for run in instance.get_runs()}
+        assert {name: run.tags[WILL_RETRY_TAG] for name, run in runs.items()} == expected
 
 
 @pytest.mark.soak

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import time
 
 import pytest
 from dagster import DagsterRunStatus, Definitions, Failure, RunRequest, asset
 
 from artifacts.leases import describe_holder
+from llm_assets.automation.launched import PROCESS_TAG
 from llm_assets.gate.verdict import Outcome
 from serving.state import Phase
 from tests.llm_assets.automation.conftest import Automated
@@ -238,6 +240,28 @@ def test_blackout_and_budget_stop_launches_and_say_so(automated: Automated) -> N
     assert "the limit is 1e-09 hours" in str(automated.tick())
     automated.automate(monthly_hours=1)
     assert isinstance(automated.tick(), RunRequest)
+
+
+def test_time_in_which_the_machine_was_off_is_not_of_the_budget(automated: Automated) -> None:
+    second = 1 / 3600
+    automated.automate(retry_minutes=0, monthly_hours=second)
+    automated.add()
+    run = automated.launch(automated.tick())
+    gone = json.loads(describe_holder()) | {"started": "1"}
+    automated.instance.add_run_tags(run, {PROCESS_TAG: json.dumps(gone)})
+    time.sleep(1.5)
+    cursor = automated.cursor
+    automated.tick("run_processes")
+    automated.cursor = cursor
+    again = automated.tick()
+    assert isinstance(again, RunRequest)
+    died = automated.instance.get_run_by_id(run)
+    assert died is not None
+    # As Dagster does where it launches one again.
+    later = automated.launch(again._replace(tags=died.tags))
+    time.sleep(1.5)
+    automated.end(later, succeeded=False)
+    assert "budget is spent" in str(automated.tick())
 
 
 def test_endpoint_that_serves_another_version_than_the_wanted_one_is_asked_again(
