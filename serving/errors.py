@@ -43,7 +43,10 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """What a client is told of any error."""
     if isinstance(error, HTTPException):
         text = f"{request.method} {request.url.path}: {error.detail}."
-        error = ServingError(error.status_code, text, "no_such_route")
+        code = "method_not_allowed" if error.status_code == 405 else "no_such_route"
+        headers = error.headers or {}
+        error = ServingError(error.status_code, text, code)
+        error.headers |= headers
     elif not isinstance(error, ServingError):
         error = ServingError(500, "An unexpected error; the endpoint's log shows it.", "fault")
     return error.response()

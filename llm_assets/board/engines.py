@@ -79,7 +79,8 @@ class OnDemandEngines:
         if scope["type"] != "http" or scope["method"] != "POST":
             # A page of another website can have a browser fetch an address, as a picture, and no
             # header would say so; what it posts is told by its origin.
-            await PlainTextResponse("Only POST is answered here.\n", 405)(scope, receive, send)
+            refusal = PlainTextResponse("Only POST is answered here.\n", 405, {"Allow": "POST"})
+            await refusal(scope, receive, send)
             return
         try:
             async with self._lock:

@@ -199,6 +199,12 @@ def test_bad_instances_are_refused_with_their_reason(
     assert names in answer.json()["error"]["message"]
 
 
+def test_a_method_that_a_route_does_not_have_is_answered_with_those_it_has(client: Client) -> None:
+    answer = client.http.get("/v1/completions")
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
 @pytest.mark.parametrize("path", ["/load_model", "/reset", "/generate", "/docs"])
 def test_no_other_route_is_reachable(client: Client, path: str) -> None:
     assert client.http.post(path, json={}).status_code == 404

@@ -308,7 +308,8 @@ def test_a_version_that_cannot_be_asked_says_why(
         assert answer.status_code == 503 and "GB are free" in answer.json()["error"]["message"]
         assert "no version 7" in client.post("/ask/versions/7/v1/completions", json=body).text
         # As any website can have a browser fetch it, where a version that can be asked would start.
-        assert client.get("/ask/versions/7/v1/completions").status_code == 405
+        fetched = client.get("/ask/versions/7/v1/completions")
+        assert fetched.status_code == 405 and fetched.headers["allow"] == "POST"
         withdrawn = WithdrawnVersion(version=1, checkpoint="gone")
         add_to_list(apart.store, "manual", withdrawn=[withdrawn])
         assert "was withdrawn on" in client.get("/ask").text
