@@ -83,8 +83,7 @@ class OnDemandEngines:
             await refusal(scope, receive, send)
             return
         try:
-            async with self._lock:
-                engine = await self._find(scope["path_params"]["version"])
+            engine = await self._find(scope["path_params"]["version"])
         except (UserError, OSError) as error:
             await unavailable(str(error)).response()(scope, receive, send)
             return
@@ -93,22 +92,31 @@ class OnDemandEngines:
     async def _find(self, number: int) -> RunningEngine:
         version = await run_in_threadpool(self._board.registry.get, number)
         self.check(version)
+        # Nobody who asks an engine that runs waits for one that loads.
         if number not in self._running:
-            idle = [(e.asked_at, v) for v, e in self._running.items() if not e.route.in_flight]
-            if len(self._running) >= MOST_ENGINES:
-                if not idle:
-                    raise UserError("Other versions are answering right now. Try again shortly.")
-                await self._end(min(idle)[1])
-            engine = self._running[number] = await self._start(version)
-            engine.watch = asyncio.create_task(self._end_when_idle(number, engine))
+            async with self._lock:
+                if number not in self._running:
+                    await self._make_room_and_start(version)
         self._running[number].asked_at = monotonic()
         return self._running[number]
+
+    async def _make_room_and_start(self, version: ModelVersion) -> None:
+        # What cannot be had must not cost what is there.
+        await run_in_threadpool(
+            verify_model, self._board.record, version.model_url, weights=version.weights
+        )
+        if len(self._running) >= MOST_ENGINES:
+            idle = [(e.asked_at, v) for v, e in self._running.items() if not e.route.in_flight]
+            if not idle:
+                raise UserError("Other versions are answering right now. Try again shortly.")
+            await self._end(min(idle)[1])
+        number = version.version
+        engine = self._running[number] = await self._start(version)
+        engine.watch = asyncio.create_task(self._end_when_idle(number, engine))
 
     async def _start(self, version: ModelVersion) -> RunningEngine:
         """Start an engine, smaller than one that serves; raises UserError."""
         board = self._board
-        weights = version.weights
-        await run_in_threadpool(verify_model, board.record, version.model_url, weights=weights)
         desired = model_to_serve(board.settings, version)
         own = desired.settings
         of_one = own.max_prompt_tokens + own.max_new_tokens + OF_ENGINE_TOKENS

@@ -1,11 +1,13 @@
 """The board in a real browser: its pages, what attacks them, and what is decided there."""
 
+import asyncio
 import dataclasses
 import html
 import json
 import re
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from urllib.parse import quote, urlsplit
 import psutil
 import pytest
 
+from artifacts.errors import UserError
 from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import dump_with_checksum
@@ -31,6 +34,7 @@ from llm_assets.registry.card import weights_fingerprint
 from llm_assets.tracing.training_text import lessons_of, runs_behind
 from recipes.spec import METRICS_NAME, read_metrics
 from scripts.screenshots import BOARD, click
+from serving.engine.process import EngineProcess
 from serving.settings import EndpointSettings, OpenAIEngine
 from serving.state import StateFolder
 from tests.browser import browser
@@ -296,6 +300,36 @@ def test_versions_that_do_not_serve_answer_side_by_side_by_engines_that_end_when
         assert len(engines_of(apart)) == 2
         monkeypatch.setattr(engines, "IDLE_SECONDS", 0.0)
         wait_until(lambda: not engines_of(apart))
+
+
+def test_an_engine_that_runs_neither_waits_nor_ends_for_one_that_does_not_run_yet(
+    apart: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": "The valve", "max_tokens": 2}
+    paths = [f"/ask/versions/{number}/v1/completions" for number in range(2)]
+    is_loading, may_go_on = threading.Event(), threading.Event()
+
+    class Loading(EngineProcess):
+        async def start(self) -> None:
+            is_loading.set()
+            await asyncio.to_thread(may_go_on.wait)
+            raise UserError("it was only loading")
+
+    with client_of(apart) as client, ThreadPoolExecutor() as others:
+        client.post(paths[0], json=body).raise_for_status()
+        monkeypatch.setattr(engines, "EngineProcess", Loading)
+        asked = others.submit(client.post, paths[1], json=body)
+        try:
+            assert is_loading.wait(60)
+            answer = others.submit(client.post, paths[0], json=body).result(60)
+        finally:
+            may_go_on.set()
+        assert answer.status_code == 200 and "only loading" in asked.result(60).text
+        monkeypatch.setattr(engines, "MOST_ENGINES", 1)
+        folder = Path(apart.registry.get(1).model_url)
+        (folder / "kind.txt").write_text("damaged in between")
+        assert client.post(paths[1], json=body).status_code == 503
+        assert len(engines_of(apart)) == 1
 
 
 def test_a_version_that_cannot_be_asked_says_why(
