@@ -112,7 +112,7 @@ def measure(decider: str, documents: int) -> dict[str, Any]:
         _peak_heap(spark) as heap,
     ):
         run = DecisionContext(
-            spark, CleanCorpusSettings(), None, ForgottenTexts(), scratch, _report
+            spark, CleanCorpusSettings(), None, (), ForgottenTexts(), scratch, _report
         )
         if decider == "in_memory":
             outcome = InMemoryDecider(run, list(parts)).decide([])

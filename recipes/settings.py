@@ -288,7 +288,7 @@ def _short_forms(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
         for name, given in placement.items()
         if name not in rest and given is not None
     }
-    if (device := rest.pop("device", "auto")) != "auto":
+    if (device := rest.pop("device", "auto")) != "auto" and [device] != [*named]:
         named["device"] = {"name": device}
     return named, rest
 

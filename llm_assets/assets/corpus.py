@@ -266,6 +266,7 @@ def plan_cleaning(
     specify = partial(
         clean.CleanSpec,
         settings=settings,
+        numbered_sources=tuple(pipeline.settings.raw_corpus.numbered_sources),
         forgotten=forgotten.for_cleaning(forgotten_folder(store, name)),
         evaluation_texts=[general_url],
         cache=store.cache,

@@ -133,7 +133,13 @@ def open_challenge(
         judged_by["exam"] = settings.exam.chosen()
     chosen = procedure(candidate, judged_by)
     look = state.look_of(*asked, gate)
-    readable = state.readable_before(*asked, chosen, gate.metric)
+    # Verdicts of before these were left out name a license and shown texts, too.
+    with_all = {"eval_metrics": settings.eval_metrics, "gate": settings.model_version}
+    named_all = judged_by | {name: one.content() for name, one in with_all.items()}
+    readable = min(
+        state.readable_before(*asked, one, gate.metric)
+        for one in (chosen, procedure(candidate, named_all))
+    )
     return Challenge(source, incumbent, look, readable, chosen, form)
 
 

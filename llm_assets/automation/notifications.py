@@ -199,7 +199,7 @@ CHECK_SECONDS = 15 * 60
 """Between two looks at the endpoint, each of which asks for its bits on held-out text."""
 MOST_TIMES_LONGER = 8
 """Than usual, of a training that is to make a version serve as well as before."""
-ANSWER_SECONDS, LOOK_SECONDS = 10.0, 30.0
+ANSWER_SECONDS, LOOK_SECONDS = 20.0, 40.0
 """For one answer of the endpoint and for all of a look: Dagster ends a tick after 60 s."""
 LEAST_REQUESTS = 20
 """Fewer say nothing about the share that failed."""

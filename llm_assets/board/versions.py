@@ -37,8 +37,9 @@ MOST_ON_PAGE = 50
 MOST_EXAMPLES = 20
 MOST_POINTS = 200
 """Of a curve."""
-ASKED = ("question", "value", "choices")
-"""Of a question; where one was edited, as a fact that has changed, another question was asked."""
+ASKED = ("question", "value")
+"""Of a question; where one was edited, as a fact that has changed, another question was asked. The
+choices beside the right one are others with each new fact."""
 PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
 """Of a version's own page, which has its style in it and needs nothing else."""
 

@@ -331,7 +331,11 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
             report(f"{name}: {len(written):,} file(s) rewritten without the text.")
     for kind in KINDS:
         for fingerprint in _names(record, state, kind):
-            drop_retired_examples(record.store, kind, fingerprint)
+            try:
+                drop_retired_examples(record.store, kind, fingerprint)
+            except DamagedArtifact:
+                # What cannot be read explains nothing, and may hold first words.
+                files.remove(f"{record.store.root}/{layout.retired(kind, fingerprint)}")
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     if listed.active:
@@ -597,7 +601,8 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
     store = record.store
     for kind in KINDS:
         for fingerprint in _names(record, state, kind):
-            files.remove(f"{store.root}/{layout.damaged(layout.artifact(kind, fingerprint))}")
+            for place in (layout.artifact(kind, fingerprint), layout.retired(kind, fingerprint)):
+                files.remove(f"{store.root}/{layout.damaged(place)}")
     drafts = store.machine_root / layout.DRAFTS_FOLDER
     for name in files.list_names(drafts):
         if name.startswith(KINDS) and not store.is_leased(name.rpartition("-")[0]):

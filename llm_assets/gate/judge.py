@@ -226,7 +226,7 @@ def judge(
         settings: the thresholds.
         candidate, incumbent: fingerprints of the weights that this is about, so that figures of
             others decide nothing; None where there is no incumbent.
-        look: 1, and one more for each comparison of the pipeline's life that promoted nothing.
+        look: 1, and one more for each comparison of the pipeline's life that could have promoted.
         readable: judgements before the candidate's procedure was chosen.
         procedure: what people chose for making and judging the candidate, for the record.
 

@@ -77,13 +77,15 @@ class Outcome(StrEnum):
     QUANTIZATION = "quantization"
 
 
-UNCHANGING = frozenset({Outcome.TOO_FEW_DOCUMENTS, Outcome.CANDIDATE_UNREADABLE})
+UNCHANGING = frozenset(
+    {
+        *(Outcome.TOO_FEW_DOCUMENTS, Outcome.CANDIDATE_UNREADABLE),
+        *(Outcome.NOT_FINITE, Outcome.MISSING),
+    }
+)
 """Reasons for which nothing is compared, and which hold for the question as long as the candidate's
 scores are those that were seen."""
-UNJUDGED = UNCHANGING | {
-    *(Outcome.NOT_FINITE, Outcome.MISSING),
-    *(Outcome.OTHER_EVALUATION, Outcome.INCUMBENT_UNREADABLE),
-}
+UNJUDGED = UNCHANGING | {Outcome.OTHER_EVALUATION, Outcome.INCUMBENT_UNREADABLE}
 """All reasons for which nothing is compared."""
 
 

@@ -323,8 +323,8 @@ class RegistryState(BaseModel):
             )
         if verdict.look < due:
             raise IncumbentChanged(
-                f"The candidate was judged after {verdict.look - 1} comparisons that promoted "
-                f"nothing, and meanwhile {due - 1} are on record, which asks more of it. Nothing "
+                f"The candidate was judged after {verdict.look - 1} comparisons without a "
+                f"promotion, and meanwhile {due - 1} are on record, which asks more of it. Nothing "
                 "was promoted. Judge it again: "
                 + materialize_command("eval_metrics", "model_version")
             )

@@ -323,8 +323,9 @@ def open_recipe(program: Program, config: Any, batches: Batches, workers: Worker
         recipe._setup_data = lambda *args, **kwargs: data
         recipe.setup(config)
     except (AssertionError, InstantiationError, RuntimeError, TypeError, ValueError) as error:
-        # A GPU that is full or a worker that is gone is no fault of the configuration.
-        if reason_of(error):
+        # A GPU that is full or a worker that is gone is no fault of the configuration; a component
+        # that is not there is, though what raised it looks like an absent package.
+        if not isinstance(error, InstantiationError) and reason_of(error):
             raise
         raise UserError(f"torchtune refuses `checkpoint.config`: {first_line(error)}") from error
     if not is_preference(program):

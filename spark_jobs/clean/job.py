@@ -75,6 +75,8 @@ class CleanSpec(BaseModel):
     settings: CleanCorpusSettings
     earlier: str | None = None
     """Folder of the clean corpus that the lineage was last trained on, whose splits hold on."""
+    numbered_sources: tuple[str, ...] = ()
+    """Sources whose rows are named by their numbers (`RawCorpusSettings.numbered_sources`)."""
     forgotten: ForgottenTexts = ForgottenTexts()
     """What is to be in no corpus any more."""
     libraries: dict[str, str] = {}
@@ -149,7 +151,9 @@ def _run(spark: SparkSession, spec: CleanSpec, scratch: str, report: Report) -> 
     similar, forgotten = _leave_out_similar(
         spec.forgotten, look(prepared), look(history.parts if history else [])
     )
-    run = DecisionContext(spark, settings, history, forgotten, scratch, report, spec.cache)
+    run = DecisionContext(
+        spark, settings, history, spec.numbered_sources, forgotten, scratch, report, spec.cache
+    )
     documents = sum(part.rows for part in [*raw, *(history.parts if history else [])])
     # Both give the same to the byte, so the bound is no part of what the clean corpus is.
     decider = (

@@ -4,7 +4,7 @@ Documents that cannot be used are set aside and counted, and fatal only when the
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,18 +37,26 @@ def document_of(identifier: str) -> str:
     return identifier.partition(DERIVED)[0]
 
 
-def are_row_numbers(ids: pa.ChunkedArray, sources: pa.ChunkedArray) -> pa.ChunkedArray:
+def are_row_numbers(
+    ids: pa.ChunkedArray, sources: pa.ChunkedArray, numbered: Iterable[str]
+) -> pa.ChunkedArray:
     """Which ids are made of a row's number in its file or data set, so that they name another row
-    as soon as one before it comes or goes."""
+    as soon as one before it comes or goes.
+
+    Args:
+        numbered: the sources that give such ids (`RawCorpusSettings.numbered_sources`); the keys
+            of others may look alike.
+    """
     begins = pc.replace_substring_regex(ids, _NUMBER, "")
     of_file = pc.match_substring_regex(begins, _ROWS)
-    return pc.and_(pc.not_equal(begins, ids), pc.or_(of_file, pc.equal(begins, sources)))
+    has_form = pc.and_(pc.not_equal(begins, ids), pc.or_(of_file, pc.equal(begins, sources)))
+    return pc.and_(has_form, pc.is_in(sources, pa.array(numbered, pa.string())))
 
 
 def is_row_number(identifier: str, source: str) -> bool:
-    """Whether one id is made so."""
+    """Whether one id of a source that gives such ids is made so."""
     ids, sources = (pa.chunked_array([[one]]) for one in (identifier, source))
-    return bool(are_row_numbers(ids, sources)[0].as_py())
+    return bool(are_row_numbers(ids, sources, [source])[0].as_py())
 
 
 _NUMBER = r":\d+(#\d+)*$"

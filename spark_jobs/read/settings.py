@@ -534,6 +534,15 @@ class RawCorpusSettings(Settings):
             found[source.name] = columns.form if columns else "pretraining"
         return found
 
+    @property
+    def numbered_sources(self) -> list[str]:
+        """Those whose rows are named by their numbers, for want of an `id_column`."""
+        return [
+            source.name
+            for source in self.sources
+            if isinstance(source, Files | HuggingFaceDataset) and source.id_column is None
+        ]
+
     def content(self) -> dict[str, Any]:
         """What decides the snapshot besides the sources' fingerprints: paths are left out."""
         return {"sources": list(map(content_of, self.sources))}

@@ -1,6 +1,7 @@
 """Splits over the weeks: text grows, is edited and deleted, and settings change."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def make_clean(
     earlier: Path | None = None,
     split: SplitSettings = SPLIT,
     documents_in_memory: int = 10**6,
+    numbered: Sequence[str] = (),
 ) -> dict:
     """A clean corpus in `folder / "clean"`, after the one of an earlier folder."""
     return clean_corpus(
@@ -48,6 +50,7 @@ def make_clean(
         CleanCorpusSettings(minimum_characters=40, split=split),
         earlier=earlier and earlier / "clean",
         documents_in_memory=documents_in_memory,
+        numbered_sources=tuple(numbered),
     )
 
 
@@ -278,12 +281,19 @@ def test_a_row_that_takes_the_number_of_another_is_no_edit_of_it(
     make_clean(spark, raw_corpus(rows(40)), first)
     before, later = splits(first), rows(40 + 40)
     all_to_train = SplitSettings(validation=1e-9, held_out=1e-9)
-    make_clean(spark, raw_corpus(later), second, first, all_to_train, documents_in_memory)
+    numbered = (all_to_train, documents_in_memory, ["manual"])
+    make_clean(spark, raw_corpus(later), second, first, *numbered)
 
     found = splits(second)
     assert {"validation", "held_out"} < set(before.values())
     assert {found[name] for name, _ in later[:40]} == {"train"}
     assert [found[name] for name, _ in later[40:]] == [before[name] for name, _ in rows(40)]
+
+    # The keys of an `id_column` may look alike, and last.
+    keyed = tmp_path / "keyed"
+    make_clean(spark, raw_corpus(later), keyed, first, all_to_train, documents_in_memory)
+    found = splits(keyed)
+    assert [found[name] for name, _ in rows(40)] == [before[name] for name, _ in rows(40)]
 
 
 def write_sources(folder: Path, texts: dict[str, list[tuple[str, str]]]) -> str:

@@ -154,13 +154,14 @@ def _check_project(
             f"`store` is {settings.store}, and machines of `training.runner: {runner}` mount "
             f"`bucket: {cloud.bucket}` of {cloud_config_path()}: name one bucket in both."
         )
+    # The smallest runs (`--smoke`) take all images, wherever the pipeline serves and cleans.
     findings = check_project(
         cloud,
         any(source.type == "bigquery" for source in settings.raw_corpus.sources),
         runner,
         settings.checkpoint.logging.weights_and_biases is not None,
-        serves=settings.platform == "google_cloud",
-        batches=(settings.spark.runner or settings.platform) == "google_cloud",
+        serves=settings.platform == "google_cloud" or nodes > 0,
+        batches=(settings.spark.runner or settings.platform) == "google_cloud" or nodes > 0,
     )
     for finding in findings:
         click.echo(shown(finding.line()), err=as_json)

@@ -61,7 +61,6 @@ from spark_jobs.clean.forgotten import (
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.clean.prepare import EXAMPLE_COLUMN, prepare_rows
 from spark_jobs.read.document import document_of, is_row_number
-from spark_jobs.read.settings import Files, HuggingFaceDataset
 from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, open_parts
 from spark_jobs.settings import CleanCorpusSettings
 from spark_jobs.text import fold, text_hash
@@ -305,8 +304,12 @@ def _plan(
     held = [one for one in identifiers if one in known and one not in named]
     back = _back_in_a_corpus(session, held)
     hashes = {one.text_hash: one.survivor or one.id for one in active if one.text_hash}
-    new = [one for one in identifiers if one not in {*known, *hashes} or one in back]
-    owners = {(hashes | known)[one] for one in identifiers if one not in new}
+    listed = hashes | known
+    new = [one for one in identifiers if one not in listed or one in back]
+    decided = {*identifiers}.difference(new)
+    owners = {listed[one] for one in decided}
+    # One text may have been forgotten with several documents.
+    owners |= {one.survivor or one.id for one in active if one.text_hash in decided}
     plan = ForgetPlan([one for one in active if one.belongs_to(owners)])
     if not new:
         return plan
@@ -333,11 +336,7 @@ def _plan(
         if row["text_hash"] not in plan.splits:
             holders[document_of(row.pop("forgotten"))].append(row)
 
-    numbers_rows = {
-        source.name
-        for source in session.settings.raw_corpus.sources
-        if isinstance(source, Files | HuggingFaceDataset) and source.id_column is None
-    }
+    numbers_rows = {*session.settings.raw_corpus.numbered_sources}
 
     def enter(rows: Sequence[dict[str, Any]], is_exact: bool = False, **same: Any) -> None:
         same |= decision.model_dump() | {"similar": similar}

@@ -4,7 +4,7 @@ The rules are those of `spark_jobs.clean.history`, applied to rows that hold all
 facts of a text's cluster come together, then it is decided what becomes of the text.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -123,7 +123,12 @@ class SparkDecider(decider.Decider):
 
     def _read(self, parts: Iterable[tuple[int, decider.DocumentPart]]) -> DataFrame:
         run = self._run
-        read = partial(_read_documents, forgotten=run.forgotten, split=run.settings.split)
+        read = partial(
+            _read_documents,
+            forgotten=run.forgotten,
+            split=run.settings.split,
+            numbered=run.numbered_sources,
+        )
         return self._work.keep_parts(list(parts), read, PLACED_SCHEMA, "reading documents")
 
     def _slice(self) -> int:
@@ -216,13 +221,17 @@ RECORD_SCHEMA = pa.schema(
 
 
 def _read_documents(
-    _: int, item: tuple[int, decider.DocumentPart], forgotten: ForgottenTexts, split: SplitSettings
+    _: int,
+    item: tuple[int, decider.DocumentPart],
+    forgotten: ForgottenTexts,
+    split: SplitSettings,
+    numbered: Sequence[str],
 ) -> pa.Table:
     number, part = item
     documents = part.read(forgotten)
     forced = history.by_source(documents["source"], split)
     rank = history.representative_rank(documents["past"].to_numpy(), forced)
-    numbers = are_row_numbers(documents["id"], documents["source"])
+    numbers = are_row_numbers(documents["id"], documents["source"], numbered)
     lasting = pc.if_else(numbers, pa.scalar(None, pa.string()), documents["id"])
     columns = [*_places(number, documents), *documents.columns, pa.array(forced), pa.array(rank)]
     return pa.Table.from_arrays([*columns, lasting], schema=PLACED_SCHEMA)

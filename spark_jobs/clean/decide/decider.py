@@ -9,7 +9,7 @@ of the copies that were dropped, each with the document that it was found a copy
 import itertools
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -191,6 +191,8 @@ class DecisionContext:
     spark: SparkSession
     settings: CleanCorpusSettings
     history: History | None
+    numbered_sources: Sequence[str]
+    """Those whose rows are named by their numbers."""
     forgotten: ForgottenTexts
     scratch: str
     """Folder for what is needed only until the job ends."""

@@ -12,6 +12,7 @@ which represents them; `thin_out` leaves a few texts of each template; `find_nea
 clusters the representatives; `decide_survivors` says of every document whether it stays.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ class InMemoryDecider(decider.Decider):
         run, settings = self._run, self._run.settings
         prepared = PreparedParts([*self._parts, *past], run.forgotten) if past else self._corpus
         documents = prepared.documents
-        recorded = look_up(documents, run.history)
+        recorded = look_up(documents, run.history, run.numbered_sources)
         texts = group_exact(documents, recorded, settings.split)
         documents, texts = thin_out(
             documents, texts, recorded, settings.split, settings.templates.keep
@@ -188,8 +189,12 @@ class Recorded(NamedTuple):
     """Added to `history.representative_rank`."""
 
 
-def look_up(documents: pa.Table, history: History | None) -> Recorded:
-    """What is on record of documents, rows of `decider.DOCUMENT_SCHEMA`."""
+def look_up(documents: pa.Table, history: History | None, numbered: Sequence[str]) -> Recorded:
+    """What is on record of documents, rows of `decider.DOCUMENT_SCHEMA`.
+
+    Args:
+        numbered: sources whose rows are named by their numbers.
+    """
     if history is None:
         zeros = np.zeros(documents.num_rows, np.int64)
         return Recorded(zeros, zeros, zeros + 1, zeros)
@@ -197,7 +202,7 @@ def look_up(documents: pa.Table, history: History | None) -> Recorded:
     known = pc.index_in(documents["text_hash"], record["text_hash"])
     is_same = np.asarray(pc.equal(record["id"].take(known), documents["id"]).fill_null(False))
     places = np.asarray(known.fill_null(-1))
-    numbers = are_row_numbers(documents["id"], documents["source"])
+    numbers = are_row_numbers(documents["id"], documents["source"], numbered)
     ids = pc.if_else(numbers, -1, pc.index_in(documents["id"], record["id"]).fill_null(-1))
     splits = np.append(codes_of(record["split"]), NONE)
     slices = np.append(record["slice"].to_numpy(), history.slice)

@@ -12,6 +12,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets.evaluation import (
     VERDICT_NAME,
+    Challenge,
     candidate_entry,
     figures_are_finite,
     metrics_view,
@@ -23,10 +24,11 @@ from llm_assets.assets.evaluation import (
 from llm_assets.config import PipelineSettings
 from llm_assets.gate.verdict import Comparison, Outcome
 from llm_assets.registry.base import LocalRegistry
+from llm_assets.registry.card import procedure
 from recipes.evaluation.settings import BITS_PER_BYTE, SCORES_NAME, Metric
 from tests.conftest import Project
 from tests.llm_assets.in_process import ask
-from tests.llm_assets.registry.conftest import verdict
+from tests.llm_assets.registry.conftest import judge, verdict
 
 
 def shown(metrics: dict[str, Any], metric: Metric = BITS_PER_BYTE, **others: Any) -> dict[str, Any]:
@@ -170,12 +172,17 @@ class Procedures:
 
         return store.make(Identity(kind=kind, code_version="1"), write)[0]
 
-    def chosen(self, examples: dict[str, Any] | None = None, **sections: Any) -> str:
+    def settings(self, examples: dict[str, Any] | None = None, **sections: Any) -> PipelineSettings:
         source = {"type": "files", "name": "manual", "path": "text", "examples": examples}
         needed = {"raw_corpus": {"sources": [source]}, "base_model": {"folder": "model"}}
-        settings = PipelineSettings.model_validate({"name": "manual"} | needed | sections)
+        return PipelineSettings.model_validate({"name": "manual"} | needed | sections)
+
+    def chosen(self, *examples: dict[str, Any], **sections: Any) -> str:
+        return self.challenge(self.settings(*examples, **sections)).procedure
+
+    def challenge(self, settings: PipelineSettings) -> Challenge:
         pipeline: Any = SimpleNamespace(settings=settings)
-        return open_challenge(pipeline, self.models, self.candidate, self.base, None).procedure
+        return open_challenge(pipeline, self.models, self.candidate, self.base, None)
 
 
 def test_how_the_exam_asks_is_part_of_the_procedure(tmp_path: Path) -> None:
@@ -215,6 +222,24 @@ def test_what_decides_a_verdict_is_part_of_the_procedure_and_what_is_only_shown_
         for metric in ("rouge1", "rougeL")
     }
     assert of_targets == {usual}, "the checkpoint's own settings say it"
+
+
+def test_a_procedure_that_named_the_license_is_known_by_the_same_settings(tmp_path: Path) -> None:
+    procedures = Procedures(tmp_path)
+    settings = procedures.settings(model_version={"license": "MIT"})
+    judged_by = {
+        "eval_metrics": settings.eval_metrics.content(),
+        "gate": settings.model_version.content(),
+    }
+    named = procedure(procedures.candidate, judged_by)
+    procedures.challenge(settings)
+    for number, of in enumerate([named, "another", named]):
+        judge(procedures.models, f"{number}", promoted=False, procedure=of)
+    assert procedures.challenge(settings).readable == 0
+    changed = procedures.settings(
+        model_version={"license": "MIT", "gate": {"smallest_effect": 0.1}}
+    )
+    assert procedures.challenge(changed).readable == 3
 
 
 def test_as_many_documents_are_measured_as_the_gate_needs(with_evaluation: Project) -> None:

@@ -301,7 +301,7 @@ def test_the_first_words_of_a_dropped_row_go_from_the_corpus_too(pipeline: Pipel
 
 
 def test_what_retention_leaves_of_a_corpus_holds_no_words_of_it(pipeline: Pipeline) -> None:
-    pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite."})
+    pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite.", "late.txt": "Ask nobody."})
     pipeline.clean()
     corpus = pipeline.project.record.current("clean_corpus", "test")
     store = Path(pipeline.project.record.store.root)
@@ -316,6 +316,10 @@ def test_what_retention_leaves_of_a_corpus_holds_no_words_of_it(pipeline: Pipeli
     pipeline.clean()
     pipeline.forget("stub.txt", "--yes")
     assert "too_short" in place.read_text() and "Marguerite" not in place.read_text()
+    # One that is damaged says nothing any more, and may hold the words.
+    place.write_bytes(dump_with_checksum(corpus.manifest)[:-20])
+    pipeline.forget("late.txt", "--yes")
+    assert not place.exists()
 
 
 def test_of_what_cleaning_dropped_the_text_is_known_under_another_name(

@@ -223,11 +223,18 @@ def test_what_was_not_compared_spends_nothing_and_may_be_read(
     assert registry.state().look_of("newer", "base") == 2
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        *(Outcome.TOO_FEW_DOCUMENTS, Outcome.NOT_FINITE),
+        *(Outcome.MISSING, Outcome.CANDIDATE_UNREADABLE),
+    ],
+)
 def test_who_picks_the_best_of_what_was_not_compared_spends_for_all_of_it(
-    registry: Registry,
+    registry: Registry, outcome: Outcome
 ) -> None:
     many = GateSettings(minimum_documents=60)
-    few = {"promoted": False, "outcome": Outcome.TOO_FEW_DOCUMENTS, "thresholds": many}
+    few = {"promoted": False, "outcome": outcome, "thresholds": many}
     for number in range(5):
         judge(registry, f"unjudged {number}", **few)
     asked = ("unjudged 2", "base", "evaluation")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from artifacts.errors import UserError
 from llm_assets.runners.training import LocalTrainingRunner
 from recipes.distributed.workers import join_workers
+from recipes.settings import PlacementSettings
 from recipes.spec import command
 from recipes.tpu.device import join
 from recipes.tpu.settings import TPU_ENVIRONMENT
@@ -55,6 +56,7 @@ def test_torchtunes_recipes_are_refused_on_a_tpu() -> None:
 
 def test_the_device_does_not_change_what_the_checkpoint_is() -> None:
     on_tpu, anywhere = settings_of(device="tpu"), settings_of()
+    assert PlacementSettings.model_validate({"device": "tpu", "tpu": {}}) == on_tpu.placement
     assert on_tpu.content() == anywhere.content()
 
 
