@@ -379,11 +379,12 @@ def storage_errors() -> tuple[type[Exception], ...]:
     """
     if "gcsfs" not in sys.modules:
         return (OSError,)
-    from aiohttp import ClientError
     from gcsfs.retry import HttpError
     from google.auth.exceptions import GoogleAuthError
 
-    return (OSError, HttpError, ClientError, GoogleAuthError)
+    # A package of gcsfs, and loaded by it.
+    connection_lost: type[Exception] = sys.modules["aiohttp"].ClientError
+    return (OSError, HttpError, connection_lost, GoogleAuthError)
 
 
 _known: dict[tuple[int, ...], str] = {}

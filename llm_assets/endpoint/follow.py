@@ -124,11 +124,11 @@ def serve_wanted(
 
 
 def _find_fallback(state: RegistryState) -> ModelVersion | None:
-    """What serves where nothing does and the wanted version cannot: the champion, or else the
-    newest one that was wanted before; no model that a person rejected."""
-    served = [] if state.champion is None else [state.champion]
-    *earlier, wanted = state.succession
-    known = (state.get(number) for number in [*served, *reversed(earlier)] if number != wanted)
+    """What serves where nothing does and the wanted version cannot: the last one that served
+    before; no model that a person rejected."""
+    served = [move.version for move in state.history if move.alias == "champion"]
+    *_, wanted = state.succession
+    known = (state.get(number) for number in reversed(served) if number != wanted)
     return next((one for one in known if not state.is_rejected(one.weights)), None)
 
 
