@@ -104,6 +104,7 @@ NEEDS = {
         Need("systemd", ("systemd",), _programs("systemd-analyze")),
         Need("rsync", ("rsync",), _programs("rsync")),
         Need("curl", ("curl",), _programs("curl")),
+        Need("zsh", ("zsh",), _programs("zsh")),
         Need("vLLM's program, in VLLM_PROGRAM or the path", (), lambda: vllm() is not None),
         # OpenVINO's four bits fail where oneDNN alone is held back from some.
         Need("all instructions of the processor", (), lambda: ISA_LIMIT not in os.environ),

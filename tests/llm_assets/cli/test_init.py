@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import zipfile
@@ -33,6 +32,7 @@ from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import write_snapshot
 from tests.folders import own_text
+from tests.needs import needs
 from tests.tiny import tiny_texts
 
 
@@ -456,10 +456,8 @@ def test_the_command_makes_a_project_and_says_what_to_do_next(
     assert make_command("clean_corpus") == told
 
 
-@pytest.mark.parametrize("shell", ["sh", "dash", "bash", "zsh"])
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash", pytest.param("zsh", marks=needs("zsh"))])
 def test_any_shell_finds_a_project_by_its_file_of_variables(tmp_path: Path, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} here")
     project = tmp_path / "a project"
     project.mkdir()
     write_project(project, project / "manuals.yaml", "manuals")
