@@ -226,7 +226,8 @@ def judge(
         settings: the thresholds.
         candidate, incumbent: fingerprints of the weights that this is about, so that figures of
             others decide nothing; None where there is no incumbent.
-        look: 1, and one more for each comparison of the pipeline's life that could have promoted.
+        look: 1, and one more for each comparison of the pipeline's life that could have promoted
+            and did not.
         readable: judgements before the candidate's procedure was chosen.
         procedure: what people chose for making and judging the candidate, for the record.
 

@@ -218,7 +218,8 @@ class GateQuestion(Settings):
     """What the gate asks, so that measuring ends once the answer is known."""
 
     look: int = Field(ge=1)
-    """1, and one more for each comparison of the pipeline's life that could have promoted."""
+    """1, and one more for each comparison of the pipeline's life that could have promoted and did
+    not."""
     readable: int = Field(ge=0)
     """Judgements whose scores whoever chose the candidate's procedure may have read."""
     lifetime_error: float

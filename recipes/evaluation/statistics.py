@@ -98,7 +98,8 @@ def spend(lifetime_error: float, look: int) -> float:
     """The error that a comparison may make.
 
     Args:
-        look: 1, and one more for each comparison of the pipeline's life that could have promoted.
+        look: 1, and one more for each comparison of the pipeline's life that could have promoted
+            and did not.
     """
     number = look + FIRST_TERM - 1
     return lifetime_error / (SPENDING_SUM * number * math.log(number) ** 2)
