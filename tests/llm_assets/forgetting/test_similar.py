@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -192,17 +193,22 @@ def test_what_a_copy_said_before_it_was_one_is_forgotten_with_it(pipeline: Pipel
     assert pipeline.documents() == {"license.txt", "other.txt"}
 
 
+def write_rows(pipeline: Pipeline, *names: str) -> None:
+    """Clean a corpus with a table of stories, whose rows have no ids of their own."""
+    pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *map(story, names)])})
+    pipeline.clean()
+
+
+def rows_of(pipeline: Pipeline) -> dict[str, str]:
+    """The rows of that table in the clean corpus: id to text."""
+    found = documents_of(pipeline.project)
+    return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
+
+
 def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
     pipeline: Pipeline,
 ) -> None:
-    def write(*names: str) -> None:
-        pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *map(story, names)])})
-        pipeline.clean()
-
-    def rows() -> dict[str, str]:
-        found = documents_of(pipeline.project)
-        return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
-
+    write, rows = partial(write_rows, pipeline), partial(rows_of, pipeline)
     write("tram", "dune", "kiln", "moth")
     before = rows()
     (dune,) = [name for name, text in before.items() if text == story("dune")]
@@ -224,14 +230,7 @@ def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
 def test_rows_that_take_the_numbers_of_forgotten_copies_are_not_forgotten(
     pipeline: Pipeline,
 ) -> None:
-    def write(*names: str) -> None:
-        pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *map(story, names)])})
-        pipeline.clean()
-
-    def rows() -> dict[str, str]:
-        found = documents_of(pipeline.project)
-        return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
-
+    write, rows = partial(write_rows, pipeline), partial(rows_of, pipeline)
     write("dune", "tram", "dune")
     (dune,) = [name for name, text in rows().items() if text == story("dune")]
     pipeline.forget(dune, "--yes")
