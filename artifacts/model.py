@@ -20,8 +20,12 @@ TOKENIZER_CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}
 
 def write_older_names(folder: Path) -> None:
     """Add to a folder's `config.json` and `tokenizer_config.json` what transformers 4 looks for."""
-    _change(folder / "config.json", older_config)
-    _change(folder / "tokenizer_config.json", older_tokenizer)
+    for name, older in (("config.json", older_config), ("tokenizer_config.json", older_tokenizer)):
+        if (path := folder / name).exists():
+            before = json.loads(path.read_text())
+            after = older(before)
+            if after != before:
+                path.write_text(json.dumps(after, indent=2))
 
 
 def older_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -55,14 +59,6 @@ def older_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _change(path: Path, change: Any) -> None:
-    if path.exists():
-        before = json.loads(path.read_text())
-        after = change(before)
-        if after != before:
-            path.write_text(json.dumps(after, indent=2))
-
-
 def byte_letters() -> list[str]:
     """The letter that byte-level BPE writes for each of the 256 byte values."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
@@ -78,7 +74,8 @@ def byte_letters() -> list[str]:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
+CONFIG_NAME = "config.json"
+ADAPTER_NAME = "adapter_config.json"
 GENERATION_NAME = "generation_config.json"
 TEMPLATE_NAME = "chat_template.jinja"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -98,18 +95,7 @@ def check_model_folder(folder: Path) -> None:
         UserError: a file is absent or cut short, the weights are pickled, the model wants code of
             its own to be run, or it generates no text. The message names the file.
     """
-    if (folder / ADAPTER).is_file() and not (folder / "config.json").is_file():
-        raise UserError(
-            f"{folder} holds an adapter alone ({ADAPTER}), which no engine here serves beside its "
-            "base model. Serve the folder `model` beside it, into which it is merged, or merge it "
-            "with PEFT's merge_and_unload."
-        )
-    config = _read_json(folder / "config.json")
-    if "auto_map" in config:
-        raise UserError(
-            f"{folder / 'config.json'} asks for Python code of its own (`auto_map`), which is "
-            "never run. Use a model that transformers itself knows."
-        )
+    config = own_config(folder)
     for name in config.get("architectures") or []:
         if not SERVED.search(name):
             raise UserError(
@@ -119,8 +105,54 @@ def check_model_folder(folder: Path) -> None:
             )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         _check_safetensors(path)
+
+
+def own_config(folder: Path) -> dict[str, Any]:
+    """The model's config as JSON, of a folder that no code has to be run for.
+
+    Raises:
+        UserError: it is absent or damaged, belongs to an adapter, or wants code of its own.
+    """
+    if (folder / ADAPTER_NAME).is_file() and not (folder / CONFIG_NAME).is_file():
+        raise UserError(
+            f"{folder} holds an adapter alone ({ADAPTER_NAME}). Take the folder `model` beside it, "
+            "into which training has merged it, or merge it into the model that it belongs to, "
+            "with PEFT's merge_and_unload and save_pretrained."
+        )
+    config = _read_json(folder / CONFIG_NAME)
+    if "auto_map" in config:
+        raise UserError(
+            f"{folder / CONFIG_NAME} asks for remote code (`auto_map`), which is never run. Choose "
+            "a model whose architecture transformers has built in."
+        )
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, which need not be there.
+
+    Raises:
+        UserError: none are named, as where the weights are pickled, which are never read.
+    """
+    if (folder / INDEX).is_file():
+        names = _read_json(folder / INDEX).get("weight_map", {}).values()
+        return [folder / name for name in sorted(set(names))]
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if not pickled:
+        raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
+    named = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
+    architecture = str((own_config(folder).get("architectures") or ["AutoModel"])[0])
+    architecture = architecture if architecture.isidentifier() else "AutoModel"
+    raise UserError(
+        f"{folder} holds only pickled weights ({named}); safetensors are needed, since pickles can "
+        "run code. This reads them as plain numbers, which runs none of it, and writes "
+        f'safetensors beside them: python -c "from transformers import {architecture} as M; '
+        f"M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\""
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -197,21 +229,6 @@ def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
     size = config.get("head_dim") or width // heads
     kept = config.get("num_key_value_heads") or heads
     return int(2 * layers * kept * size * value_bytes)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        names = _read_json(folder / INDEX).get("weight_map", {}).values()
-        return [folder / name for name in sorted(set(names))]
-    if not (folder / WEIGHTS).is_file():
-        pickled = [path.name for pattern in PICKLES for path in folder.glob(pattern)]
-        if pickled:
-            raise UserError(
-                f"{folder} holds pickled weights ({', '.join(sorted(pickled))}), which can run "
-                f"code when they are read, and no {WEIGHTS}. Convert them to safetensors first."
-            )
-        raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
-    return [folder / WEIGHTS]
 
 
 def _check_safetensors(path: Path) -> None:

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from artifacts.errors import HUB_ADVICE, UserError, first_line, pip_command
-from artifacts.model import INDEX, WEIGHTS, context_tokens, fitting_vocab_size
+from artifacts.model import (
+    CONFIG_NAME,
+    context_tokens,
+    fitting_vocab_size,
+    own_config,
+    weight_files,
+)
 from artifacts.program.lifetime import importing
 from artifacts.settings import Settings
 from artifacts.storage.files import LocalPath, sha256_of
@@ -33,14 +39,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BASE_MODEL_CODE_VERSION = "1"
-CONFIG_NAME, ADAPTER_NAME = "config.json", "adapter_config.json"
 COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
 HEADS = ("pooler.", "classifier.", "score.")
 """What an encoder is published without, and learns or never needs."""
 DEEPER = re.compile(r"\.\d+\.")
 """In the name of a tensor of a layer."""
 COMMIT = re.compile("[0-9a-f]{40}")
-PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class BaseModelSettings(Settings):
@@ -80,24 +84,19 @@ def identify(settings: BaseModelSettings) -> dict[str, Any]:
     Raises:
         UserError: the package, file or folder is not there.
     """
+    hashes = {path.name: sha256_of(str(path)) for path in source_files(settings)}
     if settings.package:
-        path, distribution = _find_gguf(settings.package)
-        return {
-            "package": settings.package,
-            "version": distribution.version,
-            "file": path.name,
-            "sha256": sha256_of(str(path)),
-        }
+        ((name, digest),) = hashes.items()
+        version = importlib.metadata.version(settings.package)
+        return {"package": settings.package, "version": version, "file": name, "sha256": digest}
     if settings.folder:
-        folder = _check_folder(Path(settings.folder))
-        files = {path.name: sha256_of(str(path)) for path in _copied_files(folder)}
-        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
         return {"files_sha256": digest}
     return {"hub": settings.hub, "revision": settings.revision}
 
 
 def source_files(settings: BaseModelSettings) -> list[Path]:
-    """The files whose content `identify` is about; none of a model on the Hub, which is pinned.
+    """The files that pin the content; none of a model on the Hub, whose commit does.
 
     Raises:
         UserError: the package, file or folder is not there.
@@ -315,36 +314,28 @@ def _from_folder(source: Path, folder: Path, report: Callable[[str], None]) -> d
 def _from_hub(
     hub: str, revision: str, folder: Path, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub import snapshot_download
 
     report(f"Downloading {hub} at {revision} from the Hugging Face Hub")
     try:
-        patterns = list(COPIED_PATTERNS)
-        snapshot = Path(
-            snapshot_download(
-                hub,
-                revision=revision,
-                allow_patterns=patterns,
-                ignore_patterns=["consolidated*.safetensors"],
-            )
+        snapshot = snapshot_download(
+            hub,
+            revision=revision,
+            allow_patterns=list(COPIED_PATTERNS),
+            ignore_patterns=["consolidated*.safetensors"],
         )
     except OSError as error:
         raise UserError(
             f"`base_model`: {hub} at {revision} cannot be downloaded from the Hugging Face Hub "
             f"({first_line(error)}). {HUB_ADVICE}"
         ) from error
-    if not is_offline_mode() and not list(snapshot.glob("*.safetensors")):
-        names = HfApi().list_repo_files(hub, revision=revision)
-        pickled = [name for name in names if any(map(Path(name).match, PICKLED_PATTERNS))]
-        config = json.loads((snapshot / CONFIG_NAME).read_text())
-        then = _without_safetensors("model", config, pickled)
+    if not list(Path(snapshot).glob("*.safetensors")):
         raise UserError(
-            f"`base_model`: {hub} on the Hub at {revision} has no safetensors. Fetch it with `hf "
-            f"download {hub} --revision {revision} --local-dir model` and give "
-            f"`base_model.folder: model` in place of `hub`; {then}"
+            f"`base_model`: {hub} on the Hub at {revision} has no safetensors. Fetch all of it "
+            f"with `hf download {hub} --revision {revision} --local-dir model` and give "
+            "`base_model.folder: model` in place of `hub`: it then says how to convert the weights."
         )
-    provenance = _from_folder(snapshot, folder, report)
+    provenance = _from_folder(Path(snapshot), folder, report)
     return provenance | {"source": f"Hugging Face Hub {hub} at {revision}"}
 
 
@@ -375,24 +366,11 @@ def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:
 
 
 def _check_folder(folder: Path) -> Path:
-    if (folder / ADAPTER_NAME).exists() and not (folder / CONFIG_NAME).exists():
-        raise UserError(
-            f"`base_model`: {folder} holds an adapter alone ({ADAPTER_NAME}). Merge it into the "
-            "model that it belongs to, with PEFT's merge_and_unload and save_pretrained."
-        )
-    if not (folder / CONFIG_NAME).exists():
-        raise UserError(
-            f"`base_model`: {folder} is not a Hugging Face model folder: it has no {CONFIG_NAME}."
-        )
-    config = json.loads((folder / CONFIG_NAME).read_text())
-    if "auto_map" in config:
-        raise UserError(
-            f"`base_model`: {folder}/{CONFIG_NAME} asks for remote code (`auto_map`), which is "
-            "never run. Choose a model whose architecture transformers has built in."
-        )
-    if not list(folder.glob("*.safetensors")):
-        found = [path.name for pattern in PICKLED_PATTERNS for path in folder.glob(pattern)]
-        raise UserError(f"`base_model`: {_without_safetensors(folder, config, found)}")
+    try:
+        config = own_config(folder)
+        weight_files(folder)
+    except UserError as error:
+        raise UserError(f"`base_model`: {error}") from None
     if not (folder / FAST_NAME).exists() and not is_convertible(folder):
         missing = "nor a SentencePiece model or a vocab.json with merges.txt to make one from"
         if config.get("model_type") == "marian":
@@ -407,32 +385,11 @@ def _check_folder(folder: Path) -> Path:
     return folder
 
 
-def _without_safetensors(folder: Path | str, config: dict[str, Any], pickled: list[str]) -> str:
-    if not pickled:
-        return f"{folder} holds no weights; a folder with *.safetensors is needed."
-    pickled = sorted(pickled)
-    named = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
-    architecture = str((config.get("architectures") or ["AutoModel"])[0])
-    architecture = architecture if architecture.isidentifier() else "AutoModel"
-    return (
-        f"{folder} holds only pickled weights ({named}); safetensors are needed, since pickles can "
-        "run code. This reads them as plain numbers, which runs none of it, and writes "
-        f'safetensors beside them: python -c "from transformers import {architecture} as M; '
-        f"M.from_pretrained('{folder}', dtype='auto').save_pretrained('{folder}')\""
-    )
-
-
 def _copied_files(folder: Path) -> list[Path]:
-    found = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
     # Beside a model's weights may lie the same ones in their maker's own layout, or adapters.
-    index, single = folder / INDEX, folder / WEIGHTS
-    if index in found:
-        weights = set(json.loads(index.read_text())["weight_map"].values())
-    elif single in found:
-        weights = {single.name}
-    else:
-        return sorted(found)
-    return sorted(p for p in found if p.suffix != ".safetensors" or p.name in weights)
+    weights = weight_files(folder)
+    found = {path for pattern in COPIED_PATTERNS for path in folder.glob(pattern)}
+    return sorted(p for p in found if p.suffix != ".safetensors" or p in weights)
 
 
 def _licence_of_package(distribution: importlib.metadata.Distribution) -> str:

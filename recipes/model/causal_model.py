@@ -376,14 +376,14 @@ def _size(parameter: torch.Tensor) -> int:
 
 def create_model(folder: Path, seed: int) -> TrainableModel:
     """A model of a Hugging Face folder's architecture with random float32 weights."""
-    config = _read_config(folder)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     torch.manual_seed(seed)
     if _is_decoder(config):
         decoder = Decoder(DecoderShape.from_config(config))
         decoder.initialize()
         return TrainableModel(decoder)
-    from transformers import AutoModelForCausalLM
-
     config = config_without_dropout(folder)
     inner = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return TrainableModel(TransformersNetwork(_without_dropout(inner)))
@@ -399,10 +399,10 @@ def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     Raises:
         UserError: the weights and the config do not belong together.
     """
-    config = _read_config(folder)
-    if not _is_decoder(config):
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if not _is_decoder(config):
         return TrainableModel(TransformersNetwork(read_inner(folder, AutoModelForCausalLM)))
     with torch.device("meta"):
         model = TrainableModel(Decoder(DecoderShape.from_config(config)))
@@ -411,15 +411,6 @@ def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     if reads:
         model.read_weights(torch.device("cpu"))
     return model
-
-
-def _read_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    raw = json.loads((folder / "config.json").read_text())
-    if "auto_map" in raw:
-        raise UserError(f"{folder}/config.json asks for remote code, which is never run.")
-    return AutoConfig.from_pretrained(folder)
 
 
 def _is_decoder(config: Any) -> bool:

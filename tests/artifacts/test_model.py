@@ -57,7 +57,7 @@ def _lose_a_part(folder: Path) -> None:
         (_cut, r"model\.safetensors is damaged"),
         (_replace_header, r"model\.safetensors is damaged"),
         (_pickle, r"pickled weights \(pytorch_model\.bin\)"),
-        (_remote_code, "Python code of its own"),
+        (_remote_code, "remote code"),
         (_leave_an_adapter, "holds an adapter alone"),
         (_lose_a_part, r"model-00001-of-00002\.safetensors is absent"),
     ],
