@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -51,41 +51,8 @@ USABLE = 0.85
 EAGER = 2
 """Times what a compiled decoder keeps that a model of transformers does."""
 MOST_WORKERS = 1024
-
-
-@dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes on each GPU."""
-
-    state: float
-    """Weights, gradients and the optimizer's moments, in float32, divided over the workers; of
-    another strategy than FSDP2, what it holds at least."""
-    copies: float
-    """Weights in the type that they are multiplied in; of several workers, those of two layers and
-    of the embeddings."""
-    logits: float
-    """Those that exist at once, and the gradient of the output matrix."""
-    activations: float
-    """What the backward pass needs of the forward pass."""
-    recomputed: float
-    """The same where only the inputs of layers are kept."""
-
-    def total(self, keeps: bool) -> float:
-        """The sum, with activations kept or computed twice."""
-        return sum(self._parts(keeps).values())
-
-    def described(self, keeps: bool) -> str:
-        """The parts in words, the largest first."""
-        ordered = sorted(self._parts(keeps).items(), key=lambda part: -part[1])
-        return ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in ordered)
-
-    def _parts(self, keeps: bool) -> dict[str, float]:
-        return {
-            "weights, gradients and optimizer state": self.state,
-            "weights as they are multiplied": self.copies,
-            "logits": self.logits,
-            "activations": self.activations if keeps else self.recomputed,
-        }
+Reckoning = Callable[[int, int, bool], dict[str, float]]
+"""`training_memory` of a run by the tokens of a pass, the workers, and whether activations stay."""
 
 
 def training_memory(
@@ -95,14 +62,15 @@ def training_memory(
     trained: int,
     tokens: int,
     workers: int,
-) -> TrainingMemory:
-    """What one of `workers` holds.
+    keeps: bool,
+) -> dict[str, float]:
+    """Bytes on the GPU of one of `workers`, by what takes them.
 
     Args:
         config: a transformers config of the model.
-        parameters: all of them.
-        trained: those that are not frozen.
+        trained: parameters that are not frozen.
         tokens: of one forward pass.
+        keeps: activations, which are computed twice otherwise.
     """
     text = config.get_text_config()
     layers, hidden, vocabulary = text.num_hidden_layers, text.hidden_size, text.vocab_size
@@ -117,6 +85,7 @@ def training_memory(
     stages = training.placement.pipeline_parallel
     divided = max(workers // training.placement.replicas, 1)
     embeddings = vocabulary * hidden * (1 if text.tie_word_embeddings else 2)
+    # Of several workers, each has the weights of two layers and of the embeddings at once.
     copied = parameters // stages if width == 2 else 0
     if divided > degree and stages == 1:
         copied = embeddings + 2 * max(parameters - embeddings, 0) // layers
@@ -125,7 +94,8 @@ def training_memory(
     # inner feed-forward.
     products = width * (4 * hidden + 2 * keys + 3 * inner) / degree
     of_a_layer = tokens * times * (8 * hidden + products)
-    # Where the tokens take several turns, a product is added to the sum in float32.
+    # Those that exist at once, and the gradient of the output matrix. Where the tokens take
+    # several turns, a product is added to the sum in float32.
     product = width + (8 if tokens > in_flight else 4 * (width < 4))
     logits = vocabulary * (width * in_flight / degree + product * hidden)
     state = ((8 + 4 * moments) * trained + 4 * (parameters - trained)) / divided
@@ -133,20 +103,29 @@ def training_memory(
         # The schedule keeps a stage's weights and gradients whole until all passes are done.
         state += 4 * trained * (1 / (degree * stages) - 1 / divided)
     if strategy := training.placement.strategy:
+        # What it holds at least.
         state = strategy.state_bytes(parameters, trained, moments, workers)
-    return TrainingMemory(
-        state=state,
-        copies=width * copied / degree,
-        logits=logits,
-        # A stage of a pipeline has a part of the layers, and as many passes under way at once.
-        activations=layers * of_a_layer,
-        # Logits are gone when the last layer is computed again.
-        recomputed=layers * tokens * 4 * hidden + max(of_a_layer - logits, 0),
-    )
+    # A stage of a pipeline has a part of the layers, and as many passes under way at once.
+    activations = layers * of_a_layer
+    if not keeps:
+        # The layers' inputs. Logits are gone when the last layer is computed again.
+        activations = layers * tokens * 4 * hidden + max(of_a_layer - logits, 0)
+    return {
+        "weights, gradients and optimizer state": state,
+        "weights as they are multiplied": width * copied / degree,
+        "logits": logits,
+        "activations": activations,
+    }
+
+
+def described(memory: dict[str, float]) -> str:
+    """What takes memory, in words, the largest first."""
+    ordered = sorted(memory.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in ordered)
 
 
 def check_memory(
-    reckon: Callable[[int, int], TrainingMemory],
+    reckon: Reckoning,
     placement: PlacementSettings,
     row_tokens: int,
     workers: int,
@@ -156,20 +135,19 @@ def check_memory(
     """Refuse a training that fits GPUs of so many bytes in no way in which it may be computed.
 
     Args:
-        reckon: `training_memory` of tokens and workers.
-        row_tokens: of one row.
         keeps: activations, since the settings or the model let none be computed twice.
 
     Raises:
         UserError: naming what takes the memory, and what helps, the cheapest first.
     """
     rows = placement.device_batch_size
-    needed = reckon(rows * row_tokens, workers)
-    if needed.total(keeps) <= memory:
+    needed = reckon(rows * row_tokens, workers, keeps)
+    total = sum(needed.values())
+    if total <= memory:
         return
 
     def fits(rows: int, workers: int, keeps: bool = keeps) -> bool:
-        return reckon(rows * row_tokens, workers).total(keeps) <= USABLE * memory
+        return sum(reckon(rows * row_tokens, workers, keeps).values()) <= USABLE * memory
 
     fewer = next((n for n in range(rows - 1, 0, -1) if fits(n, workers)), None)
     doubled = (workers << n for n in range(1, MOST_WORKERS.bit_length()))
@@ -188,7 +166,7 @@ def check_memory(
     raise UserError(
         f"This training does not fit a GPU of {memory / 1e9:,.0f} GB: on each of {workers} "
         f"worker(s), with `checkpoint.placement.device_batch_size` at {rows}, it takes "
-        f"{needed.total(keeps) / 1e9:,.0f} GB {how} ({needed.described(keeps)}). {remedy}"
+        f"{total / 1e9:,.0f} GB {how} ({described(needed)}). {remedy}"
     )
 
 
@@ -419,11 +397,8 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
 
 def _check_division(spec: TrainingSpec, workers: Workers) -> None:
     placement = spec.training.placement
-    replicas, degree, stages = (
-        placement.replicas,
-        placement.tensor_parallel,
-        placement.pipeline_parallel,
-    )
+    replicas, degree = placement.replicas, placement.tensor_parallel
+    stages = placement.pipeline_parallel
     if workers.count % (replicas * degree * stages):
         raise UserError(
             f"`checkpoint.placement.replicas` ({replicas}) times "
@@ -488,8 +463,8 @@ def check_vocabulary(spec: TrainingSpec, size: int) -> None:
         )
 
 
-def memory_of(spec: TrainingSpec, model: TrainableModel) -> Callable[[int, int], TrainingMemory]:
-    """The reckoning of a run's memory by the tokens of a pass and the number of workers."""
+def memory_of(spec: TrainingSpec, model: TrainableModel) -> Reckoning:
+    """The reckoning of a run's memory."""
     from transformers import AutoConfig
 
     return partial(
@@ -511,8 +486,8 @@ def _recomputes(spec: TrainingSpec, model: TrainableModel, workers: Workers) -> 
     keeps = not (can if wanted is None else wanted)
     reckon, row_tokens = memory_of(spec, model), spec.shards.sequence_length
     check_memory(reckon, placement, row_tokens, workers.count, memory, keeps)
-    needed = reckon(placement.device_batch_size * row_tokens, workers.count)
-    return not keeps and (wanted or needed.total(keeps=True) > USABLE * memory)
+    kept = reckon(placement.device_batch_size * row_tokens, workers.count, True)
+    return not keeps and (wanted or sum(kept.values()) > USABLE * memory)
 
 
 def build_strategy(

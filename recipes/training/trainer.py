@@ -53,7 +53,13 @@ from recipes.spec import (
     read_metrics,
     total_steps,
 )
-from recipes.training.setup import build_strategy, check_inputs, check_tokens, memory_of
+from recipes.training.setup import (
+    build_strategy,
+    check_inputs,
+    check_tokens,
+    described,
+    memory_of,
+)
 
 
 # What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events, profiles.
@@ -443,8 +449,8 @@ class Trainer:
         """What is reckoned to take a GPU's memory, in words."""
         model, rows = self._strategy.model, self._training.placement.device_batch_size
         tokens = rows * self._spec.shards.sequence_length
-        needed = memory_of(self._spec, model)(tokens, self._workers.count)
-        return f"What it should take: {needed.described(keeps=not model.recomputes)}."
+        needed = memory_of(self._spec, model)(tokens, self._workers.count, not model.recomputes)
+        return f"What it should take: {described(needed)}."
 
     def close(self) -> None:
         """Flush the metrics."""
