@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +32,6 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import merge_adapters, write_adapter
 from recipes.optimization import GradientGuard
 from recipes.settings import CheckpointingSettings, LoraSettings
-from recipes.spec import METRICS_NAME, TrainingResult
 
 RECENT_STEPS = 64
 
@@ -88,31 +86,6 @@ class TrainState(BaseModel):
         found = self.validation
         trained = {step: bits for step, bits in found.items() if step} or found
         return min(trained, key=lambda step: (trained[step], -step), default=0)
-
-    def result(self, step: int, run_folder: Path, **run: Any) -> TrainingResult:
-        """What `result.json` says after the last step.
-
-        Args:
-            run: the fields of the result that no state has, by name.
-        """
-        validation, best = self.validation, self.best_step
-        return TrainingResult(
-            steps=step,
-            tokens_seen=self.tokens_seen,
-            samples_seen=self.samples_seen,
-            validation={
-                "start": validation[0],
-                "end": validation[max(validation)],
-                "best": validation[best],
-            },
-            best_step=best,
-            tokens_per_second=median(self.recent_tokens_per_second or [0.0]),
-            final_loss=self.last_loss,
-            skipped_steps=len(self.guard.skipped_steps),
-            diverged=self.diverged,
-            metrics_path=str(run_folder / METRICS_NAME),
-            **run,
-        )
 
 
 class CheckpointChoice(NamedTuple):

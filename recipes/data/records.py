@@ -8,13 +8,14 @@ Steps whose gradient was not used, and those after the weights that were exporte
 nothing and are in neither. Both hold when the shards are gone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from artifacts.numbers import run_starts, spans
@@ -142,12 +143,7 @@ def _of(shard: Shard, seen: LineageRecord) -> tuple[np.ndarray, np.ndarray, np.n
 
 def add_rows(seen: LineageRecord, shards: ShardSet, rows: np.ndarray) -> LineageRecord:
     """The record after these rows were trained on, each as often as it is named."""
-    numbers = np.searchsorted(shards.ends, rows, side="right")
-    for number in np.unique(numbers).tolist():
-        shard = shards.shard(number)
-        first = int(shards.ends[number]) - shard.entry.rows
-        seen = seen.plus(*stretches_of(shard, rows[numbers == number] - first))
-    return seen
+    return seen.plus(*_lessons(shards, rows)[:3])
 
 
 def stretches_of(shard: Shard, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -165,7 +161,7 @@ def record_seen(
     known: RowCounts,
     before: LineageRecord,
     rows: np.ndarray,
-    path: str | None,
+    path: str,
     masked: Sequence[str] = (),
 ) -> tuple[float, int]:
     """Add a run's rows to what its lineage has seen.
@@ -176,21 +172,19 @@ def record_seen(
         before: the record of the model that training started from.
         rows: numbers of the rows that taught the exported weights; those past the train split are
             replayed ones, which no record holds.
-        path: where the new record is written; None on all workers but one.
+        path: where the new record is written.
         masked: texts that no model of the lineage was trained on after all, by their `text_hash`.
 
     Returns:
-        The share of the split's tokens that the lineage has now seen (0 without a path), and how
-        many of these rows' tokens it had seen before.
+        The share of the split's tokens that the lineage has now seen, and how many of these rows'
+        tokens it had seen before.
     """
     rows = rows[rows < len(shards)]
-    seen_before = int(known.seen[rows].sum())
-    if path is None:
-        return 0.0, seen_before
     after = add_rows(before, shards, rows).without(masked)
     after.write(path)
     # Not from the rows taken: a text of a source with a weight above 1 is in others, too.
-    return float(look_up(shards, after).seen.sum() / known.tokens.sum()), seen_before
+    coverage = float(look_up(shards, after).seen.sum() / known.tokens.sum())
+    return coverage, int(known.seen[rows].sum())
 
 
 TRAINED_NAME = "trained.parquet"
@@ -224,7 +218,7 @@ def record_trained(
         path: a local file.
         masked: texts that were masked in these rows, by their `text_hash`.
     """
-    columns = [np.concatenate(parts) for parts in zip(*_by_shard(shards, rows, steps), strict=True)]
+    columns = _lessons(shards, rows, steps, rows)
     order = np.lexsort((columns[4], columns[1], columns[3], columns[0]))
     order = order[~np.isin(columns[0][order], text_numbers(masked))]
     table = pa.table([column[order] for column in columns], names=TRAINED_SCHEMA.names)
@@ -233,17 +227,17 @@ def record_trained(
     )
 
 
-def _by_shard(
-    shards: ShardSet, rows: np.ndarray, steps: np.ndarray
-) -> Iterator[tuple[np.ndarray, ...]]:
-    numbers, first = np.searchsorted(shards.ends, rows, side="right"), 0
-    for place, shard in enumerate(shards.shards):
-        chosen = numbers == place
-        local = rows[chosen] - first
+def _lessons(shards: ShardSet, rows: np.ndarray, *figures: np.ndarray) -> list[np.ndarray]:
+    """`(texts, starts, ends)` of all segments of these rows, shard by shard, and a row's figures
+    beside each of its segments."""
+    numbers, parts = np.searchsorted(shards.ends, rows, side="right"), []
+    for number, shard in enumerate(shards.shards):
+        chosen = numbers == number
+        local = rows[chosen] - (shards.ends[number] - shard.entry.rows)
         counts = shard.row_offsets[local + 1] - shard.row_offsets[local]
-        of_samples = (np.repeat(part[chosen], counts) for part in (steps, rows))
-        yield (*stretches_of(shard, local), *of_samples)
-        first += shard.entry.rows
+        of_rows = (np.repeat(figure[chosen], counts) for figure in figures)
+        parts.append((*stretches_of(shard, local), *of_rows))
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
 def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
@@ -253,22 +247,15 @@ def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
         url: of `trained.parquet`.
         texts: as `artifacts.shards.shard_set` numbers them.
     """
-    wanted = np.unique(np.asarray(texts, np.uint64))
+    wanted = pa.array(np.asarray(texts, np.uint64))
     with files.open_file(url) as file:
-        parquet = pq.ParquetFile(file)
-        groups = [
-            number
-            for number in range(parquet.num_row_groups)
-            if _may_hold(parquet.metadata.row_group(number).column(0).statistics, wanted)
-        ]
-        table = parquet.read_row_groups(groups)
-    return records_of(table, wanted)
+        return pq.read_table(file, filters=pc.field("text").isin(wanted))
 
 
 def open_trained(url: str) -> pa.Table:
     """All records of a run, of `TRAINED_SCHEMA`: 28 bytes each, for who asks for many texts."""
     with files.open_file(url) as file:
-        return pq.ParquetFile(file).read().combine_chunks()
+        return pq.read_table(file).combine_chunks()
 
 
 def records_of(table: pa.Table, texts: Sequence[int] | np.ndarray) -> pa.Table:
@@ -283,8 +270,3 @@ def texts_of(table: pa.Table) -> np.ndarray:
     # They are ordered already, and sorting millions of them is most of what a trace would take.
     texts = table["text"].to_numpy()
     return np.asarray(texts[run_starts(texts)])
-
-
-def _may_hold(statistics: pq.Statistics, wanted: np.ndarray) -> bool:
-    first = np.searchsorted(wanted, np.uint64(statistics.min))
-    return bool(first < len(wanted) and wanted[first] <= np.uint64(statistics.max))

@@ -6,11 +6,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from statistics import median
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -124,7 +125,18 @@ class Telemetry:
         logs = os.environ.get(LOG_FOLDER_VARIABLE)
         folder = Path(logs) / title if logs else run_folder / TENSORBOARD_NAME
         self._events = SummaryWriter(str(folder), purge_step=first_step, flush_secs=10)
-        self._remote = _join_weights_and_biases(weights_and_biases, run_folder, title)
+        self._remote: Any = None
+        if weights_and_biases:
+            try:
+                import wandb
+            except ModuleNotFoundError:
+                raise UserError(
+                    "`checkpoint.logging.weights_and_biases` is set, but the package wandb is not "
+                    f"installed. Install it with: {pip_command()} install wandb"
+                ) from None
+            # A run goes on under the same id.
+            run = {"id": run_folder.name, "name": title, "dir": run_folder, "resume": "allow"}
+            self._remote = wandb.init(project=weights_and_biases, **run)
 
     def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
         """Record one step and print a line now and then.
@@ -173,47 +185,6 @@ class Telemetry:
         self._events.close()
         if self._remote:
             self._remote.finish()
-
-
-def _join_weights_and_biases(project: str | None, run_folder: Path, title: str) -> Any:
-    """A Weights & Biases run that goes on under the same id, or None where it is switched off."""
-    if project is None:
-        return None
-    try:
-        import wandb
-    except ModuleNotFoundError:
-        raise UserError(
-            "`checkpoint.logging.weights_and_biases` is set, but the package wandb is not "
-            f"installed. Install it with: {pip_command()} install wandb"
-        ) from None
-    return wandb.init(
-        project=project, id=run_folder.name, name=title, dir=run_folder, resume="allow"
-    )
-
-
-class RowAudit:
-    """Every row that one worker trained on, in `rows-<worker>.jsonl`.
-
-    Steps done once more after a kill are there again, further down.
-    """
-
-    def __init__(self, run_folder: Path, workers: Workers) -> None:
-        self._file = (run_folder / f"rows-{workers.dp_rank}.jsonl").open("a")
-        self._workers = workers.dp_size
-
-    def write(self, step: int, rows: list[int]) -> None:
-        """Note the rows of one step."""
-        self._file.write(json.dumps({"step": step, "workers": self._workers, "rows": rows}) + "\n")
-        self._file.flush()
-
-
-@contextmanager
-def profiled(path: Path) -> Iterator[None]:
-    """Write what the block's operators took, as Chrome's trace viewer reads it."""
-    with torch.profiler.profile() as profile:
-        yield
-    path.parent.mkdir(exist_ok=True)
-    profile.export_chrome_trace(str(path))
 
 
 SELECTION_KEY = 20_261_121
@@ -284,54 +255,6 @@ class Validation:
         return batch
 
 
-def look_up_known(spec: TrainingSpec, workers: Workers) -> records.RowCounts:
-    """What a run's start has seen of the train rows; each worker reads a part of the shards."""
-    shards = ShardSet(spec.shards_folder, spec.shards, "train")
-    found = records.look_up(
-        shards, records.LineageRecord.read(spec.seen), workers.rank, workers.count
-    )
-    return records.RowCounts(*map(workers.sum_parts, found))
-
-
-def record_text(
-    spec: TrainingSpec,
-    known: records.RowCounts,
-    order: DataOrder,
-    state: checkpoint.TrainState,
-    last_step: int,
-    is_rank_zero: bool,
-) -> tuple[float, int]:
-    """Write `seen.parquet` and `trained.parquet` into the run folder.
-
-    Args:
-        known: of `look_up_known`.
-        last_step: the step whose weights are exported.
-        is_rank_zero: whether this worker writes them.
-
-    Returns:
-        As `record_seen`.
-    """
-    size = spec.training.budget.global_batch_size
-    steps = 1 + np.arange(last_step * size) // size
-    # Only what taught the exported weights: the next run goes on from these, and takes what they
-    # have not seen first.
-    taught = ~np.isin(steps, state.guard.skipped_steps)
-    rows = order.rows(0, len(steps))[taught]
-    folder = Path(spec.run_folder)
-    if is_rank_zero:
-        shards = ShardSet(spec.shards_folder, spec.shards, *order.splits)
-        path = str(folder / records.TRAINED_NAME)
-        records.record_trained(shards, rows, steps[taught], path, spec.hidden)
-    return records.record_seen(
-        ShardSet(spec.shards_folder, spec.shards, "train"),
-        known,
-        records.LineageRecord.read(spec.seen if is_rank_zero else None),
-        rows,
-        str(folder / records.SEEN_NAME) if is_rank_zero else None,
-        spec.hidden,
-    )
-
-
 class Trainer:
     """One start of a training run."""
 
@@ -357,7 +280,11 @@ class Trainer:
         self._interruption, self._report = interruption, report
         self._run_folder = Path(spec.run_folder)
         self._run_folder.mkdir(parents=True, exist_ok=True)
-        self._known = look_up_known(spec, workers)
+        # Each worker looks into a part of the shards; rows are known by the sum.
+        shards = ShardSet(spec.shards_folder, spec.shards, "train")
+        lineage = records.LineageRecord.read(spec.seen)
+        found = records.look_up(shards, lineage, workers.rank, workers.count)
+        self._known = records.RowCounts(*map(workers.sum_parts, found))
         new_rows = int(is_fresh_row(self._known, spec.row_order).sum())
         self._steps = total_steps(spec.training, spec.shards, new_rows)
         report(f"Loading {spec.base_model_folder}")
@@ -390,8 +317,10 @@ class Trainer:
         self._validation = Validation(
             validation, self._training, self._objective, workers, may_be_empty=bool(spec.masked)
         )
-        audits = self._training.logging.audit_rows and workers.is_first_of_part
-        self._audit = RowAudit(self._run_folder, workers) if audits else None
+        self._audit: TextIO | None = None
+        if self._training.logging.audit_rows and workers.is_first_of_part:
+            # Steps done once more after a kill are there again, further down.
+            self._audit = (self._run_folder / f"rows-{workers.dp_rank}.jsonl").open("a")
         self._step, self._state = self._resume()
         self._bests = checkpoint.BestExports(self._run_folder / BEST_NAME, self._state.best_step)
         self._steps_to_read = self._open_reader()
@@ -420,12 +349,17 @@ class Trainer:
                 self._train_next_step()
             self._end_step()
 
-    def _profile_of_next_step(self) -> AbstractContextManager[None]:
-        """What the next step is taken in: nothing where no profile of it is asked for."""
+    @contextmanager
+    def _profile_of_next_step(self) -> Iterator[None]:
+        """Write what the step's operators took, as Chrome's trace viewer reads it, if asked for."""
         if self._step + 1 not in self._training.logging.profile_steps:
-            return nullcontext()
-        name = f"step-{self._step + 1}-{self._workers.rank}.json"
-        return profiled(self._run_folder / PROFILE_NAME / name)
+            yield
+            return
+        path = self._run_folder / PROFILE_NAME / f"step-{self._step + 1}-{self._workers.rank}.json"
+        with torch.profiler.profile() as profile:
+            yield
+        path.parent.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(path))
 
     def _end_step(self) -> None:
         """Validate and save where it is time to; raises Interrupted where a signal has come."""
@@ -492,7 +426,10 @@ class Trainer:
         step_input = next(self._steps_to_read)
         self._step += 1
         if self._audit:
-            self._audit.write(self._step, step_input.rows.tolist())
+            rows, parts = step_input.rows.tolist(), self._workers.dp_size
+            line = {"step": self._step, "workers": parts, "rows": rows}
+            self._audit.write(json.dumps(line) + "\n")
+            self._audit.flush()
         return step_input
 
     def _record(self, outcome: StepOutcome, learning_rate: float, waited: float) -> None:
@@ -563,20 +500,12 @@ class Trainer:
     def _utilization(self, outcome: StepOutcome, seconds: float) -> dict[str, float]:
         """Model FLOP/s as a share of the hardware's peak, where that is known."""
         peak = device_of(self._workers.device).peak_flops()
-        model = self._strategy.model
-        flops = training_flops(
-            self._parameters,
-            self._trained,
-            model.attention_width,
-            outcome.tokens,
-            outcome.pairs,
-        )
-        devices = self._workers.count * self._workers.chips
-        return {
-            f"mfu_{name}": count / (seconds * devices * peak)
-            for name, count in flops.items()
-            if peak
-        }
+        if peak is None:
+            return {}
+        width, counts = self._strategy.model.attention_width, (outcome.tokens, outcome.pairs)
+        flops = training_flops(self._parameters, self._trained, width, *counts)
+        whole = seconds * self._workers.count * self._workers.chips * peak
+        return {f"mfu_{name}": count / whole for name, count in flops.items()}
 
     def _validate(self) -> None:
         result = self._validation.measure(self._strategy)
@@ -621,25 +550,53 @@ class Trainer:
             )
         elif is_first:
             checkpoint.copy_model(best, folder)
-        coverage, seen_before = record_text(
-            self._spec, self._known, self._order, self._state, exported, is_first
-        )
-        result = self._state.result(
-            self._step,
-            self._run_folder,
-            samples_replayed=self._order.replayed(self._state.samples_seen),
+        coverage, seen_before = self._record_text(exported) if is_first else (0.0, 0)
+        state, validation = self._state, self._state.validation
+        result = TrainingResult(
+            steps=self._step,
+            tokens_seen=state.tokens_seen,
+            samples_seen=state.samples_seen,
+            samples_replayed=self._order.replayed(state.samples_seen),
             coverage=coverage,
             tokens_seen_before=seen_before,
+            validation={
+                "start": validation[0],
+                "end": validation[max(validation)],
+                "best": validation[state.best_step],
+            },
             validation_unit=self._validation.unit,
+            best_step=state.best_step,
+            tokens_per_second=median(state.recent_tokens_per_second or [0.0]),
+            final_loss=state.last_loss,
+            skipped_steps=len(state.guard.skipped_steps),
+            diverged=state.diverged,
             precision=self._precision,
             workers=self._workers.count,
             parameters=self._parameters,
+            metrics_path=str(self._run_folder / METRICS_NAME),
         )
         if is_first:
             self._checkpointer.keep_only_newest()
             result.write(self._run_folder)
         self._workers.barrier()
         return result
+
+    def _record_text(self, last_step: int) -> tuple[float, int]:
+        """Write `seen.parquet` and `trained.parquet` into the run folder, of the steps up to that
+        whose weights are exported; returns what `record_seen` does."""
+        spec, size = self._spec, self._training.budget.global_batch_size
+        steps = 1 + np.arange(last_step * size) // size
+        # Only what taught the exported weights: the next run goes on from these, and takes what
+        # they have not seen first.
+        taught = ~np.isin(steps, self._state.guard.skipped_steps)
+        rows = self._order.rows(0, len(steps))[taught]
+        shards = ShardSet(spec.shards_folder, spec.shards, *self._order.splits)
+        path = str(self._run_folder / records.TRAINED_NAME)
+        records.record_trained(shards, rows, steps[taught], path, spec.hidden)
+        shards = ShardSet(spec.shards_folder, spec.shards, "train")
+        path = str(self._run_folder / records.SEEN_NAME)
+        lineage = records.LineageRecord.read(spec.seen)
+        return records.record_seen(shards, self._known, lineage, rows, path, spec.hidden)
 
     def _export(self, folder: Path) -> None:
         checkpoint.export_model(
