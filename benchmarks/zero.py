@@ -19,13 +19,13 @@ from benchmarks.harness import at_most, record
 from benchmarks.sizes import SIZES
 from benchmarks.training_runs import REPOSITORY
 from recipes.data.batch import Batch
-from recipes.deepspeed.settings import DeepSpeedSettings, configuration
+from recipes.deepspeed.settings import configuration
 from recipes.distributed.strategy import train_step
 from recipes.distributed.workers import join_workers, leave_workers
 from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder
 from recipes.quiet import silence_libraries
-from recipes.settings import OptimizerSettings
+from recipes.settings import training_settings
 
 SHAPE = SIZES["135m"].shape
 LENGTH = 64
@@ -52,11 +52,15 @@ def train_once(folder: Path) -> None:
     workers = join_workers()
     decoder = Decoder(SHAPE)
     decoder.initialize()
-    told = configuration(
-        False, workers.count, workers.count, 1, 1.0, DeepSpeedSettings(name="deepspeed")
+    training = training_settings(
+        {
+            "placement": {"deepspeed": {}, "device_batch_size": 1},
+            "budget": {"global_batch_size": workers.count},
+        }
     )
+    told = configuration(training, "float32", workers.count)
     model = TrainableModel(decoder)
-    strategy = Zero(model, OptimizerSettings(), told, workers, folder / "scratch")
+    strategy = Zero(model, training.optimizer, told, workers, folder / "scratch")
     tokens = torch.randint(0, SHAPE.vocab_size, (1, LENGTH))
     positions = torch.arange(LENGTH)[None]
     batch = Batch(tokens, tokens.roll(-1, dims=1), positions, torch.zeros_like(tokens))

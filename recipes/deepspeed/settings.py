@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from recipes.settings import StrategySettings, TrainingSettings
+from recipes.settings import Precision, StrategySettings, TrainingSettings
 
 Offload = Literal["none", "cpu", "nvme"]
 AUTO = "auto"
@@ -175,30 +175,27 @@ def _is_automatic(value: Any) -> bool:
     return all(map(_is_automatic, value.values())) if isinstance(value, dict) else value == AUTO
 
 
-def configuration(
-    is_bfloat16: bool,
-    rows: int,
-    workers: int,
-    device_batch_size: int,
-    gradient_clip: float,
-    settings: DeepSpeedSettings,
-) -> dict[str, Any]:
-    """The configuration that DeepSpeed gets.
-
-    Args:
-        is_bfloat16: products in bfloat16, over float32 weights.
-        rows: the global batch.
-        workers: among which it is divided.
-        device_batch_size: most rows per forward pass.
-        gradient_clip: largest gradient norm.
-    """
+def configuration(training: TrainingSettings, precision: Precision, workers: int) -> dict[str, Any]:
+    """The configuration that DeepSpeed gets for a training by so many workers."""
+    settings, rows = training.placement.strategy, training.budget.global_batch_size
+    assert isinstance(settings, DeepSpeedSettings)
     own = settings.configuration
     passed = {key: own[key] for key in PASSED_ON if own.get(key, AUTO) != AUTO}
     zero = {"reduce_bucket_size": REDUCE_BUCKET_NUMBERS} | {
         key: value for key, value in passed.pop("zero_optimization", {}).items() if value != AUTO
     }
+    zero["stage"] = settings.stage
+    for key, device in (
+        ("offload_optimizer", settings.offload_optimizer),
+        ("offload_param", settings.offload_parameters),
+    ):
+        if device != "none":
+            given = zero[key] if isinstance(zero.get(key), dict) else {}
+            zero[key] = {k: v for k, v in given.items() if v != AUTO} | {"device": device}
+        if device == "nvme":
+            zero[key]["nvme_path"] = settings.nvme_folder
     share = rows // workers
-    passes = -(-share // device_batch_size)
+    passes = -(-share // training.placement.device_batch_size)
     # DeepSpeed wants equal passes; the gradient is scaled by what they are.
     micro_batch = share // passes if share % passes == 0 else 1
     return {
@@ -208,23 +205,7 @@ def configuration(
         **passed,
         "train_batch_size": rows,
         "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_clipping": gradient_clip,
-        "torch_autocast": {"enabled": is_bfloat16, "dtype": "bfloat16"},
-        "zero_optimization": zero | _zero(zero, settings),
+        "gradient_clipping": training.optimizer.gradient_clip,
+        "torch_autocast": {"enabled": precision == "bfloat16", "dtype": "bfloat16"},
+        "zero_optimization": zero,
     }
-
-
-def _zero(own: dict[str, Any], settings: DeepSpeedSettings) -> dict[str, Any]:
-    section: dict[str, Any] = {"stage": settings.stage}
-    offloads = {
-        "offload_optimizer": settings.offload_optimizer,
-        "offload_param": settings.offload_parameters,
-    }
-    for key, device in offloads.items():
-        if device == "none":
-            continue
-        given = own.get(key)
-        told = {k: v for k, v in given.items() if v != AUTO} if isinstance(given, dict) else {}
-        folder = {"nvme_path": settings.nvme_folder} if device == "nvme" else {}
-        section[key] = told | {"device": device} | folder
-    return section

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from artifacts.storage import files
 from recipes.data.batch import Batch, ExampleBatch
-from recipes.deepspeed.settings import DeepSpeedSettings, configuration
+from recipes.deepspeed.settings import configuration
 from recipes.distributed.strategy import Strategy, Update
 from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.causal_model import TrainableModel
@@ -47,25 +46,11 @@ FOLDER = "zero"
 """DeepSpeed's name for a checkpoint below the folder that it is told to save to."""
 
 
-def check_configuration(configuration: dict[str, Any]) -> None:
-    """Refuse, before a model is read, what DeepSpeed would refuse once it is.
-
-    Raises:
-        UserError: naming the key, or what this machine lacks.
-    """
+def check_offloading(configuration: dict[str, Any]) -> None:
+    """Refuse, before a model is read, to offload to a disk that this machine cannot read so."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     section = configuration["zero_optimization"]
-    try:
-        DeepSpeedZeroConfig(**section)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        raise UserError(
-            "`checkpoint.placement.deepspeed.configuration`: DeepSpeed refuses "
-            f"zero_optimization.{key}: {fault['msg']}."
-        ) from None
     devices = [section.get(key, {}).get("device") for key in ("offload_optimizer", "offload_param")]
     if "nvme" in devices and not AsyncIOBuilder().is_compatible():
         raise UserError(
@@ -270,17 +255,8 @@ def build(
     precision: Precision,
     build_model: Callable[[], TrainableModel],
 ) -> Zero:
-    """Raises UserError where a user's configuration cannot be used, before the model is read."""
-    training, settings = spec.training, spec.training.placement.strategy
-    assert isinstance(settings, DeepSpeedSettings)
-    told = configuration(
-        precision == "bfloat16",
-        training.budget.global_batch_size,
-        workers.count,
-        training.placement.device_batch_size,
-        training.optimizer.gradient_clip,
-        settings,
-    )
-    check_configuration(told)
+    """Raises UserError where this machine cannot offload as asked, before the model is read."""
+    told = configuration(spec.training, precision, workers.count)
+    check_offloading(told)
     scratch = Path(spec.run_folder) / f".zero-{workers.rank - workers.local_rank}"
-    return Zero(build_model(), training.optimizer, told, workers, scratch)
+    return Zero(build_model(), spec.training.optimizer, told, workers, scratch)

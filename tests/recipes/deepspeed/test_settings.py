@@ -40,14 +40,11 @@ def test_a_configuration_with_auto_decides_nothing_but_what_it_says(tmp_path: Pa
     assert read == given(HUGGING_FACE)
     settings = given(HUGGING_FACE)
     assert (settings.stage, settings.offload_optimizer) == (2, "cpu")
-    told = configuration(
-        is_bfloat16=True,
-        rows=8,
-        workers=2,
-        device_batch_size=3,
-        gradient_clip=1.0,
-        settings=settings,
+    training = settings_of(
+        placement={"deepspeed": {"configuration": HUGGING_FACE}, "device_batch_size": 3},
+        global_batch_size=8,
     )
+    told = configuration(training, "bfloat16", workers=2)
     assert told == {
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
