@@ -13,10 +13,10 @@ from artifacts.model import end_of_turn, read_tokenizer
 from artifacts.shards.format import ShardStats
 from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
 from recipes.device import device_of
-from recipes.evaluation.bits import as_served, generate, load_causal, text_bits
+from recipes.evaluation.bits import as_served, generate, load_causal
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
-from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from recipes.evaluation.settings import Metric
 from recipes.model.causal_model import (
     FLEX,
     TrainableModel,
@@ -46,10 +46,6 @@ class AnswerScorer(Scorer):
     ) -> ExampleScores:
         model = load_causal(folder)
         check_vocabulary(examples, model.config.vocab_size, str(folder))
-        if examples[0].is_target is None:
-            return ExampleScores(
-                {BITS_PER_BYTE.name: text_bits(model, examples, stats.sequence_length)}
-            )
         tokenizer = read_tokenizer(folder)
         ends = model.generation_config.eos_token_id
         ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}

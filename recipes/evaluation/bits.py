@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_model
-from recipes.device import device_of, local_device, mixed_precision
+from recipes.device import device_of, local_device
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import samples
 from recipes.evaluation.settings import GenerationSettings
@@ -117,7 +117,6 @@ def complete(
     return samples(tokenizer, documents, prompts, written)
 
 
-BATCH_ROWS = 8
 REPORT_SECONDS = 5.0
 LOSS_TOKENS = 64
 
@@ -197,14 +196,6 @@ def document_bits(
             left = (reported - started) * (total - done) / done
             report(f"{done:,} of {total:,} tokens, about {left:.0f} s to go")
     return bits
-
-
-def text_bits(
-    model: torch.nn.Module, texts: Sequence[TokenizedDocument], length: int
-) -> np.ndarray:
-    """Bits of texts in rows of a length, in the precision that this machine does fast."""
-    with mixed_precision(precision(), local_device()):
-        return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None)
 
 
 def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

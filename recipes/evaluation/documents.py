@@ -128,50 +128,41 @@ def _read(
     )
     read = read_tokens(shards, chosen)
     targets = read_tokens(shards, chosen, "targets") if has_targets else [None] * len(read)
-    documents = [
-        _shorten(
-            TokenizedDocument(
-                id=record["id"],
-                cluster=record["cluster"],
-                bytes=record["bytes"],
-                tokens=np.asarray(tokens, np.int64),
-                source=record["source"],
-                slice=record["slice"],
-                is_target=None if marks is None else marks > 0,
-            ),
-            cut,
-            tokenizer,
+    documents = []
+    for record, tokens, marks in zip(chosen.to_pylist(), read, targets, strict=True):
+        document = TokenizedDocument(
+            id=record["id"],
+            cluster=record["cluster"],
+            bytes=record["bytes"],
+            tokens=np.asarray(tokens[:cut], np.int64),
+            source=record["source"],
+            slice=record["slice"],
+            is_target=None if marks is None else marks > 0,
         )
-        for record, tokens, marks in zip(chosen.to_pylist(), read, targets, strict=True)
-    ]
-    if shards.stats.form != "conversations":
-        return documents
-    return [replace(d, bytes=_answer_bytes(d, tokenizer)) for d in documents]
-
-
-def _answer_bytes(document: TokenizedDocument, tokenizer: Tokenizer) -> int:
-    """The length of a conversation's answers in UTF-8."""
-    text = tokenizer.decode(document.target_tokens.tolist(), skip_special_tokens=True)
-    return max(1, len(text.encode()))
+        # What is measured of it may be less than the whole: its first tokens, or its answers.
+        if len(tokens) > len(document.tokens) or shards.stats.form == "conversations":
+            told = document.target_tokens.tolist()
+            text = tokenizer.decode(told, skip_special_tokens=True).encode()
+            document = replace(document, bytes=max(1, len(text)))
+        documents.append(document)
+    return documents
 
 
 def general_documents(
     tokenizer: Tokenizer, stats: ShardStats, limit: int | None, seed: int
 ) -> list[TokenizedDocument]:
     """The shipped general-English text (see general_english.md), tokenized like the shards."""
-    start = [] if stats.start_token_id is None else [stats.start_token_id]
-    documents = []
-    for number, text in enumerate(general_texts()):
-        tokens = [*start, *tokenizer.encode(text, add_special_tokens=False), stats.end_token_id]
-        documents.append(
-            TokenizedDocument(
-                id=f"general/{number}",
-                cluster=f"general/{number}",
-                bytes=len(text.encode()),
-                tokens=np.asarray(tokens, np.int64),
-            )
-        )
+    texts = enumerate(general_texts())
+    documents = [tokenized(f"general/{n}", text, tokenizer, stats) for n, text in texts]
     return take(documents, limit, seed)
+
+
+def tokenized(id: str, text: str, tokenizer: Tokenizer, stats: ShardStats) -> TokenizedDocument:
+    """A text as a document of the shards, independent of all others."""
+    start = [] if stats.start_token_id is None else [stats.start_token_id]
+    encoded = tokenizer.encode(text, add_special_tokens=False)
+    tokens = np.array([*start, *encoded, stats.end_token_id], np.int64)
+    return TokenizedDocument(id=id, cluster=id, bytes=len(text.encode()), tokens=tokens)
 
 
 def general_texts() -> list[str]:
@@ -251,14 +242,3 @@ def check_vocabulary(documents: Sequence[TokenizedDocument], vocab_size: int, mo
             f"{vocab_size}: it was tokenized for another model. Materialize `tokenized_shards` "
             "with this base model."
         )
-
-
-def _shorten(
-    document: TokenizedDocument, limit: int | None, tokenizer: Tokenizer
-) -> TokenizedDocument:
-    """A document's first tokens, its bytes being those of their text."""
-    if limit is None or len(document.tokens) <= limit:
-        return document
-    tokens = document.tokens[:limit]
-    text = tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
-    return replace(document, tokens=tokens, bytes=len(text.encode()))

@@ -8,13 +8,14 @@ raw text in Ovadia and others (arXiv 2312.05934), so it is asked each time wheth
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from artifacts.shards.format import ShardStats
-from recipes.evaluation.documents import TokenizedDocument, Tokenizer
+from recipes.evaluation.documents import TokenizedDocument, Tokenizer, tokenized
 from recipes.evaluation.harness import TaskScores, write_task
 from recipes.evaluation.statistics import Interval, interval
 
@@ -84,21 +85,8 @@ def prompts_of(
         rarest = min(asked, key=lambda q: (subjects[q["subject"]], relations[q["relation"]]))
         chosen.append(rarest)
         asked.remove(rarest)
-    start = [] if stats.start_token_id is None else [stats.start_token_id]
-    prompts = []
-    for question in chosen:
-        encoded = tokenizer.encode(question["question"], add_special_tokens=False)
-        tokens = np.array([*start, *encoded, stats.end_token_id], np.int64)
-        prompts.append(
-            TokenizedDocument(
-                id=question["id"],
-                cluster=question["id"],
-                bytes=len(question["question"].encode()),
-                tokens=tokens,
-                is_target=np.arange(len(tokens)) == len(tokens) - 1,
-            )
-        )
-    return prompts
+    read = [tokenized(q["id"], q["question"], tokenizer, stats) for q in chosen]
+    return [replace(q, is_target=np.arange(len(q.tokens)) == len(q.tokens) - 1) for q in read]
 
 
 def judge_exam(tasks: Mapping[str, Sequence[TaskScores]]) -> dict[str, Any] | None:

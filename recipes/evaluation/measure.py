@@ -18,7 +18,13 @@ from artifacts.shards.shard_set import ShardSet, list_documents
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.device import device_of, local_device, mixed_precision
-from recipes.evaluation.bits import as_served, complete, document_bits, load_causal, precision
+from recipes.evaluation.bits import (
+    as_served,
+    complete,
+    document_bits,
+    load_causal,
+    precision,
+)
 from recipes.evaluation.documents import (
     TokenizedDocument,
     check_tokenizer,
@@ -35,6 +41,7 @@ from recipes.evaluation.results import (
     FINGERPRINT_KEY,
     HELD_OUT_TASK,
     Data,
+    ExampleScores,
     Scorer,
     Scores,
     metrics,
@@ -53,12 +60,14 @@ from recipes.evaluation.settings import (
     TASK_SCORES_NAME,
     GateQuestion,
     ModelSource,
-    Rounds,
     TaskSettings,
 )
 from recipes.evaluation.spec import EvaluationSpec
 from recipes.evaluation.statistics import is_decided
 from recipes.spec import RESULT_NAME
+
+BATCH_ROWS = 8
+"""Of general text, in a pass."""
 
 
 def measure(
@@ -96,6 +105,8 @@ def _scored_examples(
 ) -> Scores:
     found = {
         task: scorer.score(folder, documents, spec.shard_stats)
+        if scorer.metric.of(task) == scorer.metric
+        else ExampleScores({BITS_PER_BYTE.name: _text_bits(folder, documents, spec)})
         for task, documents in data.tasks.items()
     }
     decisive = {task: scorer.metric.of(task) for task in found}
@@ -121,6 +132,18 @@ def _scored_examples(
     return Scores(values, main.samples, others, figures, main.details)
 
 
+def _text_bits(
+    folder: Path, texts: Sequence[TokenizedDocument], spec: EvaluationSpec
+) -> np.ndarray:
+    """Bits of general text under a model whose examples are scored, in rows as it was taught."""
+    model = load_causal(folder)
+    check_vocabulary(texts, model.config.vocab_size, str(folder))
+    stats = spec.shard_stats
+    length = spec.recipe.longest_input(stats.sequence_length) or stats.sequence_length
+    with mixed_precision(precision(), local_device()):
+        return document_bits(model, texts, length, length * BATCH_ROWS, lambda line: None)
+
+
 def _measured_bits(
     source: ModelSource, role: str, data: Data, spec: EvaluationSpec, report: Report
 ) -> Scores:
@@ -129,7 +152,15 @@ def _measured_bits(
     with mixed_precision(precision(), local_device()):
         for task, documents in data.tasks.items():
             check_vocabulary(documents, model.config.vocab_size, source.path)
-            bits[task] = _score_task(model, role, task, documents, spec, report)
+            bits[task] = document_bits(
+                model,
+                documents,
+                spec.shard_stats.sequence_length,
+                spec.settings.batch_tokens,
+                lambda line, task=task: report(f"{role}, {task}: {line}"),
+            )
+            value = bits[task].sum() / sum(document.bytes for document in documents)
+            report(f"{role}: {value:.4f} bits per byte on {len(documents)} {task} documents")
     figures = {}
     if spec.shard_stats.form == "conversations":
         predicted = sum(document.predicted for document in data.tasks[spec.split])
@@ -161,26 +192,6 @@ def _written(
     for one in scored:
         report(f"{role}: {one.task} {one.metric} {one.value:.4f}")
     return samples, scored
-
-
-def _score_task(
-    model: Any,
-    role: str,
-    task: str,
-    documents: Sequence[TokenizedDocument],
-    spec: EvaluationSpec,
-    report: Report,
-) -> np.ndarray:
-    bits = document_bits(
-        model,
-        documents,
-        spec.shard_stats.sequence_length,
-        spec.settings.batch_tokens,
-        lambda line: report(f"{role}, {task}: {line}"),
-    )
-    value = bits.sum() / sum(document.bytes for document in documents)
-    report(f"{role}: {value:.4f} bits per byte on {len(documents)} {task} documents")
-    return bits
 
 
 def scores_key(data: Data, source: ModelSource, scorer: Scorer | None = None) -> str:
@@ -229,17 +240,14 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
         UserError: the base cannot be read, or the data is empty. A candidate or incumbent that
             cannot be read is a fault in the result, for the gate to judge.
     """
-    data = read_data(spec, scorer)
-    planned = 1 + len(data.later)
-    data, scores, faults = _measure_until_decided(data, spec, report, scorer)
-    rounds = Rounds(measured=planned - len(data.later), planned=planned, share=data.share)
+    data, scores, faults = _measure_until_decided(spec, report, scorer)
     result = {
         "metrics": metrics(data, scores),
         FINGERPRINT_KEY: data.fingerprint,
         "metric": data.metric.model_dump(),
         "documents": {task: len(documents) for task, documents in data.tasks.items()},
         "tokens": {task: _count_tokens(documents) for task, documents in data.tasks.items()},
-        "rounds": rounds.model_dump(),
+        "rounds": data.rounds.model_dump(),
         "precision": precision(),
         "vocab_size": spec.shard_stats.vocab_size,
         "models": {role: source.fingerprint for role, source in _sources(spec)},
@@ -260,20 +268,19 @@ def evaluate(spec: EvaluationSpec, report: Report, scorer: Scorer | None = None)
 
 
 def _measure_until_decided(
-    data: Data, spec: EvaluationSpec, report: Report, scorer: Scorer | None
+    spec: EvaluationSpec, report: Report, scorer: Scorer | None
 ) -> tuple[Data, dict[str, Scores], dict[str, str]]:
     """Round after round until the spec's question is answered: all data measured, scores, faults.
 
     Where no answer comes, the whole budget is measured; without a question, at once.
     """
-    planned = 1 + len(data.later)
+    data = read_data(spec, scorer)
     scores, faults = _measure_models(data, spec, report, scorer)
     while data.later and not faults:
-        rounds = Rounds(measured=planned - len(data.later), planned=planned, share=data.share)
-        if spec.question and _is_answered(spec.question, data, scores, rounds):
+        if spec.question and _is_answered(spec.question, data, scores):
             break
-        more = data.next_round()
-        report(f"The verdict is open: round {rounds.measured + 1} of {planned}")
+        more, rounds = data.next_round(), data.rounds
+        report(f"The verdict is open: round {rounds.measured + 1} of {rounds.planned}")
         added, faults = _measure_models(more, spec, report, scorer)
         if not faults:
             data = data.with_round(more)
@@ -281,9 +288,7 @@ def _measure_until_decided(
     return data, scores, faults
 
 
-def _is_answered(
-    question: GateQuestion, data: Data, scores: dict[str, Scores], rounds: Rounds
-) -> bool:
+def _is_answered(question: GateQuestion, data: Data, scores: dict[str, Scores]) -> bool:
     documents = data.tasks[HELD_OUT_TASK]
     planned = {document.cluster for part in (documents, *data.later) for document in part}
     candidate, reference = scores["candidate"], scores.get("incumbent", scores["base"])
@@ -292,7 +297,7 @@ def _is_answered(
         sizes(documents, data.metric),
         np.array([document.cluster for document in documents]),
         question,
-        rounds,
+        data.rounds,
         len(planned),
     )
 
@@ -387,6 +392,7 @@ def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
         fingerprint=hash_json(identity),
         share=len(budget) / len(listed),
         later=tuple(later),
+        planned=len(rounds),
     )
 
 

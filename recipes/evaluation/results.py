@@ -13,8 +13,8 @@ from artifacts.shards.format import ShardStats
 from artifacts.store.identity import hash_json
 from recipes.evaluation.documents import TokenizedDocument, digest
 from recipes.evaluation.harness import TaskScores
-from recipes.evaluation.settings import Metric, TaskSettings
-from recipes.evaluation.statistics import interval, mean_interval
+from recipes.evaluation.settings import Metric, Rounds, TaskSettings
+from recipes.evaluation.statistics import Interval, interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,24 @@ class Data:
     """Of all held-out documents, those within the budget."""
     later: tuple[list[TokenizedDocument], ...] = ()
     """Held-out documents that are measured only if those before them do not decide, by round."""
+    planned: int = 1
+    """Rounds that the budget allows."""
+
+    @property
+    def rounds(self) -> Rounds:
+        """How far the measurement has come."""
+        measured = self.planned - len(self.later)
+        return Rounds(measured=measured, planned=self.planned, share=self.share)
 
     def next_round(self) -> "Data":
         """What the next round measures: held-out documents alone."""
         added, *later = self.later
-        return Data(
+        return replace(
+            self,
             tasks={HELD_OUT_TASK: added},
             prompts=[],
-            task_folders=[],
             lm_eval_tasks=[],
-            metric=self.metric,
             fingerprint=hash_json({"before": self.fingerprint, "added": digest(added)}),
-            share=self.share,
             later=tuple(later),
         )
 
@@ -147,30 +153,29 @@ def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[s
     """Metric name to role to value with its 95% interval."""
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for role, of_role in scores.items():
+        told: dict[str, Interval] = {}
         for task, documents in data.tasks.items():
-            metric = data.metric.of(task)
+            metric, values = data.metric.of(task), of_role.values[task]
             clusters = np.array([document.cluster for document in documents])
-            values = of_role.values[task]
-            of_task = (
+            told[f"{task}_{metric.name}"] = (
                 interval(values, sizes(documents, metric), clusters)
                 if metric.is_bits
                 else mean_interval(values, clusters)
             )
-            found.setdefault(f"{task}_{metric.name}", {})[role] = of_task.figures()
-        for scored in of_role.tasks:
-            name = f"{scored.task}_{scored.metric}"
-            if scored.figure is not None:
-                found.setdefault(name, {})[role] = _without_bounds(scored.figure)
-                continue
-            of_task = mean_interval(scored.values, np.array(scored.clusters))
-            found.setdefault(name, {})[role] = of_task.figures()
-        for name, value in of_role.figures.items():
-            found.setdefault(name, {})[role] = _without_bounds(value)
+        for one in of_role.tasks:
+            told[f"{one.task}_{one.metric}"] = (
+                mean_interval(one.values, np.array(one.clusters))
+                if one.figure is None
+                else _without_bounds(one.figure)
+            )
+        told |= {name: _without_bounds(value) for name, value in of_role.figures.items()}
+        for name, figure in told.items():
+            found.setdefault(name, {})[role] = figure.figures()
     return found
 
 
-def _without_bounds(value: float) -> dict[str, float | None]:
-    return {"value": value if math.isfinite(value) else None, "low": None, "high": None}
+def _without_bounds(value: float) -> Interval:
+    return Interval(value, math.nan, math.nan)
 
 
 def sizes(documents: Sequence[TokenizedDocument], metric: Metric) -> np.ndarray:
@@ -189,13 +194,13 @@ def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
     rows = [(task, document) for task, documents in data.tasks.items() for document in documents]
     counts = [sizes(documents, data.metric.of(task)) for task, documents in data.tasks.items()]
     columns: dict[str, Any] = {
-        "task": pa.array([task for task, _ in rows]),
-        "document": pa.array([document.id for _, document in rows]),
-        "cluster": pa.array([document.cluster for _, document in rows]),
-        "source": pa.array([document.source for _, document in rows]),
-        "slice": pa.array([document.slice for _, document in rows]),
-        "size": pa.array(np.concatenate(counts)),
-        "tokens": pa.array([document.predicted + 1 for _, document in rows]),
+        "task": [task for task, _ in rows],
+        "document": [document.id for _, document in rows],
+        "cluster": [document.cluster for _, document in rows],
+        "source": [document.source for _, document in rows],
+        "slice": [document.slice for _, document in rows],
+        "size": np.concatenate(counts),
+        "tokens": [document.predicted + 1 for _, document in rows],
     }
     for role in ROLES:
         column = pa.nulls(len(rows), pa.float64())

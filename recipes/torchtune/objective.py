@@ -15,10 +15,10 @@ from artifacts.shards.shard_set import ShardSet
 from recipes.causal.objective import next_token
 from recipes.data.batch import IGNORED, ExampleBatch, read_rows, row_lengths
 from recipes.device import local_device, mixed_precision
-from recipes.evaluation.bits import load_causal, precision, text_bits
+from recipes.evaluation.bits import load_causal, precision
 from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
-from recipes.evaluation.settings import BITS_PER_BYTE, Metric
+from recipes.evaluation.settings import Metric
 from recipes.objective import Objective
 from recipes.torchtune.settings import TorchtuneSettings
 
@@ -111,10 +111,6 @@ class PreferenceScorer(Scorer):
     ) -> ExampleScores:
         model = load_causal(folder)
         check_vocabulary(examples, model.config.vocab_size, str(folder))
-        if examples[0].is_target is None:
-            # A row holds two conversations.
-            bits = text_bits(model, examples, stats.sequence_length // 2)
-            return ExampleScores({BITS_PER_BYTE.name: bits})
         margins = _margins(model, examples)
         if not np.isfinite(margins).all():
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")
