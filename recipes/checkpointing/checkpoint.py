@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -23,12 +23,17 @@ from torch.utils._pytree import KeyPath, tree_map_with_path
 from artifacts import checkpoints
 from artifacts.checkpoints import Checkpoint
 from artifacts.errors import DamagedArtifact, UserError, first_line
-from artifacts.model import GENERATION_NAME, INDEX, older_config, write_older_names
+from artifacts.model import (
+    CONFIG_NAME,
+    GENERATION_NAME,
+    INDEX,
+    older_config,
+    write_older_names,
+)
 from artifacts.storage import files
 from recipes.device import Device
 from recipes.distributed.strategy import Strategy
 from recipes.distributed.workers import Workers, host_group
-from recipes.model.causal_model import TrainableModel
 from recipes.model.lora import merge_adapters, write_adapter
 from recipes.optimization import GradientGuard
 from recipes.settings import CheckpointingSettings, LoraSettings
@@ -88,14 +93,6 @@ class TrainState(BaseModel):
         return min(trained, key=lambda step: (trained[step], -step), default=0)
 
 
-class CheckpointChoice(NamedTuple):
-    """What the first worker tells the others."""
-
-    found: Checkpoint | UserError | None
-    is_final: bool
-    """Otherwise it is to be looked at by all."""
-
-
 def find_newest(
     run_url: str, content: dict[str, Any], report: Callable[[str], None], workers: Workers
 ) -> Checkpoint | None:
@@ -108,32 +105,27 @@ def find_newest(
     """
 
     def check(checkpoint: Checkpoint) -> None:
-        workers.share(CheckpointChoice(checkpoint, is_final=False))
+        workers.share((checkpoint, False))
         _check_together(checkpoint, workers)
 
-    found: Checkpoint | UserError | None
+    # What the first worker tells the others: a checkpoint to look at together, or what was found.
+    found: Any = None
+    is_final = False
     if workers.is_rank_zero:
         try:
             found = checkpoints.find_newest(run_url, content, report, check)
         except UserError as error:
             found = error
-        workers.share(CheckpointChoice(found, is_final=True))
+        workers.share((found, True))
     else:
-        found = _follow(workers)
+        while not is_final:
+            found, is_final = workers.share((found, is_final))
+            if not is_final:
+                with suppress(DamagedArtifact):
+                    _check_together(found, workers)
     if isinstance(found, UserError):
         raise found
     return found
-
-
-def _follow(workers: Workers) -> Checkpoint | UserError | None:
-    """Look at what the first worker looks at, until it has chosen."""
-    while True:
-        choice = workers.share(CheckpointChoice(None, is_final=False))
-        if choice.is_final:
-            return choice.found
-        assert isinstance(choice.found, Checkpoint)
-        with suppress(DamagedArtifact):
-            _check_together(choice.found, workers)
 
 
 def _check_together(checkpoint: Checkpoint, workers: Workers) -> None:
@@ -412,8 +404,6 @@ class SavingPlan:
             self._least_seconds = (self._saved_at - began) * (1 / SAVING_SHARE - 1)
 
 
-CONFIG_NAME = "config.json"
-"""Written last: an export with it is whole."""
 CARRIED_PATTERNS = (
     GENERATION_NAME,
     "tokenizer*",
@@ -424,7 +414,6 @@ CARRIED_PATTERNS = (
     "*.model",
     "LICENSE*",
 )
-Weights = Iterable[tuple[str, torch.Tensor]]
 MAX_SHARD_BYTES = 4 * 1024**3
 
 
@@ -445,17 +434,34 @@ def export_model(
     if not workers.is_rank_zero:
         # Each is gathered from all workers.
         deque(weights, maxlen=0)
-    elif lora or not model.is_exported_by_name:
+        workers.barrier()
+        return
+    pieces: Iterable[dict[str, torch.Tensor]] = ({name: tensor} for name, tensor in weights)
+    if lora or not model.is_exported_by_name:
         whole = dict(weights)
         if lora:
             write_adapter(whole, lora, base_model, adapter_folder(folder))
             whole = merge_adapters(whole, lora)
-        whole = {name: tensor.to(dtype) for name, tensor in whole.items()}
-        _write(model, model.to_hugging_face(whole).items(), base_model, folder, dtype)
-    else:
-        narrow = (model.to_hugging_face({name: tensor.to(dtype)}) for name, tensor in weights)
-        pieces = chain.from_iterable(piece.items() for piece in narrow)
-        _write(model, pieces, base_model, folder, dtype)
+        pieces = [whole]
+    _clear(folder)
+    for pattern in CARRIED_PATTERNS:
+        for path in base_model.glob(pattern):
+            shutil.copyfile(path, folder / path.name)
+    for name, content in model.exported_files.items():
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            (folder / name).write_text(content)
+    write_older_names(folder)
+    narrow = ({name: tensor.to(dtype) for name, tensor in piece.items()} for piece in pieces)
+    written = (model.to_hugging_face(piece).items() for piece in narrow)
+    _write_weights(chain.from_iterable(written), folder)
+    config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    # Of a base model whose weights were read as plain numbers.
+    config.pop("quantization_config", None)
+    # Written last: an export with it is whole.
+    _make_whole(folder, json.dumps(older_config(config), indent=2).encode())
     workers.barrier()
 
 
@@ -519,31 +525,6 @@ def _clear(folder: Path) -> None:
     files.make_folder(folder)
 
 
-def _write(
-    model: TrainableModel,
-    weights: Weights,
-    base_model: Path,
-    folder: Path,
-    dtype: torch.dtype,
-) -> None:
-    _clear(folder)
-    for pattern in CARRIED_PATTERNS:
-        for path in base_model.glob(pattern):
-            shutil.copyfile(path, folder / path.name)
-    for name, content in model.exported_files.items():
-        if content is None:
-            (folder / name).unlink(missing_ok=True)
-        else:
-            (folder / name).write_text(content)
-    write_older_names(folder)
-    _write_weights(weights, folder)
-    config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    # Of a base model whose weights were read as plain numbers.
-    config.pop("quantization_config", None)
-    _make_whole(folder, json.dumps(older_config(config), indent=2).encode())
-
-
 def _make_whole(folder: Path, config: bytes) -> None:
     """Write the config, by which an export is whole also after a loss of power."""
     for each in filter(Path.is_dir, (adapter_folder(folder), folder)):
@@ -551,7 +532,7 @@ def _make_whole(folder: Path, config: bytes) -> None:
     files.write(folder / CONFIG_NAME, config)
 
 
-def _write_weights(weights: Weights, folder: Path) -> None:
+def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> None:
     """Write safetensors as they come, of which no more are held than one file has."""
     files_of: list[list[str]] = []
     shard: dict[str, torch.Tensor] = {}
