@@ -5,15 +5,14 @@ there.
 """
 
 import ipaddress
-import json
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
+from pydantic import BaseModel, StrictInt, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import importing
@@ -57,40 +56,49 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
         hosts, rank = _parse(text)
     elif path := environment.get("BATCH_HOSTS_FILE"):
         hosts, rank = _read_hosts_file(path, environment.get("BATCH_TASK_INDEX", ""))
-    return Cluster(
-        hosts=hosts,
-        rank=rank,
-        master_address=environment.get("MASTER_ADDR") or hosts[0],
-        master_port=_read_port(environment.get("MASTER_PORT") or str(MASTER_PORT)),
-    )
+    port = environment.get("MASTER_PORT") or str(MASTER_PORT)
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise UserError(f"MASTER_PORT has to be a port from 1 to 65535, not {port!r}.")
+    return Cluster(hosts, rank, environment.get("MASTER_ADDR") or hosts[0], int(port))
+
+
+class _Task(BaseModel):
+    type: str
+    index: StrictInt
+
+
+class _ClusterSpec(BaseModel):
+    """What is read of what Vertex AI tells a replica."""
+
+    cluster: dict[str, list[str]]
+    task: _Task
 
 
 def _parse(text: str) -> tuple[tuple[str, ...], int]:
     try:
-        spec = json.loads(text)
-        pools, task = spec["cluster"], spec["task"]
-        pool, index = task["type"], task["index"]
-        if type(index) is not int:
-            raise ValueError(f"`task.index` is a whole number, not {index!r}")
-        addresses = {name: _read_hosts(pools.get(name, [])) for name in WORKER_POOLS}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        spec = _ClusterSpec.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
         raise UserError(
-            f"CLUSTER_SPEC cannot be read ({error!r}). Expected JSON with `cluster` and `task`, as "
-            f"Vertex AI writes it; found: {text[:200]}"
+            f"CLUSTER_SPEC cannot be read ({place}: {fault['msg']}). Expected JSON with `cluster` "
+            f"and `task`, as Vertex AI writes it; found: {text[:200]}"
         ) from error
+    pool, index = spec.task.type, spec.task.index
     if pool not in WORKER_POOLS:
         raise UserError(
             f"This replica is of the worker pool `{pool}`, but training runs on the replicas of "
             f"{' and '.join(WORKER_POOLS)}. Remove the other worker pools."
         )
-    if not 0 <= index < len(addresses[pool]):
+    first, second = (spec.cluster.get(name, []) for name in WORKER_POOLS)
+    listed = len(first if pool == WORKER_POOLS[0] else second)
+    if not 0 <= index < listed:
         raise UserError(
             f"CLUSTER_SPEC calls this replica number {index} of `{pool}`, where it lists "
-            f"{len(addresses[pool])}, counted from 0. Correct `task.index` or the list of hosts."
+            f"{listed}, counted from 0. Correct `task.index` or the list of hosts."
         )
-    hosts = tuple(address.rsplit(":", 1)[0] for name in WORKER_POOLS for address in addresses[name])
-    before = 0 if pool == WORKER_POOLS[0] else len(addresses[WORKER_POOLS[0]])
-    return hosts, before + index
+    hosts = tuple(address.rsplit(":", 1)[0] for address in (*first, *second))
+    return hosts, index if pool == WORKER_POOLS[0] else len(first) + index
 
 
 def _read_hosts_file(path: str, index: str) -> tuple[tuple[str, ...], int]:
@@ -113,19 +121,6 @@ def _read_hosts_file(path: str, index: str) -> tuple[tuple[str, ...], int]:
             "machine(s), counted from 0. Ask for as many tasks as machines, one on each."
         )
     return hosts, rank
-
-
-def _read_hosts(value: Any) -> list[str]:
-    """A pool's `host:port` entries; one string would pass for as many hosts as it has letters."""
-    if not isinstance(value, list) or not all(isinstance(host, str) and host for host in value):
-        raise ValueError(f"a worker pool is a list of host names, not {value!r}")
-    return value
-
-
-def _read_port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65_536:
-        raise UserError(f"MASTER_PORT has to be a port from 1 to 65535, not {text!r}.")
-    return int(text)
 
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
