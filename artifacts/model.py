@@ -110,11 +110,8 @@ def check_model_folder(folder: Path) -> None:
 
 
 def own_config(folder: Path) -> dict[str, Any]:
-    """The model's config as JSON, of a folder that no code has to be run for.
-
-    Raises:
-        UserError: it is absent or damaged, belongs to an adapter, or wants code of its own.
-    """
+    """The model's config as JSON; raises UserError where it is absent or damaged, belongs to an
+    adapter, or wants code of its own."""
     if (folder / ADAPTER_NAME).is_file() and not (folder / CONFIG_NAME).is_file():
         raise UserError(
             f"{folder} holds an adapter alone ({ADAPTER_NAME}). Take the folder `model` beside it, "
@@ -131,11 +128,8 @@ def own_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model, which need not be there.
-
-    Raises:
-        UserError: none are named, as where the weights are pickled, which are never read.
-    """
+    """The safetensors files of a model, which need not be there; raises UserError where none are
+    named, as where the weights are pickled, which are never read."""
     if (folder / INDEX).is_file():
         names = _read_json(folder / INDEX).get("weight_map", {}).values()
         return [folder / name for name in sorted(set(names))]
@@ -218,11 +212,7 @@ def attention_window(config: dict[str, Any]) -> int | None:
 
 
 def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
-    """Keys and values of one token in all layers; 0 where the config does not tell.
-
-    Args:
-        value_bytes: of one key or value.
-    """
+    """Keys and values of one token in all layers; 0 where the config does not tell."""
     layers = config.get("num_hidden_layers") or config.get("n_layer") or 0
     heads = config.get("num_attention_heads") or config.get("n_head") or 1
     width = config.get("hidden_size") or config.get("n_embd") or 0
@@ -295,12 +285,8 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def end_of_turn(tokenizer: Any, chat_template: str | None) -> list[int]:
-    """The token that a chat template ends an answer with; none where it has none.
-
-    Args:
-        tokenizer: of transformers.
-        chat_template: in place of the tokenizer's own; empty where there is none.
-    """
+    """The token that a chat template, or else the tokenizer's own, ends an answer with; none where
+    it has none, as where the template given is empty."""
     if not (tokenizer.chat_template if chat_template is None else chat_template):
         return []
     answer = "answer"
@@ -319,15 +305,8 @@ def end_of_turn(tokenizer: Any, chat_template: str | None) -> list[int]:
 
 
 def read_model(folder: Path, model_class: Any, **options: Any) -> Any:
-    """A model for inference.
-
-    Args:
-        model_class: one of transformers' classes, such as `AutoModelForCausalLM`.
-        options: of its `from_pretrained`.
-
-    Raises:
-        UserError: the folder holds no model that can be read.
-    """
+    """A model for inference, of one of transformers' classes; raises UserError where the folder
+    holds none that can be read."""
     try:
         model = model_class.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, **options

@@ -45,11 +45,7 @@ class GradientGuard(BaseModel):
         self.skipped_in_a_row, self.high_norms = 0, []
 
     def skip(self, step: int, norm: float, settings: OptimizerSettings) -> tuple[str, bool]:
-        """Count a skipped step.
-
-        Returns:
-            What to tell of it, and whether it ends the training.
-        """
+        """Count a skipped step; returns what to tell of it, and whether it ends the training."""
         self.skipped_steps = [*self.skipped_steps, step]
         self.skipped_in_a_row += 1
         reason = "a gradient that is not finite"

@@ -264,14 +264,8 @@ class StrategySettings(Settings):
         return []
 
     def state_bytes(self, parameters: int, trained: int, moments: int, workers: int) -> float:
-        """Bytes of a GPU's memory that weights, gradients and moments take at least.
-
-        Args:
-            parameters: all of them.
-            trained: those that are not frozen.
-            moments: numbers that the optimizer keeps of each.
-            workers: among which they may be divided.
-        """
+        """Bytes of a GPU's memory that weights, gradients and the optimizer's `moments` of each
+        number take at least; some parameters may be frozen."""
         return 0.0
 
 
@@ -510,11 +504,8 @@ class TrainingSettings(Settings):
         return self.family == "causal" and self.is_judged_in_bits
 
     def placed(self, processes: int) -> Self:
-        """The settings for so many processes.
-
-        Raises:
-            UserError: they do not go with the other settings.
-        """
+        """The settings for so many processes; raises UserError where they do not go with the
+        others."""
         placement = self.placement.model_copy(update={"workers": processes})
         placed = self.model_copy(update={"placement": placement})
         if faults := placed.faults():

@@ -160,14 +160,8 @@ def find_result(run_folder: Path, report: Report) -> TrainingResult | None:
 
 
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:
-    """The per-step metrics of a run so far, oldest first; half a last line is left out.
-
-    Args:
-        run_folder: a folder or a URL; nothing else in it is read.
-
-    Raises:
-        DamagedArtifact: a line is no object with a step.
-    """
+    """The per-step metrics of a run so far, oldest first, from its folder or URL; half a last line
+    is left out. Raises DamagedArtifact where a line is no object with a step."""
     path = f"{run_folder}/{METRICS_NAME}"
     lines = (files.find(path) or b"").splitlines(keepends=True)
     try:
@@ -194,12 +188,7 @@ def describe_hardware(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe_progress(lines: Sequence[Mapping[str, Any]]) -> str:
-    """How far a run is, in words.
-
-    Args:
-        lines: those of its newest steps, oldest first; the time to go is reckoned from the last
-            `STEPS_FOR_ESTIMATE`, so that a slow beginning does not count.
-    """
+    """How far a run is, in words, by the lines of its newest steps, oldest first."""
     newest = lines[-1]
     step, steps, loss = newest["step"], newest["steps"], newest["loss"]
     pace = median(line["seconds"] for line in list(lines)[-STEPS_FOR_ESTIMATE:])

@@ -75,12 +75,8 @@ class AnswerScorer(Scorer):
 
 
 def last_answer(example: TokenizedDocument, sequence_length: int, ends: set[int]) -> slice:
-    """The tokens of a conversation's last answer, the last whole one where it was cut off.
-
-    Args:
-        sequence_length: tokens of a row, to which longer conversations were cut.
-        ends: the ids that end an answer.
-    """
+    """The tokens of a conversation's last answer; the last whole one where it was cut to a row's
+    length, as it does not end in one of the tokens that end an answer."""
     assert example.is_target is not None, "answers are marked"
     marks = np.concatenate([[False], example.is_target, [False]])
     edges = np.flatnonzero(marks[1:] != marks[:-1]).tolist()

@@ -63,11 +63,8 @@ class TrainState(BaseModel):
         self.recent_tokens_per_second = recent[-RECENT_STEPS:]
 
     def add_validation(self, step: int, value: float) -> None:
-        """Remember a validation; one that is not a number ends the training.
-
-        Raises:
-            UserError: the starting model's is not a number.
-        """
+        """Remember a validation; one that is not a number ends the training, and raises UserError
+        for the starting model's."""
         if not math.isfinite(value):
             if not self.validation:
                 raise UserError(
@@ -99,9 +96,7 @@ def find_newest(
     """The newest valid checkpoint of a run, the same one on all workers.
 
     Every file is read once, by one of them. None goes on before all have found their part whole.
-
-    Raises:
-        UserError, DamagedArtifact: as `artifacts.checkpoints.find_newest`, on all workers alike.
+    Raises as `artifacts.checkpoints.find_newest`, on all workers alike.
     """
 
     def check(checkpoint: Checkpoint) -> None:
@@ -146,12 +141,8 @@ class StagingBuffers:
         self._buffers: dict[KeyPath, torch.Tensor] = {}
 
     def copy(self, state: dict[str, Any], stream: torch.cuda.Stream | None) -> dict[str, Any]:
-        """A state dict of the same form, its tensors in buffers on the host.
-
-        Args:
-            state: tensors that nobody changes until this returns.
-            stream: where to copy on a GPU, from `side_stream`.
-        """
+        """A state dict of the same form, its tensors in buffers on the host, copied from a GPU on a
+        stream of `side_stream`. Nobody changes them until this returns."""
         if stream is None:
             return tree_map_with_path(self._copy, state)
         with torch.cuda.stream(stream):
@@ -281,11 +272,8 @@ class Checkpointer:
         self._rotate(1)
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:
-        """Load the newest valid checkpoint: `(step, state)`, or None where there is none.
-
-        Raises:
-            UserError: the run was made with other settings or inputs, or by another strategy.
-        """
+        """Load the newest valid checkpoint: `(step, state)`, or None where there is none; raises
+        UserError where the run was made with other settings or inputs, or by another strategy."""
         found = find_newest(self._run_url, self._content, self._report, self._workers)
         if found is None:
             return None

@@ -91,11 +91,7 @@ class ExampleBatch(TensorBatch):
 
 
 def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None) -> Batch:
-    """Read rows as a batch; the same for any samples.
-
-    Raises:
-        DamagedArtifact: a token id lies outside the shards' vocabulary.
-    """
+    """Read rows as a batch; the same for any samples. Raises as `read_rows`."""
     return batch_of(read_rows(shards, rows))
 
 
@@ -134,11 +130,8 @@ def _segment_bounds(rows: PackedRows) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def read_rows(shards: ShardSet, rows: np.ndarray) -> PackedRows:
-    """Rows as they are stored.
-
-    Raises:
-        DamagedArtifact: a token id lies outside the shards' vocabulary.
-    """
+    """Rows as they are stored; raises DamagedArtifact where a token id lies outside the
+    vocabulary."""
     stored = shards.read(rows)
     tokens = stored.tokens
     if tokens.size and int(tokens.max()) >= shards.stats.vocab_size:
@@ -172,10 +165,7 @@ def read_examples(
 ) -> ExampleBatch:
     """Read rows of one example each; the batch is as wide as its longest input and target.
 
-    It is the same for any samples.
-
-    Raises:
-        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    It is the same for any samples. Raises as `read_rows`.
     """
     stored = read_rows(shards, rows)
     assert stored.targets is not None, "rows of examples are marked"

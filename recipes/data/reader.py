@@ -56,13 +56,10 @@ def order_seed(seed: int, inputs: Mapping[str, str]) -> int:
 
 
 def is_fresh_row(rows: RowCounts, row_order: int = ROW_ORDER) -> np.ndarray:
-    """Whether each row is new to the lineage; shape (rows,), bool.
+    """Whether the lineage has seen less than half of each row; shape (rows,), bool.
 
-    That is, whether it has seen less than half of it. Rows are cut again when a document before
-    them changes or a source's weight does, and most then hold a little of what was seen.
-
-    Args:
-        row_order: of the run's specification; by 1, the lineage has seen nothing of a new row.
+    Rows are cut again when a document before them changes or a source's weight does, and most then
+    hold a little of what was seen. By row order 1, it has seen nothing of a fresh row.
     """
     return rows.seen == 0 if row_order == 1 else 2 * rows.seen < rows.tokens
 
@@ -86,13 +83,9 @@ class RowPlan:
         row_order: int = ROW_ORDER,
         passes: int = 1,
     ) -> "RowPlan":
-        """The plan for the train rows, by what the lineage has seen of them.
-
-        Args:
-            row_order: of the run's specification; by 1, there is one pass over new rows, and rows
-                are seen again also where none is new.
-            passes: over what is new, before all rows come.
-        """
+        """The plan for the train rows, by what the lineage has seen of them: some passes over what
+        is new, then all rows. By row order 1, there is one such pass, and rows are seen again also
+        where none is new."""
         is_fresh = is_fresh_row(rows, row_order)
         slices = rows.slices if settings.new_first else np.zeros_like(rows.slices)
         newest_first = np.unique(slices[is_fresh])[::-1]
@@ -122,11 +115,8 @@ class DataOrder:
 
     @classmethod
     def of(cls, spec: TrainingSpec, known: RowCounts | None = None) -> "DataOrder":
-        """The order that a run's settings, its shards and what its start has seen mean.
-
-        Args:
-            known: what the start has seen of the train rows; looked up where it is not given.
-        """
+        """The order that a run's settings, its shards and what its start has seen mean; the last is
+        looked up where it is not given."""
         training = spec.training
         train, replay = (
             sum(shard.rows for shard in spec.shards.shards if shard.split == split)
@@ -245,13 +235,8 @@ class StepReader(Iterator[StepInput]):
         samples_seen: int = 0,
         read: ReadBatch = read_batch,
     ) -> None:
-        """Nothing is read before the first step is asked for.
-
-        Args:
-            shards: the train split, and after it the replayed one where there is one.
-            samples_seen: samples of the whole run that were trained on before.
-            read: makes a batch of rows.
-        """
+        """Begin after the samples of the whole run that were trained on before; nothing is read
+        yet."""
         self._shards, self._order, self._split = shards, order, split
         self._samples_seen, self._read = samples_seen, read
         self._ordered: np.ndarray = np.empty(0, np.int64)
@@ -284,11 +269,8 @@ class StepReader(Iterator[StepInput]):
 def read_ahead(
     steps: Iterator[StepInput], device: torch.device | None = None
 ) -> Iterator[StepInput]:
-    """The same steps, each read by a thread while the one before it is trained on.
-
-    Args:
-        device: a GPU that is to copy them by itself, while it computes.
-    """
+    """The same steps, each read by a thread while the one before it is trained on; a GPU copies
+    them by itself, while it computes."""
 
     def read() -> StepInput:
         step = next(steps)

@@ -209,15 +209,8 @@ def record_trained(
     path: str,
     masked: Sequence[str] = (),
 ) -> None:
-    """Write the record of a run.
-
-    Args:
-        shards: the splits that the run took rows from.
-        rows: shape (samples,), row numbers in these shards.
-        steps: shape (samples,), the step that trained on each.
-        path: a local file.
-        masked: texts that were masked in these rows, by their `text_hash`.
-    """
+    """Write the record of a run: the rows that it took from these shards and the step of each, both
+    of shape (samples,), without texts that were masked, by their `text_hash`."""
     columns = _lessons(shards, rows, steps, rows)
     order = np.lexsort((columns[4], columns[1], columns[3], columns[0]))
     order = order[~np.isin(columns[0][order], text_numbers(masked))]
@@ -241,12 +234,8 @@ def _lessons(shards: ShardSet, rows: np.ndarray, *figures: np.ndarray) -> list[n
 
 
 def read_trained(url: str, texts: Sequence[int] | np.ndarray) -> pa.Table:
-    """The records of some texts, of `TRAINED_SCHEMA`; parts of the file without one are not read.
-
-    Args:
-        url: of `trained.parquet`.
-        texts: as `artifacts.shards.shard_set` numbers them.
-    """
+    """The records of some texts (`text_numbers`), of `TRAINED_SCHEMA`; parts of the file without
+    one are not read."""
     wanted = pa.array(np.asarray(texts, np.uint64))
     with files.open_file(url) as file:
         return pq.read_table(file, filters=pc.field("text").isin(wanted))

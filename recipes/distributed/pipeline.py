@@ -36,11 +36,8 @@ class StageModel(TrainableModel):
     def __init__(
         self, model: TrainableModel, network: Decoder, workers: Workers, precision: Precision
     ) -> None:
-        """Keep this worker's stage of a model's network, which is changed in place.
-
-        Raises:
-            UserError: it has fewer layers than there are stages.
-        """
+        """Keep this worker's stage of a model's network, which is changed in place; raises
+        UserError where it has fewer layers than there are stages."""
         super().__init__(network)
         if len(network.layers) < workers.pipeline_parallel:
             raise UserError(

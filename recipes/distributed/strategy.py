@@ -71,11 +71,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, is_last: bool) -> None:
-        """Add a loss's gradient, averaged over workers, to that of the step's batches so far.
-
-        Args:
-            is_last: no batch of this step follows.
-        """
+        """Add a loss's gradient, averaged over workers, to that of the step's batches so far; no
+        other follows the last."""
 
     @abstractmethod
     def update(
@@ -107,23 +104,16 @@ class Strategy(ABC):
 
     @abstractmethod
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
-        """Write the training state into an empty folder.
+        """Write the training state, of `tensors` or a copy, into an empty folder.
 
-        Args:
-            tensors: what `tensors` gave, or a copy of it.
-            group: for messages of a save in the background.
-
-        Raises:
-            OSError: storage failed; on every worker, so that they may try again together.
+        The group is for messages of a save in the background. Raises OSError on every worker where
+        storage failed, so that they may try again together.
         """
 
     @abstractmethod
     def read(self, url: str) -> None:
-        """Go on from the training state in a folder, which any number of workers may have written.
-
-        Raises:
-            UserError: it cannot be used as these workers are placed.
-        """
+        """Go on from the training state in a folder, which any number of workers may have written;
+        raises UserError where it cannot be used as these workers are placed."""
 
 
 @dataclass(frozen=True)

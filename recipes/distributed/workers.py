@@ -120,11 +120,8 @@ class Workers:
 
 
 def join_workers(strategy: StrategySettings | None = None) -> Workers:
-    """Enter the group that the launcher describes in the environment; alone without one.
-
-    Raises:
-        UserError: the strategy's own hardware cannot be used.
-    """
+    """Enter the group that the launcher describes in the environment; alone without one. Raises
+    UserError where the strategy's own hardware cannot be used."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if strategy and strategy.joins:

@@ -57,10 +57,7 @@ def load_classifier(
     folder: Path, labels: list[str], seed: int, class_weights: list[float] | None
 ) -> causal_model.TrainableModel:
     """An encoder with a head for these classes; those that its head has by name keep their rows.
-
-    Raises:
-        UserError: the model is of another family.
-    """
+    Raises UserError for a model of another family."""
     from transformers import AutoModelForSequenceClassification
 
     check_family(folder, "encoder")
@@ -164,11 +161,8 @@ class ClassScorer(Scorer):
 
 
 def macro_f1(confusion: np.ndarray) -> float:
-    """The mean over classes of the F1 score, of the classes that occur or are told.
-
-    Args:
-        confusion: shape (classes, classes), counts by true class and class told.
-    """
+    """The mean F1 score of the classes that occur or are told, by counts of shape (classes,
+    classes): by true class and class told."""
     both = confusion.sum(axis=0) + confusion.sum(axis=1)
     occurring = both > 0
     return float((2 * np.diag(confusion)[occurring] / both[occurring]).mean())

@@ -51,12 +51,8 @@ def read_masked(
 ) -> EncoderBatch:
     """Read rows and hide some of their tokens, which are the targets at their own places.
 
-    Args:
-        samples: of the run, by which the tokens are drawn, so that a row that is read again shows
-            others; the row numbers where absent.
-
-    Raises:
-        DamagedArtifact: a token id lies outside the shards' vocabulary.
+    They are drawn by the samples of the run, so that a row that is read again shows others, or else
+    by the row numbers. Raises as `read_rows`.
     """
     batch = read_batch(shards, rows)
     drawn = [
@@ -174,11 +170,8 @@ class MaskedNetwork(ExampleNetwork):
 
     @torch.no_grad()
     def try_packed_rows(self, row_length: int) -> None:
-        """Find out by a row of two texts whether the model, in float32, keeps them apart.
-
-        Args:
-            row_length: tokens of the rows to come; a window of attention shows on long ones only.
-        """
+        """Find out by a row of two texts whether the model, in float32, keeps them apart; a window
+        of attention shows only in rows as long as those to come."""
         config, device = self.inner.config, self.head_weight.device
         places = torch.arange(row_length, device=device)
         cut = row_length * 3 // 4
@@ -206,11 +199,8 @@ class MaskedNetwork(ExampleNetwork):
 
 
 def load_masked(folder: Path) -> TrainableModel:
-    """An encoder that tells hidden tokens.
-
-    Raises:
-        UserError: the model is of another family or has no such head, or its tokenizer no mask.
-    """
+    """An encoder that tells hidden tokens; raises UserError for a model of another family or
+    without such a head, or whose tokenizer has no mask."""
     from transformers import AutoModelForMaskedLM
 
     check_family(folder, "encoder")

@@ -65,13 +65,10 @@ class TokenizedDocument:
 def held_out_documents(
     shards: ShardSet, listed: pa.Table, tokenizer: Tokenizer, settings: EvaluationSettings
 ) -> list[TokenizedDocument]:
-    """Documents of the held-out or another split, in the order of a hash of their cluster.
+    """Documents of a split (`list_documents`), in the order of a hash of their cluster.
 
     Clusters come one after another until the settings' limits are reached, so a smaller limit takes
     a subset of what a larger one takes. Only what is taken is read.
-
-    Args:
-        listed: the documents of the split, as `list_documents` lists them; one at least.
     """
     limit, least = settings.held_out_tokens, settings.minimum_documents
     return _read(shards, listed, limit, least, tokenizer, settings)
@@ -188,13 +185,8 @@ def choose(
     seed: int,
     at_least: int,
 ) -> np.ndarray:
-    """Places of the first documents, by a hash of their cluster, that together reach the limit.
-
-    At least those of `at_least` different clusters, where there are so many.
-
-    Args:
-        sizes: shape (documents,), in tokens, as is the limit; None takes all.
-    """
+    """Places of the first documents, by a hash of their cluster, that together reach the limit in
+    tokens (None takes all), and are of at least `at_least` clusters, where there are so many."""
     keys = [
         (hashlib.sha256(f"{seed}\0{cluster}".encode()).digest(), cluster, id)
         for cluster, id in zip(clusters, ids, strict=True)

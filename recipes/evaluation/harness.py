@@ -42,14 +42,10 @@ class TaskScores:
 
 
 def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> list[TaskScores]:
-    """Ask a model lm-eval's tasks.
+    """Ask one of lm-eval's models lm-eval's tasks, its own and those of files in folders.
 
-    Args:
-        lm: one of lm-eval's models.
-        folders: where local task files are.
-
-    Raises:
-        UserError: a task is unknown, or its data cannot be read, as when the hub is out of reach.
+    Raises UserError where a task is unknown, or its data cannot be read, as when the hub is out of
+    reach.
     """
     from lm_eval import simple_evaluate
 

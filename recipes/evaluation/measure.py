@@ -78,11 +78,8 @@ def measure(
     report: Report,
     scorer: Scorer | None = None,
 ) -> Scores:
-    """One model's scores on all of the data.
-
-    Raises:
-        UserError: the model cannot be read, or its tokenizer is not the data's.
-    """
+    """One model's scores on all of the data; raises UserError where the model cannot be read, or
+    its tokenizer is not the data's."""
     key = scores_key(data, source, scorer)
     known = read_cached(spec.cache, key) if spec.cache else None
     if known is not None:
@@ -333,11 +330,8 @@ def _count_tokens(documents: Sequence[TokenizedDocument]) -> int:
 
 
 def read_data(spec: EvaluationSpec, scorer: Scorer | None = None) -> Data:
-    """The documents that the settings choose, and the fingerprint of the whole evaluation.
-
-    Raises:
-        UserError: the split is empty, or all of it was forgotten.
-    """
+    """The documents that the settings choose, and the fingerprint of the whole evaluation; raises
+    UserError where the split is empty, or all of it was forgotten."""
     settings = spec.settings
     tokenizer = read_tokenizer(Path(spec.base.path))
     shards = ShardSet(spec.shards, spec.shard_stats, spec.split)

@@ -95,12 +95,7 @@ class PairedEstimate:
 
 
 def spend(lifetime_error: float, look: int) -> float:
-    """The error that a comparison may make.
-
-    Args:
-        look: 1, and one more for each comparison of the pipeline's life that could have promoted
-            and did not.
-    """
+    """The error that a comparison may make, by its number (`GateQuestion.look`)."""
     number = look + FIRST_TERM - 1
     return lifetime_error / (SPENDING_SUM * number * math.log(number) ** 2)
 
@@ -207,11 +202,8 @@ def estimate(
 
 
 def summarize(differences: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Ratio of sums, its linearized standard error and its residuals' skewness, row by row.
-
-    Args:
-        differences, sizes: shape (samples, clusters).
-    """
+    """Ratio of sums, its linearized standard error and its residuals' skewness, row by row of
+    arrays of the shape (samples, clusters)."""
     count = differences.shape[1]
     total = sizes.sum(axis=1)
     value = differences.sum(axis=1) / total

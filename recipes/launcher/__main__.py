@@ -35,11 +35,8 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def relayed_messages(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The environment for the program while the block runs; on leaving, all has been delivered.
-
-    Raises:
-        UserError: the last messages could not be delivered.
-    """
+    """The environment for the program while the block runs. On leaving, all messages have been
+    delivered, or UserError is raised."""
     from dagster_pipes import decode_param, encode_param
 
     encoded = environment.get(MESSAGES_VARIABLE)

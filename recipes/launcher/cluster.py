@@ -155,11 +155,8 @@ LOOPBACK = Interface("lo", "127.0.0.1")
 
 
 def find_interface(cluster: Cluster, environment: Mapping[str, str]) -> Interface:
-    """The interface that GLOO_SOCKET_IFNAME names, else that by which the others know this machine.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The interface that GLOO_SOCKET_IFNAME names, else that by which the others know this machine;
+    raises UserError where there is none."""
     known_as = [cluster.hosts[cluster.rank]]
     if cluster.is_master:
         known_as.insert(0, cluster.master_address)
@@ -219,10 +216,7 @@ BACKLOG = 1024
 @contextmanager
 def opened_store(address: str, port: int = 0) -> Iterator[int]:
     """Serve the store while the block runs; yields its port, a free one where 0 is asked for.
-
-    Raises:
-        UserError: the port is taken.
-    """
+    Raises UserError where it is taken."""
     with importing():
         from torch.distributed import TCPStore
 

@@ -46,11 +46,8 @@ def output_folders(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def localize_spec(url: str, target: Path, environment: Mapping[str, str]) -> Path:
-    """Copy a JSON spec to a local file, its `gs://` values turned into mounted paths.
-
-    Raises:
-        UserError: there is no such spec, or it is not JSON.
-    """
+    """Copy a JSON spec to a local file, its `gs://` values turned into mounted paths; raises
+    UserError where there is none, or it is not JSON."""
     try:
         spec = json.loads(files.read(url))
     except FileNotFoundError as error:
@@ -118,11 +115,8 @@ CALL_SECONDS = 60.0
 
 
 def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the value of each secret that it names.
-
-    Raises:
-        UserError: one cannot be read; the job's account needs the right to.
-    """
+    """The environment with the value of each secret that it names; raises UserError where one
+    cannot be read."""
     names = {
         key.removeprefix(PREFIX): name
         for key, name in environment.items()
@@ -145,11 +139,7 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_secret(version: str, endpoint: str | None) -> str:
-    """The value of a secret's version, by its full name; raises what Google raises.
-
-    Args:
-        endpoint: the address that stands for Google's own API.
-    """
+    """The value of a secret's version, by its full name; raises what Google raises."""
     from google.cloud.secretmanager_v1 import SecretManagerServiceClient
 
     options = {"api_endpoint": endpoint} if endpoint else None

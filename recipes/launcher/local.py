@@ -45,10 +45,7 @@ def run_workers(
 ) -> int:
     """Run the workers of one machine to their end; returns one exit code for all of them.
 
-    Args:
-        program: `-m module` or a script, and its arguments.
-        environment: of which `Interface.meeting` is a part.
-        machine: its number among `machines`, from 0; each has as many workers.
+    They meet by `Interface.meeting`, a part of the environment. Each machine has as many workers.
     """
     # Threads of all workers together are as many as there are processors.
     threads = max(1, len(os.sched_getaffinity(0)) // count)

@@ -43,11 +43,8 @@ def write_hostfile(cluster: Cluster, processes: int, folder: Path) -> Path:
 
 
 def deepspeed_command(cluster: Cluster, hostfile: Path, program: Sequence[str]) -> list[str]:
-    """On the master: DeepSpeed's own launcher, which starts the program on all machines.
-
-    Raises:
-        UserError: there is no DeepSpeed.
-    """
+    """On the master: DeepSpeed's own launcher, which starts the program on all machines; raises
+    UserError where there is no DeepSpeed."""
     beside = Path(sys.executable).with_name("deepspeed")
     found = str(beside) if beside.exists() else shutil.which("deepspeed")
     if found is None:
@@ -72,13 +69,8 @@ def server_command(
 ) -> list[str]:
     """On every node but the master: wait for its key; the command that serves ssh to it.
 
-    Args:
-        shared: a folder that all nodes see.
-        folder: of this node and this start alone.
-        environment: of what the master starts here; it is on no command line.
-
-    Raises:
-        UserError: the master's key did not come, or the image has no OpenSSH.
+    All nodes see the shared folder; the other is of this start alone. Raises UserError where the
+    key did not come, or the image has no OpenSSH.
     """
     own = f"{cluster.rank}-{uuid.uuid4().hex}"
     files.write(shared / f"{own}.host", _make_key(folder / "host_key"))
@@ -100,9 +92,7 @@ def joined_nodes(
     """On the master: the environment for DeepSpeed, once every node can be logged in to.
 
     The master serves ssh to itself while the block runs, as DeepSpeed starts its own node so too.
-
-    Raises:
-        UserError: a node did not come, or the image has no OpenSSH.
+    Raises UserError where a node did not come, or the image has no OpenSSH.
     """
     shared.mkdir(parents=True, exist_ok=True)
     public = _make_key(folder / KEY_NAME)

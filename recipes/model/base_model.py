@@ -79,11 +79,8 @@ class BaseModelSettings(Settings):
 
 
 def identify(settings: BaseModelSettings) -> dict[str, Any]:
-    """What pins the source's content, cheaply: a JSON value for the fingerprint.
-
-    Raises:
-        UserError: the package, file or folder is not there.
-    """
+    """What pins the source's content, cheaply: a JSON value for the fingerprint; raises UserError
+    where the package, file or folder is not there."""
     hashes = {path.name: sha256_of(str(path)) for path in source_files(settings)}
     if settings.package:
         ((name, digest),) = hashes.items()
@@ -96,11 +93,8 @@ def identify(settings: BaseModelSettings) -> dict[str, Any]:
 
 
 def source_files(settings: BaseModelSettings) -> list[Path]:
-    """The files that pin the content; none of a model on the Hub, whose commit does.
-
-    Raises:
-        UserError: the package, file or folder is not there.
-    """
+    """The files that pin the content; none of a model on the Hub, whose commit does. Raises as
+    `identify`."""
     if settings.package:
         return [_find_gguf(settings.package)[0]]
     return _copied_files(_check_folder(Path(settings.folder))) if settings.folder else []
@@ -115,12 +109,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Write a Hugging Face folder (safetensors, tokenizer, generation config) and return its stats.
 
-    Args:
-        family: of the recipe's settings, as is `needs_masked_head`.
-
-    Raises:
-        UserError: the source is absent, holds pickled weights only, asks for remote code, or is of
-            an architecture that the recipe cannot train.
+    Raises UserError where the source is absent, holds pickled weights only, asks for remote code,
+    or is of an architecture that a recipe of this family cannot train.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if settings.package:
@@ -472,11 +462,7 @@ def _family_of(folder: Path) -> tuple[ModelFamily | None, str]:
 
 
 def check_row_length(length: int, config: dict[str, Any]) -> None:
-    """Refuse rows that the model of a `config.json` cannot take whole.
-
-    Raises:
-        UserError: the rows are longer than its positions or its sliding window.
-    """
+    """Raise UserError for rows longer than a model's positions or its sliding window."""
     config = config | config.get("text_config", {})
     positions = context_tokens(config)
     if positions and length > positions:

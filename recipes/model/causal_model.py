@@ -173,9 +173,7 @@ class TransformersNetwork(nn.Module):
 def summed_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross-entropy in nats, summed over all positions that have a target.
 
-    Args:
-        logits: shape (rows, positions, vocabulary).
-        targets: shape (rows, positions).
+    Logits are of shape (rows, positions, vocabulary), targets of (rows, positions).
     """
     return F.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -198,15 +196,8 @@ class ExampleNetwork(TransformersNetwork):
 
 
 def read_inner(folder: Path, kind: Any, config: Any = None, **arguments: Any) -> Any:
-    """A model of transformers in float32, nothing about it random.
-
-    Args:
-        kind: of transformers' classes, such as AutoModelForCausalLM.
-        config: a changed one of `config_without_dropout`.
-
-    Raises:
-        UserError: the folder cannot be read.
-    """
+    """A model of one of transformers' classes in float32, nothing about it random; raises UserError
+    where the folder cannot be read."""
     config = config or config_without_dropout(folder)
     inner = read_model(folder, kind, config=config, dtype=torch.float32, **arguments)
     # They are written in the family's form, however they were read, such as of four bits.

@@ -41,11 +41,8 @@ class AdaptedLinear(nn.Module):
 
 
 def add_adapters(model: TrainableModel, lora: LoraSettings, seed: int) -> None:
-    """Freeze the model and give each targeted matrix of its layers an adapter that adds zero.
-
-    Raises:
-        UserError: the model has none of the targeted matrices.
-    """
+    """Freeze the model and give each targeted matrix of its layers an adapter that adds zero;
+    raises UserError where it has none of them."""
     torch.manual_seed(seed)
     model.requires_grad_(False)
     adapted, others = 0, set()

@@ -52,9 +52,8 @@ def is_convertible(folder: Path) -> bool:
 def convert(folder: Path, report: Callable[[str], None]) -> None:
     """Write `tokenizer.json` into a folder, beside the tokenizer that it is made of.
 
-    Raises:
-        UserError: transformers has no converter for it, or the two read a text of the sample
-            differently.
+    Raises UserError where transformers has no converter for it, or reads a text of the sample
+    otherwise.
     """
     models = sorted(folder.glob("*.model"))
     source = models[0].name if models else " and ".join(TABLE_NAMES)

@@ -68,11 +68,8 @@ class SequenceToSequenceNetwork(ExampleNetwork):
 
 
 def load_sequence_to_sequence(folder: Path) -> TrainableModel:
-    """An encoder-decoder model with float32 weights.
-
-    Raises:
-        UserError: it is of another family, or does not say what an answer begins from.
-    """
+    """An encoder-decoder model with float32 weights; raises UserError for one of another family, or
+    that does not say what an answer begins from."""
     from transformers import AutoModelForSeq2SeqLM
 
     check_family(folder, "sequence_to_sequence")

@@ -58,24 +58,15 @@ class PreferenceBatch(ExampleBatch):
 def read_preferences(
     shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = None
 ) -> PreferenceBatch:
-    """Read rows of one example each; it is the same for any samples.
-
-    Raises:
-        DamagedArtifact: a token id lies outside the shards' vocabulary.
-    """
+    """Read rows of one example each; it is the same for any samples. Raises as `read_rows`."""
     stored = read_rows(shards, rows)
     assert stored.targets is not None, "rows of examples are marked"
     return lay_out(stored.tokens.astype(np.int64), stored.targets > 0, row_lengths(stored))
 
 
 def lay_out(tokens: np.ndarray, is_answer: np.ndarray, lengths: np.ndarray) -> PreferenceBatch:
-    """A batch of examples as they are stored: both conversations in one row.
-
-    Args:
-        tokens: int64, shape (examples, width).
-        is_answer: bool, of the same shape.
-        lengths: int64, shape (examples,); what is past it is padding.
-    """
+    """A batch of examples as they are stored: both conversations in one row, of shape (examples,
+    width); what is past its length is padding."""
     count, width = tokens.shape
     is_answer = is_answer & (np.arange(width) < lengths[:, None])
     # The chosen answer is the first stretch of marks, and its conversation ends with it.

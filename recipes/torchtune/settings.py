@@ -110,15 +110,12 @@ def program_path(program: str) -> Path:
 
 
 def read_config(program: Program, given: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The configuration that a recipe is run with, every reference in it resolved.
+    """The configuration that a recipe is run with, every reference in it resolved: of a file, of
+    one that torchtune ships, or of a mapping, with changes by dotted key as on the command line of
+    `tune run`.
 
-    Args:
-        given: a YAML file, the name of one that torchtune ships, or the mapping itself.
-        overrides: dotted key to value, as on the command line of `tune run`.
-
-    Raises:
-        ValueError: the file is absent or no configuration of this recipe, or has a key that cannot
-            be honored; the message names it.
+    Raises ValueError where it is absent or none of this recipe; the message names each key that
+    cannot be honored.
     """
     # Here, since all settings load this module and few name a torchtune recipe.
     from omegaconf import OmegaConf

@@ -49,13 +49,8 @@ SCALED_ROPE = {
 def component(model: dict[str, Any], folder: Path) -> tuple[dict[str, Any], str]:
     """The builder and arguments of a folder's model as torchtune builds it, and its model type.
 
-    Its sizes are those of the folder's `config.json`; from the configuration come the adapters.
-
-    Args:
-        model: the section of a torchtune configuration that names it.
-
-    Raises:
-        UserError: torchtune cannot build it so that it computes what transformers computes.
+    Its sizes are those of the folder's `config.json`; from the configuration's section come the
+    adapters. Raises UserError where torchtune cannot compute what transformers computes.
     """
     config = json.loads((folder / "config.json").read_text())
     wanted, found = MODEL_TYPES[model_package(model)], config["model_type"]
@@ -151,11 +146,8 @@ class TuneModel(TrainableModel):
         return summed_loss(whole, batch.targets)
 
     def to_hugging_face(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Whole weights in the form of the family's checkpoints, adapters merged.
-
-        Args:
-            weights: by torchtune's names.
-        """
+        """Whole weights by torchtune's names in the form of the family's checkpoints, adapters
+        merged."""
         from torchtune.models import convert_weights
         from torchtune.models.qwen2._convert_weights import qwen2_tune_to_hf
         from torchtune.modules.peft import get_merged_lora_ckpt
@@ -297,14 +289,8 @@ class LossOfTargets(nn.Module):
 
 
 def open_recipe(program: Program, config: Any, batches: Batches, workers: Workers) -> Any:
-    """A recipe of torchtune, set up to train on some batches.
-
-    Args:
-        config: of `runnable`.
-
-    Raises:
-        UserError: torchtune refuses the configuration.
-    """
+    """A recipe of torchtune, set up to train on some batches by a configuration of `runnable`;
+    raises UserError where torchtune refuses it."""
     module = _load(program, workers)
     from torchtune.config._errors import InstantiationError
     from torchtune.recipe_interfaces import FTRecipeInterface
@@ -359,11 +345,8 @@ def runnable(
     seed: int,
     report: Callable[[str], None],
 ) -> Any:
-    """The configuration of a torchtune recipe with the graph's parts in their places.
-
-    Raises:
-        UserError: a component does not compute what its folder's model does.
-    """
+    """The configuration of a torchtune recipe with the graph's parts in their places; raises
+    UserError where a component does not compute what its folder's model does."""
     from omegaconf import OmegaConf
 
     model, model_type = component(config["model"], base_model)

@@ -30,11 +30,8 @@ class Tpu(Device):
 
 
 def join(count: int) -> Workers:
-    """The one worker that drives all chips, in a run of so many processes.
-
-    Raises:
-        UserError: there are several processes, no TPU chips, or no torch_xla in this environment.
-    """
+    """The one worker that drives all chips; raises UserError where there are several processes, no
+    TPU chips, or no torch_xla in this environment."""
     if count > 1:
         raise UserError(
             "`checkpoint.placement.device` is tpu, where one process drives all chips of one "

@@ -43,14 +43,8 @@ class Xla(FullySharded):
         workers: Workers,
         longest: int,
     ) -> None:
-        """Move a model to the chips, which changes it in place.
-
-        Args:
-            longest: tokens of a row of the shards.
-
-        Raises:
-            UserError: the model computes what XLA cannot compile once for all batches.
-        """
+        """Move a model to the chips in place, for rows of at most `longest` tokens; raises
+        UserError where it computes what XLA cannot compile once for all batches."""
         _check_shapes(model)
         self._chips, self._longest = workers.chips, longest
         self._mesh = spmd.Mesh(np.arange(workers.chips), (workers.chips,), (AXIS,))

@@ -132,13 +132,11 @@ def check_memory(
     memory: float,
     keeps: bool = False,
 ) -> None:
-    """Refuse a training that fits GPUs of so many bytes in no way in which it may be computed.
+    """Raise UserError where a training fits GPUs of so many bytes in no way in which it may be
+    computed.
 
-    Args:
-        keeps: activations, since the settings or the model let none be computed twice.
-
-    Raises:
-        UserError: naming what takes the memory, and what helps, the cheapest first.
+    It names what takes the memory, and what helps, the cheapest first. Activations are kept where
+    the settings or the model let none be computed twice.
     """
     rows = placement.device_batch_size
     needed = reckon(rows * row_tokens, workers, keeps)
@@ -179,10 +177,8 @@ MULTIPLE = 16
 def multiply_in_float8(model: TrainableModel, device: torch.device) -> None:
     """Change the layers of a model in place; each row of a matrix has a scale of its own.
 
-    On a processor the same numbers are multiplied in another type, for trials.
-
-    Raises:
-        UserError: the GPU has no such units, or no matrix of the model fits them.
+    On a processor the same numbers are multiplied in another type, for trials. Raises UserError
+    where the GPU has no such units, or no matrix of the model fits them.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
         raise UserError(
@@ -218,10 +214,9 @@ def _fits(module: nn.Module) -> bool:
 # matrix are split by vocabulary; the loss is divided by positions, for which the output matrix is
 # gathered.
 def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
-    """Turn every parameter into a DTensor on a one-dimensional mesh; the model is changed in place.
+    """Turn every parameter into a DTensor on a one-dimensional mesh, in place.
 
-    Raises:
-        UserError: the model is not of this project's decoder, or its sizes are not divisible.
+    Raises UserError where the model is not of this project's decoder, or its sizes not divisible.
     """
     network = decoder_of(model, "tensor_parallel")
     _check_divisible(network.shape, mesh.size())
@@ -432,13 +427,11 @@ def _check_division(spec: TrainingSpec, workers: Workers) -> None:
 
 
 def check_tokens(shard_sets: Iterable[ShardSet], folder: str, workers: Workers) -> None:
-    """Look for tokens outside the vocabulary, each worker in its part of the shards.
+    """Raise DamagedArtifact for tokens outside the vocabulary; each worker reads a part of the
+    shards.
 
     One pass at the speed of the disk, since a bad token would otherwise end a run in its middle.
     Shards in an object store are checked row by row when they are read.
-
-    Raises:
-        DamagedArtifact: naming the shard.
     """
     if "://" in folder:
         return
@@ -493,11 +486,8 @@ def _recomputes(spec: TrainingSpec, model: TrainableModel, workers: Workers) -> 
 def build_strategy(
     spec: TrainingSpec, objective: Objective, workers: Workers, precision: Precision
 ) -> Strategy:
-    """Make the model that a spec describes and spread it over the workers.
-
-    Raises:
-        UserError: weights, config, vocabulary or adapters do not fit together.
-    """
+    """Make the model that a spec describes and spread it over the workers; raises UserError where
+    weights, config, vocabulary or adapters do not fit together."""
     training, placement = spec.training, spec.training.placement
     if placement.strategy:
         build = resolve_name(placement.strategy.builds)
@@ -547,11 +537,7 @@ def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> 
 
 
 def compile_layers(model: TrainableModel, is_packed: bool, **options: Any) -> None:
-    """Have each layer be one graph.
-
-    Args:
-        is_packed: all batches are of one shape; others are as wide as their longest example, and
-            would be compiled again for every width.
-    """
+    """Have each layer be one graph: of one shape where all batches are packed rows. Others are as
+    wide as their longest example, and would be compiled again for every width."""
     for layer in model.network.layers:
         layer.compile(dynamic=not is_packed, **options)

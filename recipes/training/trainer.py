@@ -69,14 +69,8 @@ from recipes.training.setup import (
 def training_flops(
     parameters: int, trained: int, attention_width: int, tokens: int, pairs: int
 ) -> dict[str, float]:
-    """FLOPs of some tokens: `6n`, and `masked`, with the attention that document masks leave.
-
-    Args:
-        parameters: all of them.
-        trained: those that are not frozen; of a frozen one nobody computes the gradient, a third.
-        attention_width: layers times heads times head size.
-        pairs: positions that look at one another, each with itself.
-    """
+    """FLOPs of some tokens: `6n`, and `masked`, with the attention that document masks leave: pairs
+    of positions, each with itself. Of a frozen parameter nobody computes the gradient, a third."""
     by_parameters = (4.0 * parameters + 2.0 * trained) * tokens
     return {"6n": by_parameters, "masked": by_parameters + 12.0 * attention_width * pairs}
 
@@ -99,12 +93,7 @@ class Telemetry:
         title: str,
         weights_and_biases: str | None = None,
     ) -> None:
-        """Open the run's files.
-
-        Args:
-            title: what people call the run.
-            weights_and_biases: a project there; absent means that nothing is sent.
-        """
+        """Open the run's files; nothing goes to Weights & Biases without a project there."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._report = report
@@ -139,13 +128,10 @@ class Telemetry:
             self._remote = wandb.init(project=weights_and_biases, **run)
 
     def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
-        """Record one step and print a line now and then.
+        """Record one step, and print a line now and then.
 
-        Args:
-            step: 1-based.
-            seconds: from the end of the step before to this one's, with all that came between.
-            values: figures under stable names; `loss` and `tokens_per_second` among them.
-            is_shown: whether TensorBoard and Weights & Biases get them too.
+        Its seconds count from the end of the step before. `loss` and `tokens_per_second` are among
+        the values, which TensorBoard and Weights & Biases get only where they are shown.
         """
         line = {"step": step, "steps": self._steps, "seconds": round(seconds, 4)} | values
         self._recent.append(line)
@@ -202,12 +188,8 @@ class Validation:
         workers: Workers,
         may_be_empty: bool = False,
     ) -> None:
-        """Choose the rows.
-
-        Args:
-            may_be_empty: whether all of the text may have been forgotten, as where a run is made
-                once more for that: its loss is 0 then, and decides nothing.
-        """
+        """Choose the rows; none need be left where a run is made once more for text that was
+        forgotten: its loss is 0 then, and decides nothing."""
         self._may_be_empty = may_be_empty
         rows = training.validation.rows
         batch_size = workers.rows_per_pass(training.placement.device_batch_size)
@@ -226,11 +208,8 @@ class Validation:
 
     @torch.no_grad()
     def measure(self, strategy: Strategy) -> float:
-        """Mean loss of a target in bits; of text, over the bytes that a token stands for.
-
-        Raises:
-            UserError: there is no target, as where all validation text was forgotten.
-        """
+        """Mean loss of a target in bits; of text, over the bytes that a token stands for. Raises
+        UserError where there is no target, as all validation text was forgotten."""
         strategy.model.eval()
         loss_sum, targets = 0.0, 0
         for rows in self._batches:

@@ -191,11 +191,8 @@ class SegmentMask:
 
 
 def allowed_positions(segments: torch.Tensor) -> torch.Tensor:
-    """Booleans of shape (rows, 1, sequence_length, sequence_length).
-
-    Args:
-        segments: segment number of each position, shape (rows, sequence_length).
-    """
+    """Booleans of shape (rows, 1, sequence_length, sequence_length), by the segment number of each
+    position, of shape (rows, sequence_length)."""
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     return ((segments[:, :, None] == segments[:, None, :]) & causal)[:, None]
@@ -221,11 +218,8 @@ def document_blocks(segments: torch.Tensor, is_causal: bool = True) -> BlockMask
 
 
 def block_mask(segments: torch.Tensor, is_causal: bool = True) -> BlockMask:
-    """The mask of `allowed_positions` in flex attention's form, which skips whole blocks.
-
-    Args:
-        is_causal: otherwise a position also looks at later ones of its segment.
-    """
+    """The mask of `allowed_positions` in flex attention's form, which skips whole blocks; one that
+    is not causal also looks at later positions of a segment."""
 
     def may_look(
         row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
