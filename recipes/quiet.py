@@ -13,6 +13,8 @@ def silence_libraries() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # accelerate imports DeepSpeed where it is installed, which then remarks on the accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if os.path.exists("/dev/nvidia0") else "cpu")
+    # DCP says on every call that one process alone is saving or reading.
+    warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
     # Said of what torchdata and DeepSpeed call in torch.
     warnings.filterwarnings("ignore", "'set_vital' is deprecated")
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated")

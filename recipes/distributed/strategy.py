@@ -3,10 +3,8 @@
 import functools
 import math
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -280,30 +278,20 @@ class FullySharded(Strategy):
 
     def write(self, url: str, tensors: dict[str, Any], group: dist.ProcessGroup | None) -> None:
         writer = FsspecWriter(url) if "://" in url else FileSystemWriter(url)
-        with _alone_is_meant():
-            dcp.save(tensors, storage_writer=writer, process_group=group)
+        dcp.save(tensors, storage_writer=writer, process_group=group)
 
     def read(self, url: str) -> None:
         tensors = self._read_into()
         groups = tensors["optimizer"]["param_groups"]
         forms = [{name: group[name] for name in FORMS & group.keys()} for group in groups]
         reader = FsspecReader(url) if "://" in url else FileSystemReader(url)
-        with _alone_is_meant():
-            dcp.load(tensors, storage_reader=reader)
-            # In which form steps are taken is up to this hardware, not to what wrote the state.
-            for group, form in zip(groups, forms, strict=True):
-                group |= form
-            set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
-            set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
+        dcp.load(tensors, storage_reader=reader)
+        # In which form steps are taken is up to this hardware, not to what wrote the state.
+        for group, form in zip(groups, forms, strict=True):
+            group |= form
+        set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
+        set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
 
     def _read_into(self) -> dict[str, Any]:
         """Tensors that a training state is read into."""
         return self.tensors()
-
-
-@contextmanager
-def _alone_is_meant() -> Iterator[None]:
-    """DCP remarks on every call that one process alone is saving."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch\.distributed")
-        yield

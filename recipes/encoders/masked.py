@@ -131,7 +131,6 @@ class MaskedNetwork(ExampleNetwork):
             lambda module, args: args if self._hidden is None else (args[0][self._hidden],)
         )
         self.reads_packed_rows = False
-        """Whether texts stay in the rows that they share; each gets a row of its own otherwise."""
 
     def losses(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of each hidden token in nats, row by row; shape (hidden tokens,)."""

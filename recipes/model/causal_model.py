@@ -3,7 +3,6 @@
 import inspect
 import json
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,9 @@ class TransformersNetwork(nn.Module):
     soft-capping, biases, layers of the head). Where `recipes.model.probe` has proved that the head
     is a plain matrix, the loss is made from hidden states without holding all logits.
     """
+
+    reads_packed_rows = True
+    """Whether texts may share a row; each needs a row of its own otherwise."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -313,14 +315,13 @@ class TrainableModel(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """The loss in nats, summed over the batch's targets."""
         network = self.network
-        if isinstance(network, Decoder) or network.has_plain_head:
+        if network.has_plain_head:
             hidden = network(batch.tokens, batch.positions, batch.segments)
             loss = self.loss(hidden, network.head_weight, batch.targets)
         else:
             loss = network.loss(batch)
         # What is measured is the text's likelihood alone.
-        is_routed = isinstance(network, TransformersNetwork) and network.has_router_loss
-        if self.training and is_routed:
+        if self.training and network.has_router_loss:
             loss = loss + network.router_loss(batch)
         return loss
 
@@ -349,15 +350,12 @@ class TrainableModel(nn.Module):
         self._apply(lambda held: torch.empty_like(held, device=device) if held.is_meta else held)
         tensors = {self.hugging_face_name(name): held for name, held in self.state_dict().items()}
         reader = HuggingFaceStorageReader(str(self.unread))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\.distributed")
-            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
         self.unread = None
 
     def hugging_face_name(self, name: str) -> str:
         """The key in a Hugging Face checkpoint of a key of this model's state dict."""
-        prefix = "network.inner." if isinstance(self.network, TransformersNetwork) else "network."
-        return name.removeprefix(prefix)
+        return name.removeprefix("network.").removeprefix("inner.")
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -23,7 +23,7 @@ from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw
 from recipes.settings import OptimizerSettings, Precision
 from recipes.spec import TrainingSpec
-from recipes.tpu.padding import in_few_shapes
+from recipes.tpu.device import in_few_shapes
 
 AXIS = "chips"
 Layout = tuple[str | None, ...]
@@ -127,9 +127,9 @@ def _check_shapes(model: TrainableModel) -> None:
     """Refuse a model whose every batch would be another program."""
     network = model.network
     changing = None
-    if getattr(network, "has_router_loss", False):
+    if network.has_router_loss:
         changing = "the load-balancing loss of a mixture of experts"
-    elif not getattr(network, "reads_packed_rows", True):
+    elif not network.reads_packed_rows:
         changing = "an encoder to which each text has to be given in a row of its own"
     if changing:
         raise UserError(

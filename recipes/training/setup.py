@@ -532,7 +532,7 @@ def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> 
     compiles = device.compiles and placement.strategy is None
     if chosen(placement.compile, compiles):
         is_packed = training.longest_input(spec.shards.sequence_length) is not None
-        compile_layers(model, is_packed and getattr(model.network, "reads_packed_rows", True))
+        compile_layers(model, is_packed and model.network.reads_packed_rows)
     return model
 
 

@@ -447,6 +447,9 @@ class DecoderStack(nn.Module):
 class Decoder(nn.Module):
     """The whole network up to the last hidden state; the loss applies `head_weight`."""
 
+    has_plain_head = reads_packed_rows = True
+    has_router_loss = False
+
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
         self.shape = shape

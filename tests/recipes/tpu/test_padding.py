@@ -3,7 +3,7 @@
 import torch
 
 from recipes.data.batch import IGNORED, ExampleBatch
-from recipes.tpu.padding import in_few_shapes
+from recipes.tpu.device import in_few_shapes
 
 
 def batch(rows: int, inputs: int, targets: int) -> ExampleBatch:
