@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from artifacts.errors import DamagedArtifact, UserError
-from artifacts.progress import Report, format_duration
+from artifacts.progress import format_duration
 from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
@@ -148,15 +148,6 @@ def read_result(run_folder: Path) -> TrainingResult | None:
         return TrainingResult.model_validate_json(path.read_bytes()) if path.exists() else None
     except ValidationError as error:
         raise _damaged(path, error.errors()[0]["msg"]) from None
-
-
-def find_result(run_folder: Path, report: Report) -> TrainingResult | None:
-    """The same, where one that cannot be read counts as none: the run's end is made once more."""
-    try:
-        return read_result(run_folder)
-    except DamagedArtifact:
-        report(f"{run_folder / RESULT_NAME} cannot be read and is written again")
-        return None
 
 
 def read_metrics(run_folder: str | Path) -> list[dict[str, Any]]:

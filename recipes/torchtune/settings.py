@@ -151,13 +151,6 @@ def rows_per_step(config: dict[str, Any], workers: int) -> int:
     return int(config["batch_size"] * config["gradient_accumulation_steps"] * workers)
 
 
-def content(config: dict[str, Any], program: Program) -> dict[str, Any]:
-    """The part of a configuration that decides what is learned; references are resolved in it."""
-    read, _ = _keys_read(program_path(program))
-    model = {"model": {k: v for k, v in config["model"].items() if k != "_component_"}}
-    return {k: v for k, v in config.items() if k in read and k not in EXECUTION} | model
-
-
 def _installed(path: str) -> Path:
     return Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file(path)))
 
@@ -399,7 +392,10 @@ class TorchtuneSettings(WarmStartSettings):
         return placed.model_copy(update={"budget": budget})
 
     def content(self) -> dict[str, Any]:
-        """The same, of the configuration what decides what is learned."""
         found = super().content()
         del found["overrides"]
-        return found | {"config": content(self.config, self.run)}
+        # Of the configuration, what decides what is learned; references are resolved in it.
+        read, _ = _keys_read(program_path(self.run))
+        kept = {k: v for k, v in self.config.items() if k in read and k not in EXECUTION}
+        kept["model"] = {k: v for k, v in self.config["model"].items() if k != "_component_"}
+        return found | {"config": kept}

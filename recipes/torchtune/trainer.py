@@ -422,20 +422,16 @@ class TuneTrainer(Trainer):
         )
         self._recipe = open_recipe(settings.run, config, batches, self._workers)
         self._first_rates = [group["lr"] for group in self._recipe._optimizer.param_groups]
-        model = self._model(base_model, dict(config.model))
-        check_vocabulary(self._spec, config.model.vocab_size)
-        # Of a strategy it takes all but the steps.
-        optimizers, clip = [self._recipe._optimizer], self._training.optimizer.gradient_clip
-        return FullySharded(model, optimizers, clip, self._precision, self._workers.device)
-
-    def _model(self, base_model: Path, arguments: dict[str, Any]) -> TuneModel:
-        assert isinstance(self._training, TorchtuneSettings)
+        arguments = dict(config.model)
         model = TuneModel(self._recipe._model, base_model, arguments)
-        if self._training.is_preference:
+        if settings.is_preference:
             model = PreferenceModel(self._recipe, base_model, arguments)
             self._recipe._optimizer.register_step_pre_hook(self._measure_gradient)
         model.export_form_of(self._spec.shards, base_model)
-        return model
+        check_vocabulary(self._spec, config.model.vocab_size)
+        # Of a strategy it takes all but the steps.
+        optimizers, clip = [self._recipe._optimizer], settings.optimizer.gradient_clip
+        return FullySharded(model, optimizers, clip, self._precision, self._workers.device)
 
     def _measure_gradient(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Keep the norm of a step's gradient, of which not every recipe says something."""
@@ -445,22 +441,16 @@ class TuneTrainer(Trainer):
 
     def _train(self) -> None:
         self._recipe.global_step = self._step
-        self._advance_schedule()
-        if self._step < self._steps:
-            self._recipe.train()
-
-    def _advance_schedule(self) -> None:
-        """Bring the learning rates to the step that the run goes on from, by the schedule itself.
-
-        Those in a checkpoint may be of an earlier step, and not every schedule can be asked for the
-        rate of a step.
-        """
         groups, schedule = self._recipe._optimizer.param_groups, self._recipe._lr_scheduler
+        # The learning rates are brought to the step that the run goes on from by the schedule
+        # itself: those in a checkpoint may be of an earlier step, and not every schedule can be
+        # asked for the rate of a step.
         for group, rate in zip(groups, self._first_rates, strict=True):
             group["lr"] = rate
-        if schedule is not None:
-            for _ in range(self._step):
-                schedule.step()
+        for _ in range(self._step if schedule is not None else 0):
+            schedule.step()
+        if self._step < self._steps:
+            self._recipe.train()
 
     def _batches(self) -> Iterator[Inputs]:
         """Every batch that is left; between two steps the run is validated and saved."""

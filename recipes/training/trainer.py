@@ -45,13 +45,14 @@ from recipes.spec import (
     BEST_NAME,
     METRICS_NAME,
     PROFILE_NAME,
+    RESULT_NAME,
     STEPS_FOR_ESTIMATE,
     TENSORBOARD_NAME,
     TrainingResult,
     TrainingSpec,
     describe_progress,
-    find_result,
     read_metrics,
+    read_result,
     total_steps,
 )
 from recipes.training.setup import (
@@ -124,8 +125,13 @@ class Telemetry:
                     f"installed. Install it with: {pip_command()} install wandb"
                 ) from None
             # A run goes on under the same id.
-            run = {"id": run_folder.name, "name": title, "dir": run_folder, "resume": "allow"}
-            self._remote = wandb.init(project=weights_and_biases, **run)
+            self._remote = wandb.init(
+                project=weights_and_biases,
+                id=run_folder.name,
+                name=title,
+                dir=run_folder,
+                resume="allow",
+            )
 
     def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
         """Record one step, and print a line now and then.
@@ -597,7 +603,11 @@ def train(
         UserError: the inputs do not fit together, or the run folder belongs to other settings.
         Interrupted: a signal came; everything is saved.
     """
-    finished = find_result(Path(spec.run_folder), report)
+    try:
+        finished = read_result(Path(spec.run_folder))
+    except DamagedArtifact:
+        report(f"{spec.run_folder}/{RESULT_NAME} cannot be read and is written again")
+        finished = None
     if finished and checkpoint.is_whole(Path(spec.export_folder)):
         report(f"The run {spec.run_id} is complete already: {finished.steps} steps.")
         return finished
