@@ -26,7 +26,7 @@ from artifacts.shards.format import (
 )
 from artifacts.shards.shard_set import ShardSet
 from benchmarks.harness import alternate, at_least, at_most, record
-from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, read_steps
 
 LENGTH, BATCH = 2048, 32
 ROWS = 32_768
@@ -79,7 +79,7 @@ def _open_reader(shards: ShardSet) -> Iterator[StepInput]:
     """A reader in the middle of the second epoch, where entering costs most if it costs at all."""
     order = DataOrder(seed=0, train_rows=len(shards))
     start = len(shards) * 3 // 2
-    return StepReader(shards, order, BatchSplit(BATCH, BATCH), start)
+    return read_steps(shards, order, BatchSplit(BATCH, BATCH), start)
 
 
 def read_peer(folder: Path) -> float:

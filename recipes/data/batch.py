@@ -144,12 +144,6 @@ def read_rows(shards: ShardSet, rows: np.ndarray) -> PackedRows:
     return stored
 
 
-def worker_share(rows: np.ndarray, rank: int, workers: int) -> np.ndarray:
-    """A worker's contiguous part of the global batch, of equal size for every worker."""
-    share = len(rows) // workers
-    return rows[rank * share : (rank + 1) * share]
-
-
 def bytes_per_token(shards: ShardSet) -> float:
     """Bytes of cleaned text a token of this split, end tokens included."""
     size = tokens = 0

@@ -18,7 +18,7 @@ import torch
 from artifacts.numbers import permute
 from artifacts.shards.format import Split
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.batch import Batch, ExampleBatch, read_batch, worker_share
+from recipes.data.batch import Batch, ExampleBatch, read_batch
 from recipes.data.records import LineageRecord, RowCounts, look_up
 from recipes.settings import OrderSettings
 from recipes.spec import ROW_ORDER, TrainingSpec
@@ -224,46 +224,29 @@ class BatchSplit:
     workers: int = 1
 
 
-class StepReader(Iterator[StepInput]):
-    """A training worker's steps from some sample on, without end."""
-
-    def __init__(
-        self,
-        shards: ShardSet,
-        order: DataOrder,
-        split: BatchSplit,
-        samples_seen: int = 0,
-        read: ReadBatch = read_batch,
-    ) -> None:
-        """Begin after the samples of the whole run that were trained on before; nothing is read
-        yet."""
-        self._shards, self._order, self._split = shards, order, split
-        self._samples_seen, self._read = samples_seen, read
-        self._ordered: np.ndarray = np.empty(0, np.int64)
-        self._first_ordered = 0
-
-    def __next__(self) -> StepInput:
-        split = self._split
-        every = self._samples_seen + np.arange(split.global_batch_size)
-        rows, samples = (
-            worker_share(part, split.rank, split.workers) for part in (self._global_batch(), every)
-        )
-        pieces = [
-            slice(start, start + split.device_batch_size)
-            for start in range(0, len(rows), split.device_batch_size)
-        ]
-        batches = [self._read(self._shards, rows[piece], samples[piece]) for piece in pieces]
-        self._samples_seen += split.global_batch_size
-        return StepInput(rows, batches)
-
-    def _global_batch(self) -> np.ndarray:
-        size = self._split.global_batch_size
-        start = self._samples_seen - self._first_ordered
-        if not 0 <= start <= len(self._ordered) - size:
-            count = max(size, ORDERED_SAMPLES)
-            self._ordered = self._order.rows(self._samples_seen, count)
-            self._first_ordered, start = self._samples_seen, 0
-        return self._ordered[start : start + size]
+def read_steps(
+    shards: ShardSet,
+    order: DataOrder,
+    split: BatchSplit,
+    samples_seen: int = 0,
+    read: ReadBatch = read_batch,
+) -> Iterator[StepInput]:
+    """A training worker's steps after so many samples of the whole run, without end."""
+    size, width = split.global_batch_size, split.device_batch_size
+    # Each worker has a contiguous part of the global batch, all of equal size.
+    part = size // split.workers
+    own = slice(split.rank * part, (split.rank + 1) * part)
+    while True:
+        # Working out where a row lies in the order costs little for many steps together.
+        ordered = order.rows(samples_seen, max(1, ORDERED_SAMPLES // size) * size)
+        for every in ordered.reshape(-1, size):
+            rows, samples = every[own], (samples_seen + np.arange(size))[own]
+            batches = [
+                read(shards, rows[start : start + width], samples[start : start + width])
+                for start in range(0, len(rows), width)
+            ]
+            samples_seen += size
+            yield StepInput(rows, batches)
 
 
 def read_ahead(

@@ -30,9 +30,9 @@ from recipes.data.reader import (
     BatchSplit,
     DataOrder,
     StepInput,
-    StepReader,
     is_fresh_row,
     read_ahead,
+    read_steps,
 )
 from recipes.device import choose_precision, device_of
 from recipes.distributed.strategy import StepOutcome, Strategy, train_step
@@ -449,7 +449,7 @@ class Trainer:
             workers.dp_size,
         )
         seen, read = self._state.samples_seen, self._objective.read_batch
-        steps = StepReader(self._shards, self._order, share, seen, read)
+        steps = read_steps(self._shards, self._order, share, seen, read)
         reads_ahead = device_of(workers.device).reads_ahead
         return read_ahead(steps, workers.device) if reads_ahead else steps
 

@@ -3,16 +3,18 @@
 from collections.abc import Iterator
 
 from artifacts.shards.shard_set import ShardSet
-from recipes.data.reader import BatchSplit, DataOrder, StepInput, StepReader, read_ahead
+from recipes.data.reader import BatchSplit, DataOrder, StepInput, read_ahead, read_steps
 from tests.waiting import wait_until
 
 BATCH = 4
 SEED = 7
 
 
-def reader(train: ShardSet, share: BatchSplit | None = None, samples_seen: int = 0) -> StepReader:
+def reader(
+    train: ShardSet, share: BatchSplit | None = None, samples_seen: int = 0
+) -> Iterator[StepInput]:
     order = DataOrder(SEED, len(train))
-    return StepReader(train, order, share or BatchSplit(BATCH, BATCH), samples_seen)
+    return read_steps(train, order, share or BatchSplit(BATCH, BATCH), samples_seen)
 
 
 def rows_of(steps: list[StepInput]) -> list[int]:
