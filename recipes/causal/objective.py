@@ -14,7 +14,7 @@ from artifacts.shards.format import ShardStats
 from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
 from recipes.device import device_of
 from recipes.evaluation.bits import as_served, generate, load_causal
-from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
+from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.model.causal_model import (
@@ -45,7 +45,6 @@ class AnswerScorer(Scorer):
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
     ) -> ExampleScores:
         model = load_causal(folder)
-        check_vocabulary(examples, model.config.vocab_size, str(folder))
         tokenizer = read_tokenizer(folder)
         ends = model.generation_config.eos_token_id
         ends = {stats.end_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}

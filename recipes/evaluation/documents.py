@@ -223,14 +223,3 @@ def check_tokenizer(folder: Path, stats: ShardStats) -> None:
             "with, so nothing can be compared. `llm-assets approve VERSION --reason REASON` "
             "decides without a comparison."
         )
-
-
-def check_vocabulary(documents: Sequence[TokenizedDocument], vocab_size: int, model: str) -> None:
-    """Raise UserError where a document holds a token that the model does not know."""
-    highest = max(int(document.tokens.max()) for document in documents)
-    if highest >= vocab_size:
-        raise UserError(
-            f"The held-out text holds token {highest}, but {model} has a vocabulary of "
-            f"{vocab_size}: it was tokenized for another model. Materialize `tokenized_shards` "
-            "with this base model."
-        )

@@ -71,15 +71,11 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 torch_random_seed=SEED,
                 fewshot_random_seed=SEED,
             )
-        except (OSError, ConnectionError) as error:
-            raise UserError(
-                f"The data of task {task.name!r} cannot be read: {first_line(error)}. "
-                "Where no hub can be reached, use tasks from local files."
-            ) from error
-        except ImportError as error:
+        except (OSError, ImportError) as error:
             raise UserError(
                 f"lm-eval cannot run the task {task.name!r}: {first_line(error)}. Install what it "
-                "needs, or leave the task out of `eval_metrics.tasks`."
+                "needs, use tasks from local files where no hub can be reached, or leave the task "
+                "out of `eval_metrics.tasks`."
             ) from error
         scores += _scores(task.name, results)
     return scores

@@ -28,7 +28,6 @@ from recipes.evaluation.bits import (
 from recipes.evaluation.documents import (
     TokenizedDocument,
     check_tokenizer,
-    check_vocabulary,
     digest,
     general_documents,
     held_out_documents,
@@ -134,7 +133,6 @@ def _text_bits(
 ) -> np.ndarray:
     """Bits of general text under a model whose examples are scored, in rows as it was taught."""
     model = load_causal(folder)
-    check_vocabulary(texts, model.config.vocab_size, str(folder))
     stats = spec.shard_stats
     length = spec.recipe.longest_input(stats.sequence_length) or stats.sequence_length
     with mixed_precision(precision(), local_device()):
@@ -148,7 +146,6 @@ def _measured_bits(
     bits = {}
     with mixed_precision(precision(), local_device()):
         for task, documents in data.tasks.items():
-            check_vocabulary(documents, model.config.vocab_size, source.path)
             bits[task] = document_bits(
                 model,
                 documents,

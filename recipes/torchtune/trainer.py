@@ -35,7 +35,6 @@ from recipes.torchtune.settings import (
     model_package,
     program_path,
 )
-from recipes.training.setup import check_vocabulary
 from recipes.training.trainer import Trainer
 
 SCALED_ROPE = {
@@ -428,7 +427,6 @@ class TuneTrainer(Trainer):
             model = PreferenceModel(self._recipe, base_model, arguments)
             self._recipe._optimizer.register_step_pre_hook(self._measure_gradient)
         model.export_form_of(self._spec.shards, base_model)
-        check_vocabulary(self._spec, config.model.vocab_size)
         # Of a strategy it takes all but the steps.
         optimizers, clip = [self._recipe._optimizer], settings.optimizer.gradient_clip
         return FullySharded(model, optimizers, clip, self._precision, self._workers.device)

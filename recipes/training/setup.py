@@ -447,15 +447,6 @@ def check_tokens(shard_sets: Iterable[ShardSet], folder: str, workers: Workers) 
                 )
 
 
-def check_vocabulary(spec: TrainingSpec, size: int) -> None:
-    """Refuse shards whose token ids a model of so many embeddings has none for."""
-    if spec.shards.vocab_size > size:
-        raise UserError(
-            f"The shards in {spec.shards_folder} have a vocabulary of {spec.shards.vocab_size}, "
-            f"the base model only {size} embeddings. Tokenize with the base model's tokenizer."
-        )
-
-
 def memory_of(spec: TrainingSpec, model: TrainableModel) -> Reckoning:
     """The reckoning of a run's memory."""
     from transformers import AutoConfig
@@ -514,7 +505,6 @@ def build_strategy(
 def _build_model(spec: TrainingSpec, objective: Objective, workers: Workers) -> TrainableModel:
     training = spec.training
     model = objective.load(spec)
-    check_vocabulary(spec, model.network.head_weight.shape[0])
     device = device_of(workers.device)
     if model.unread is None:
         model.to(device.tries_on)
