@@ -17,13 +17,7 @@ from recipes.evaluation.bits import as_served, generate, load_causal
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
-from recipes.model.causal_model import (
-    FLEX,
-    TrainableModel,
-    TransformersNetwork,
-    create_model,
-    load_model,
-)
+from recipes.model import causal_model
 from recipes.model.probe import check_trainable
 from recipes.objective import Objective
 from recipes.settings import TrainingSettings
@@ -97,24 +91,27 @@ def final_answer(text: str, after: str | None) -> str:
     return re.sub(r"(?<=\d),(?=\d)", "", found).strip()
 
 
-def load(spec: TrainingSpec) -> TrainableModel:
+def load(spec: TrainingSpec) -> causal_model.TrainableModel:
     """The model that a spec describes, to be trained on packed rows."""
     folder = Path(spec.base_model_folder)
     if spec.training.starts_from == "random":
-        model = create_model(folder, spec.training.seed)
+        model = causal_model.create_model(folder, spec.training.seed)
     else:
         divided_first = spec.training.placement.strategy is None
-        model = load_model(folder, reads=spec.training.adapters is not None or not divided_first)
+        model = causal_model.load_model(
+            folder, reads=spec.training.adapters is not None or not divided_first
+        )
     model.export_form_of(spec.shards, folder)
     return model
 
 
-def _check(model: TrainableModel, spec: TrainingSpec) -> None:
+def _check(model: causal_model.TrainableModel, spec: TrainingSpec) -> None:
     network = model.network
-    if not isinstance(network, TransformersNetwork):
+    if not isinstance(network, causal_model.TransformersNetwork):
         return
     usual = network.inner.config._attn_implementation
-    if device_of(network.head_weight.device).attends_by_blocks and network.set_attention(FLEX):
+    by_blocks = device_of(network.head_weight.device).attends_by_blocks
+    if by_blocks and network.set_attention(causal_model.FLEX):
         try:
             return check_trainable(network, spec.shards.sequence_length)
         except UserError:

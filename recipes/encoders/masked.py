@@ -22,14 +22,8 @@ from recipes.evaluation.bits import as_served
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
+from recipes.model import causal_model
 from recipes.model.base_model import check_family, check_masked_head
-from recipes.model.causal_model import (
-    FLEX,
-    ExampleNetwork,
-    TrainableModel,
-    read_inner,
-    summed_loss,
-)
 from recipes.model.decoder.network import document_blocks
 from recipes.objective import Objective
 from recipes.spec import TrainingSpec
@@ -118,7 +112,7 @@ def one_text_each_row(batch: Batch) -> Batch:
     )
 
 
-class MaskedNetwork(ExampleNetwork):
+class MaskedNetwork(causal_model.ExampleNetwork):
     """An encoder that tells hidden tokens."""
 
     def __init__(self, inner: nn.Module, mask_token: int) -> None:
@@ -151,7 +145,7 @@ class MaskedNetwork(ExampleNetwork):
         arguments = {"attention_mask": (is_text | ~is_text.any(1, keepdim=True)).long()}
         if self.reads_packed_rows:
             mask: Any = (segments[:, :, None] == segments[:, None, :])[:, None]
-            if self.inner.config._attn_implementation == FLEX:
+            if self.inner.config._attn_implementation == causal_model.FLEX:
                 mask = document_blocks(segments, is_causal=False)
             positions = batch.positions + self._first_position
             arguments = {"attention_mask": mask, "position_ids": positions}
@@ -165,7 +159,7 @@ class MaskedNetwork(ExampleNetwork):
             return self.losses(batch).sum()
         # XLA compiles for one number of hidden tokens: for all.
         self._hidden = None
-        return summed_loss(self._logits(batch), batch.targets)
+        return causal_model.summed_loss(self._logits(batch), batch.targets)
 
     @torch.no_grad()
     def try_packed_rows(self, row_length: int) -> None:
@@ -180,7 +174,7 @@ class MaskedNetwork(ExampleNetwork):
         tokens = (pad + 1 + places % (size - 1)) % size
         batch = Batch(*(part[None] for part in (tokens, tokens, places - cut * text, text)))
         apart, usual = self.losses(batch), config._attn_implementation
-        by_blocks = [FLEX] if device_of(device).attends_by_blocks else []
+        by_blocks = [causal_model.FLEX] if device_of(device).attends_by_blocks else []
         for attention in (*by_blocks, usual):
             if self.set_attention(attention) and self._agrees(batch, apart):
                 return
@@ -197,7 +191,7 @@ class MaskedNetwork(ExampleNetwork):
         return self.reads_packed_rows
 
 
-def load_masked(folder: Path) -> TrainableModel:
+def load_masked(folder: Path) -> causal_model.TrainableModel:
     """An encoder that tells hidden tokens; raises UserError for a model of another family or
     without such a head, or whose tokenizer has no mask."""
     from transformers import AutoModelForMaskedLM
@@ -210,13 +204,13 @@ def load_masked(folder: Path) -> TrainableModel:
             "Choose a `base_model` that was trained on hidden tokens, such as RoBERTa."
         )
     check_masked_head(folder)
-    inner = read_inner(folder, AutoModelForMaskedLM)
-    model = TrainableModel(MaskedNetwork(inner, mask_token))
+    inner = causal_model.read_inner(folder, AutoModelForMaskedLM)
+    model = causal_model.TrainableModel(MaskedNetwork(inner, mask_token))
     model.exported_config = {"architectures": [type(inner).__name__]}
     return model
 
 
-def _check(model: TrainableModel, spec: TrainingSpec) -> None:
+def _check(model: causal_model.TrainableModel, spec: TrainingSpec) -> None:
     """Find out whether texts can share a row."""
     network = model.network
     assert isinstance(network, MaskedNetwork)

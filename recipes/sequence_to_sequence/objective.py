@@ -26,14 +26,8 @@ from recipes.evaluation.bits import as_served, generate
 from recipes.evaluation.documents import TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
+from recipes.model import causal_model
 from recipes.model.base_model import check_family
-from recipes.model.causal_model import (
-    ExampleNetwork,
-    TrainableModel,
-    read_inner,
-    repeated_blocks,
-    summed_loss,
-)
 from recipes.objective import Objective
 from recipes.sequence_to_sequence.settings import SequenceToSequenceSettings
 from recipes.spec import TrainingSpec
@@ -44,14 +38,16 @@ SHORTEST = ("min_length", "min_new_tokens")
 """How a generation config tells the fewest tokens of an answer."""
 
 
-class SequenceToSequenceNetwork(ExampleNetwork):
+class SequenceToSequenceNetwork(causal_model.ExampleNetwork):
     """An encoder-decoder model."""
 
     @property
     def layers(self) -> nn.ModuleList:
         """The blocks of the encoder and of the decoder."""
         parts = (self.inner.get_encoder(), self.inner.get_decoder())
-        return nn.ModuleList([block for part in parts for block in repeated_blocks(part)])
+        return nn.ModuleList(
+            [block for part in parts for block in causal_model.repeated_blocks(part)]
+        )
 
     def loss(self, batch: ExampleBatch) -> torch.Tensor:  # type: ignore[override]
         """Cross-entropy of the targets' tokens in nats, summed."""
@@ -64,26 +60,26 @@ class SequenceToSequenceNetwork(ExampleNetwork):
             decoder_input_ids=before.masked_fill(before == IGNORED, config.pad_token_id or 0),
             use_cache=False,
         ).logits
-        return summed_loss(logits, batch.targets)
+        return causal_model.summed_loss(logits, batch.targets)
 
 
-def load_sequence_to_sequence(folder: Path) -> TrainableModel:
+def load_sequence_to_sequence(folder: Path) -> causal_model.TrainableModel:
     """An encoder-decoder model with float32 weights; raises UserError for one of another family, or
     that does not say what an answer begins from."""
     from transformers import AutoModelForSeq2SeqLM
 
     check_family(folder, "sequence_to_sequence")
-    inner = read_inner(folder, AutoModelForSeq2SeqLM)
+    inner = causal_model.read_inner(folder, AutoModelForSeq2SeqLM)
     if inner.config.decoder_start_token_id is None:
         raise UserError(
             f"{folder / 'config.json'} has no `decoder_start_token_id`, the token that an answer "
             "begins from. Add it: of T5 and its kin it is 0, the token of padding; of others, the "
             "model's card or its `generation_config.json` tells it."
         )
-    return TrainableModel(SequenceToSequenceNetwork(inner))
+    return causal_model.TrainableModel(SequenceToSequenceNetwork(inner))
 
 
-def _load(spec: TrainingSpec) -> TrainableModel:
+def _load(spec: TrainingSpec) -> causal_model.TrainableModel:
     folder = Path(spec.base_model_folder)
     model = load_sequence_to_sequence(folder)
     of_base = read_generation_config(folder)

@@ -55,13 +55,7 @@ from recipes.spec import (
     read_result,
     total_steps,
 )
-from recipes.training.setup import (
-    build_strategy,
-    check_inputs,
-    check_tokens,
-    described,
-    memory_of,
-)
+from recipes.training import setup
 
 
 # What a run tells while it goes: log lines, `metrics.jsonl`, TensorBoard events, profiles.
@@ -251,7 +245,7 @@ class Trainer:
         interruption: Interruption,
         report: Callable[[str], None],
     ) -> None:
-        check_inputs(spec, workers)
+        setup.check_inputs(spec, workers)
         # Resolved once, so that no later start computes in another precision unnoticed.
         self._precision = choose_precision(spec.training.precision, workers.device)
         spec = spec.with_precision(self._precision)
@@ -298,7 +292,7 @@ class Trainer:
         self._order = DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
-        check_tokens((self._shards, validation), spec.shards_folder, workers)
+        setup.check_tokens((self._shards, validation), spec.shards_folder, workers)
         self._validation = Validation(
             validation, self._training, self._objective, workers, may_be_empty=bool(spec.masked)
         )
@@ -326,7 +320,7 @@ class Trainer:
         return self._complete()
 
     def _build(self) -> Strategy:
-        return build_strategy(self._spec, self._objective, self._workers, self._precision)
+        return setup.build_strategy(self._spec, self._objective, self._workers, self._precision)
 
     def _train(self) -> None:
         while self._step < self._steps and not self._state.diverged:
@@ -368,8 +362,9 @@ class Trainer:
         """What is reckoned to take a GPU's memory, in words."""
         model, rows = self._strategy.model, self._training.placement.device_batch_size
         tokens = rows * self._spec.shards.sequence_length
-        needed = memory_of(self._spec, model)(tokens, self._workers.count, not model.recomputes)
-        return f"What it should take: {described(needed)}."
+        reckon, keeps = setup.memory_of(self._spec, model), not model.recomputes
+        needed = reckon(tokens, self._workers.count, keeps)
+        return f"What it should take: {setup.described(needed)}."
 
     def close(self) -> None:
         """Flush the metrics."""
