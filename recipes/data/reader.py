@@ -19,7 +19,7 @@ from artifacts.numbers import permute
 from artifacts.shards.format import Split
 from artifacts.shards.shard_set import ShardSet
 from recipes.data.batch import Batch, ExampleBatch, read_batch
-from recipes.data.records import LineageRecord, RowCounts, look_up
+from recipes.data.records import RowCounts
 from recipes.settings import OrderSettings
 from recipes.spec import ROW_ORDER, TrainingSpec
 
@@ -115,8 +115,7 @@ class DataOrder:
 
     @classmethod
     def of(cls, spec: TrainingSpec, known: RowCounts | None = None) -> "DataOrder":
-        """The order that a run's settings, its shards and what its start has seen mean; the last is
-        looked up where it is not given."""
+        """The order that a run's settings, its shards and what its start has seen mean."""
         training = spec.training
         train, replay = (
             sum(shard.rows for shard in spec.shards.shards if shard.split == split)
@@ -124,9 +123,7 @@ class DataOrder:
         )
         plan = None
         if spec.seen:
-            if known is None:
-                shards = ShardSet(spec.shards_folder, spec.shards, "train")
-                known = look_up(shards, LineageRecord.read(spec.seen))
+            assert known is not None, "a run that goes on from a lineage looks it up"
             passes = math.ceil(training.budget.epochs or 1)
             plan = RowPlan.of(known, training.order, spec.row_order, passes)
         inputs = spec.inputs if spec.order_inputs is None else spec.order_inputs

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -121,8 +120,7 @@ REPORT_SECONDS = 5.0
 LOSS_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A stretch of one document that is read in one pass."""
 
     document: int
@@ -144,21 +142,16 @@ def windows(documents: Sequence[TokenizedDocument], sequence_length: int) -> lis
     ]
 
 
-class HasLength(Protocol):
-    """What is read in a row of its own."""
-
-    @property
-    def length(self) -> int: ...
+Row = TypeVar("Row")
 
 
-Row = TypeVar("Row", bound=HasLength)
-
-
-def batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
+def batches(
+    rows: Sequence[Row], length: Callable[[Row], int], batch_tokens: int
+) -> Iterator[list[Row]]:
     """Group what is of similar length, so that little is padding; longest first."""
     batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: -row.length):
-        if batch and (len(batch) + 1) * batch[0].length > batch_tokens:
+    for row in sorted(rows, key=lambda row: -length(row)):
+        if batch and (len(batch) + 1) * length(batch[0]) > batch_tokens:
             yield batch
             batch = []
         batch.append(row)
@@ -185,7 +178,7 @@ def document_bits(
     cut = windows(documents, sequence_length)
     total, done = sum(window.length for window in cut), 0
     started = reported = monotonic()
-    for batch in batches(cut, batch_tokens):
+    for batch in batches(cut, lambda window: window.length, batch_tokens):
         inputs, targets = (part.to(device) for part in _tensors(batch, documents))
         logits = model(input_ids=inputs, use_cache=False).logits
         sums = _losses(logits, targets).double().sum(dim=1).cpu().numpy() / math.log(2)

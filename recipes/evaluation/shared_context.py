@@ -70,7 +70,7 @@ class SharedContextLM(HFLM):
             fits = len(question.context) + longest <= self.max_length + 1
             shares = fits and question.length <= self._longest_row
             (fitting if shares else apart).append(question)
-        for batch in batches(fitting, self._batch_tokens):
+        for batch in batches(fitting, lambda question: question.length, self._batch_tokens):
             for question, scores in zip(batch, self._score(batch), strict=True):
                 for place, score in zip(question.places, scores, strict=True):
                     answers[place] = score

@@ -79,18 +79,11 @@ LOG_FOLDER_VARIABLE = "LOG_FOLDER"
 class Telemetry:
     """Writes the first worker's account of the run."""
 
-    def __init__(
-        self,
-        run_folder: Path,
-        first_step: int,
-        steps: int,
-        report: Report,
-        title: str,
-        weights_and_biases: str | None = None,
-    ) -> None:
-        """Open the run's files; nothing goes to Weights & Biases without a project there."""
+    def __init__(self, spec: TrainingSpec, first_step: int, steps: int, report: Report) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        run_folder = Path(spec.run_folder)
+        title, project = spec.title or run_folder.name, spec.training.logging.weights_and_biases
         self._report = report
         self._steps = steps
         self._recent: deque[dict[str, Any]] = deque(maxlen=STEPS_FOR_ESTIMATE)
@@ -110,7 +103,7 @@ class Telemetry:
         folder = Path(logs) / title if logs else run_folder / TENSORBOARD_NAME
         self._events = SummaryWriter(str(folder), purge_step=first_step, flush_secs=10)
         self._remote: Any = None
-        if weights_and_biases:
+        if project:
             try:
                 import wandb
             except ModuleNotFoundError:
@@ -120,11 +113,7 @@ class Telemetry:
                 ) from None
             # A run goes on under the same id.
             self._remote = wandb.init(
-                project=weights_and_biases,
-                id=run_folder.name,
-                name=title,
-                dir=run_folder,
-                resume="allow",
+                project=project, id=run_folder.name, name=title, dir=run_folder, resume="allow"
             )
 
     def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
@@ -303,13 +292,9 @@ class Trainer:
         self._step, self._state = self._resume()
         self._bests = checkpoint.BestExports(self._run_folder / BEST_NAME, self._state.best_step)
         self._steps_to_read = self._open_reader()
-        tracks = self._training.logging.weights_and_biases
-        title = spec.title or self._run_folder.name
-        self._telemetry = (
-            Telemetry(self._run_folder, self._step + 1, self._steps, report, title, tracks)
-            if workers.is_rank_zero
-            else None
-        )
+        self._telemetry: Telemetry | None = None
+        if workers.is_rank_zero:
+            self._telemetry = Telemetry(spec, self._step + 1, self._steps, report)
 
     def finish(self) -> TrainingResult:
         """Train to the last step, or until it diverges; export the model, write `result.json`."""

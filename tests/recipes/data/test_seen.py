@@ -108,9 +108,9 @@ def test_weekly_runs_take_new_text_first_and_share_no_more_tokens_than_the_setti
         results.append(train_here(specs[-1]))
 
     for spec, result, before in zip(specs[1:], results[1:], results, strict=False):
-        chosen = DataOrder.of(spec).rows(0, steps * 4)
         shards = ShardSet(spec.shards_folder, spec.shards, "train")
         rows = look_up(shards, LineageRecord.read(str(spec.seen)))
+        chosen = DataOrder.of(spec, rows).rows(0, steps * 4)
         most = shares * len(chosen) * spec.shards.sequence_length
         assert 0 < rows.seen[chosen].sum() == result.tokens_seen_before <= most
         newest = np.flatnonzero(rows.slices == rows.slices.max())
