@@ -31,7 +31,16 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
         from recipes.distributed.workers import join_workers, leave_workers
         from recipes.training.trainer import train
 
-    with _only_trainer(spec, report):
+    # A second trainer of the same run waits until the first has ended.
+    lease: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if os.environ.get("RANK", "0") == "0":
+        lease = local_lease(
+            Path(spec.run_folder) / "run.lock",
+            lambda holder: report(
+                f"Waiting: another trainer works on {spec.run_folder} ({holder})"
+            ),
+        )
+    with lease:
         workers = join_workers(spec.training.placement.strategy)
         try:
             result = train(spec, workers, interruption, report)
@@ -47,17 +56,6 @@ def _train(spec: TrainingSpec, interruption: Interruption, report: Report) -> No
     report(
         f"Done: {result.steps} steps, {result.tokens_seen:,} tokens; validation "
         f"{validation['start']:.4f} → {validation['end']:.4f} {result.validation_unit}"
-    )
-
-
-def _only_trainer(spec: TrainingSpec, report: Report) -> contextlib.AbstractContextManager[object]:
-    """Keep a second trainer of the same run waiting until the first has ended."""
-    if os.environ.get("RANK", "0") != "0":
-        return contextlib.nullcontext()
-    folder = Path(spec.run_folder)
-    return local_lease(
-        folder / "run.lock",
-        lambda holder: report(f"Waiting: another trainer works on {folder} ({holder})"),
     )
 
 

@@ -98,7 +98,11 @@ def read_batch(shards: ShardSet, rows: np.ndarray, samples: np.ndarray | None = 
 def batch_of(stored: PackedRows) -> Batch:
     """Derive targets, positions and segment numbers of rows."""
     shape = stored.tokens.shape
-    starts, ends, numbers = _segment_bounds(stored)
+    # Starts and ends of all segments, of rows laid end to end, and their numbers in their rows.
+    counts = np.diff(stored.row_offsets)
+    starts = np.repeat(np.arange(len(counts)) * shape[1], counts) + stored.segments["start"]
+    ends = starts + stored.segments["length"]
+    numbers = np.arange(len(starts)) - np.repeat(stored.row_offsets[:-1], counts)
     tokens = stored.tokens.astype(np.int64)
     targets = np.empty(shape, np.int64)
     targets.reshape(-1)[:-1] = stored.tokens.reshape(-1)[1:]
@@ -118,15 +122,6 @@ def batch_of(stored: PackedRows) -> Batch:
         padding = segments == PADDING_SEGMENT
         targets[padding], positions[padding] = IGNORED, 0
     return Batch(*map(torch.from_numpy, (tokens, targets, positions, segments)))
-
-
-def _segment_bounds(rows: PackedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`(starts, ends, numbers within their row)` of the segments of rows laid end to end."""
-    counts = np.diff(rows.row_offsets)
-    length = rows.tokens.shape[1]
-    starts = np.repeat(np.arange(len(counts)) * length, counts) + rows.segments["start"]
-    numbers = np.arange(len(starts)) - np.repeat(rows.row_offsets[:-1], counts)
-    return starts, starts + rows.segments["length"], numbers
 
 
 def read_rows(shards: ShardSet, rows: np.ndarray) -> PackedRows:

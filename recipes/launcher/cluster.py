@@ -177,14 +177,21 @@ def find_interface(cluster: Cluster, environment: Mapping[str, str]) -> Interfac
 
 def _own(names: Iterable[str]) -> list[Interface]:
     """The names' addresses that are this machine's own, with their interfaces."""
-    interfaces = _interfaces()
-    return [
-        Interface(one.name, address)
-        for name in names
-        for address in _resolve(name)
-        for one in interfaces
-        if one.address == address or _are_loopback(one.address, address)
-    ]
+    interfaces, found = _interfaces(), []
+    for name in names:
+        try:
+            told = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        for address in (str(address[0]) for *_, address in told):
+            is_loopback = ipaddress.ip_address(address).is_loopback
+            found += [
+                Interface(one.name, address)
+                for one in interfaces
+                if one.address == address
+                or (is_loopback and ipaddress.ip_address(one.address).is_loopback)
+            ]
+    return found
 
 
 def _interfaces() -> list[Interface]:
@@ -195,18 +202,6 @@ def _interfaces() -> list[Interface]:
         # An address with a scope holds on one link alone.
         if one.family in (socket.AF_INET, socket.AF_INET6) and "%" not in one.address
     ]
-
-
-def _resolve(name: str) -> list[str]:
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return [str(address[0]) for *_, address in found]
-
-
-def _are_loopback(*addresses: str) -> bool:
-    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 BACKLOG = 1024

@@ -118,7 +118,10 @@ def _wait_for_nodes(
                 files.write((shared / name).with_suffix(".key"), public)
                 answered.add(name)
         _write_client_config(cluster, folder, hosts)
-        missing -= {rank for rank in missing & hosts.keys() if _answers(cluster, folder, rank)}
+        for rank in missing & hosts.keys():
+            login = ["ssh", "-F", os.fspath(folder / "config"), cluster.hosts[rank], "true"]
+            if run_to_end(login).returncode == 0:
+                missing.remove(rank)
         if missing and time.monotonic() > deadline:
             names = ", ".join(cluster.hosts[rank] for rank in sorted(missing))
             raise UserError(
@@ -126,11 +129,6 @@ def _wait_for_nodes(
                 "logs of those replicas; DeepSpeed also runs without --ssh."
             )
         time.sleep(POLL_SECONDS if missing else 0)
-
-
-def _answers(cluster: Cluster, folder: Path, rank: int) -> bool:
-    command = ["ssh", "-F", os.fspath(folder / "config"), cluster.hosts[rank], "true"]
-    return run_to_end(command).returncode == 0
 
 
 def _write_client_config(cluster: Cluster, folder: Path, hosts: Mapping[int, set[bytes]]) -> None:

@@ -220,8 +220,23 @@ def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
     """
     network = decoder_of(model, "tensor_parallel")
     _check_divisible(network.shape, mesh.size())
+    alike = Replicate()
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    plan: dict[str, ParallelStyle] = {
+        "self_attn": PrepareModuleInput(
+            input_layouts=(alike, None, None), desired_input_layouts=(alike, None, None)
+        ),
+        "self_attn.q_proj": columns,
+        "self_attn.k_proj": columns,
+        "self_attn.v_proj": columns,
+        "self_attn.o_proj": rows,
+        "mlp": PrepareModuleInput(input_layouts=(alike,), desired_input_layouts=(alike,)),
+        "mlp.gate_proj": columns,
+        "mlp.up_proj": columns,
+        "mlp.down_proj": rows,
+    }
     for layer in network.layers:
-        parallelize_module(layer, mesh, _layer_plan(), src_data_rank=None)
+        parallelize_module(layer, mesh, plan, src_data_rank=None)
     if hasattr(network.model, "embed_tokens"):
         parallelize_module(
             network.model,
@@ -268,23 +283,6 @@ def _my_part(rows: Tensor, mesh: DeviceMesh) -> Tensor:
     return whole.redistribute(placements=[Shard(0)]).to_local()
 
 
-def _layer_plan() -> dict[str, ParallelStyle]:
-    alike = Replicate()
-    return {
-        "self_attn": PrepareModuleInput(
-            input_layouts=(alike, None, None), desired_input_layouts=(alike, None, None)
-        ),
-        "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
-        "self_attn.o_proj": RowwiseParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(alike,), desired_input_layouts=(alike,)),
-        "mlp.gate_proj": ColwiseParallel(),
-        "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": RowwiseParallel(),
-    }
-
-
 def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Replicate | Shard) -> None:
     """Make DTensors of a module's own parameters that are none yet."""
     for name, parameter in list(module.named_parameters(recurse=False)):
@@ -322,7 +320,14 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
     """
     if workers.count == 1:
         return
-    mesh = _mesh(workers, replicas)
+    sizes = {
+        "stage": workers.pipeline_parallel,
+        "replicate": replicas,
+        "shard": workers.dp_size // replicas,
+        "tensor": workers.tensor_parallel,
+    }
+    used = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
+    mesh = init_device_mesh(workers.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
     if workers.tensor_parallel > 1:
         split_matrices(model, mesh["tensor"])
     shares = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
@@ -340,19 +345,6 @@ def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Pre
     for layer in model.network.layers:
         fully_shard(layer, mesh=shares, mp_policy=policy)
     fully_shard(model, mesh=shares, mp_policy=policy)
-
-
-def _mesh(workers: Workers, replicas: int) -> DeviceMesh:
-    sizes = {
-        "stage": workers.pipeline_parallel,
-        "replicate": replicas,
-        "shard": workers.dp_size // replicas,
-        "tensor": workers.tensor_parallel,
-    }
-    names = tuple(name for name in sizes if name == "shard" or sizes[name] > 1)
-    return init_device_mesh(
-        workers.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
-    )
 
 
 def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
