@@ -1,7 +1,6 @@
 """The next token of packed rows: of text, or of the answers in conversations."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from artifacts.shards.format import ShardStats
 from recipes.causal.settings import ExactMatchSettings, FineTuningSettings
 from recipes.device import device_of
 from recipes.evaluation.bits import as_served, generate, load_causal
-from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.documents import Documents, TokenizedDocument
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.model import causal_model
@@ -35,9 +34,7 @@ class AnswerScorer(Scorer):
     def identity(self) -> Any:
         return self.settings.model_dump(mode="json")
 
-    def score(
-        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
-    ) -> ExampleScores:
+    def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         model = load_causal(folder)
         tokenizer = read_tokenizer(folder)
         ends = model.generation_config.eos_token_id

@@ -32,6 +32,19 @@ from recipes.optimization import Optimizers, set_learning_rate
 from recipes.settings import Precision
 
 
+class Attempt(NamedTuple):
+    """What an update of the weights goes by."""
+
+    learning_rate: float
+    largest_norm: float
+    """A gradient above it is not used, and neither is one that is not finite."""
+    is_finite: Callable[[], bool]
+    """Whether the step's loss is; otherwise its gradient is not used. It waits for the device, so
+    it is asked once all is under way that needs no answer."""
+    before_update: Callable[[], None]
+    """Called when weights are about to change."""
+
+
 class Update(NamedTuple):
     """What became of one step's gradient."""
 
@@ -73,21 +86,8 @@ class Strategy(ABC):
         other follows the last."""
 
     @abstractmethod
-    def update(
-        self,
-        learning_rate: float,
-        largest_norm: float,
-        is_finite: Callable[[], bool],
-        before_update: Callable[[], None],
-    ) -> Update:
-        """Clip the step's gradient, change the weights by it, and forget it.
-
-        Args:
-            largest_norm: a gradient above it is not used, and neither is one that is not finite.
-            is_finite: whether the step's loss is; otherwise its gradient is not used. It waits for
-                the device, so it is asked once all is under way that needs no answer.
-            before_update: called when weights are about to change.
-        """
+    def update(self, attempt: Attempt) -> Update:
+        """Clip the step's gradient, change the weights by it, and forget it."""
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -170,7 +170,7 @@ def train_step(
         return workers.sum(float(local_loss))[0]
 
     update = strategy.update(
-        learning_rate, largest_norm, lambda: math.isfinite(loss_sum()), before_update
+        Attempt(learning_rate, largest_norm, lambda: math.isfinite(loss_sum()), before_update)
     )
     return StepOutcome(
         loss=loss_sum() / max(targets, 1),
@@ -217,19 +217,13 @@ class FullySharded(Strategy):
             self.model.set_requires_gradient_sync(is_last)
         loss.backward()
 
-    def update(
-        self,
-        learning_rate: float,
-        largest_norm: float,
-        is_finite: Callable[[], bool],
-        before_update: Callable[[], None],
-    ) -> Update:
+    def update(self, attempt: Attempt) -> Update:
         whole = self._clip()
-        has_loss, norm = is_finite(), float(whole)
-        skipped = not has_loss or not math.isfinite(norm) or norm > largest_norm
+        has_loss, norm = attempt.is_finite(), float(whole)
+        skipped = not has_loss or not math.isfinite(norm) or norm > attempt.largest_norm
         if not skipped:
-            before_update()
-            set_learning_rate(self._optimizers, learning_rate)
+            attempt.before_update()
+            set_learning_rate(self._optimizers, attempt.learning_rate)
             for optimizer in self._optimizers:
                 optimizer.step()
         self.model.zero_grad(set_to_none=True)

@@ -17,7 +17,7 @@ from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
 from recipes.encoders.settings import ClassificationSettings
 from recipes.evaluation.bits import as_served
-from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.documents import Documents
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.model import causal_model
@@ -131,9 +131,7 @@ class ClassScorer(Scorer):
 
     metric = Metric(name="accuracy", unit="accuracy", higher_is_better=True)
 
-    def score(
-        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
-    ) -> ExampleScores:
+    def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         """The scores of a model, by the names of its own classes; one that knows none of these
         counts as if it always named the class with the most training examples."""
         from transformers import AutoConfig
@@ -169,7 +167,7 @@ def macro_f1(confusion: np.ndarray) -> float:
 
 
 @torch.inference_mode()
-def _classify(folder: Path, examples: Sequence[TokenizedDocument], labels: list[str]) -> np.ndarray:
+def _classify(folder: Path, examples: Documents, labels: list[str]) -> np.ndarray:
     """The most likely of the model's own classes for each example: int64, shape (examples,)."""
     network = load_classifier(folder, labels, 0, None).network
     as_served(network.eval().to(local_device()))

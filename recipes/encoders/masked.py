@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from recipes.data.batch import IGNORED, PADDING_SEGMENT, Batch, EncoderBatch, re
 from recipes.device import device_of, local_device
 from recipes.encoders.settings import MaskedLanguageModelingSettings
 from recipes.evaluation.bits import as_served
-from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.documents import Documents
 from recipes.evaluation.results import ExampleScores, Scorer
 from recipes.evaluation.settings import Metric
 from recipes.model import causal_model
@@ -223,9 +222,7 @@ class MaskedScorer(Scorer):
     metric = Metric(name="bits_per_masked_token", unit="bits per masked token", has_general=True)
 
     @torch.inference_mode()
-    def score(
-        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
-    ) -> ExampleScores:
+    def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         """The scores of a model; the same tokens are hidden from every model."""
         network = load_masked(folder).network
         assert isinstance(network, MaskedNetwork)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from artifacts.errors import UserError
 from artifacts.model import context_tokens, read_model
 from recipes.device import device_of, local_device
-from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.documents import Documents
 from recipes.evaluation.results import samples
 from recipes.evaluation.settings import GenerationSettings
 from recipes.settings import Precision
@@ -102,7 +102,7 @@ def generate(
 def complete(
     model: Any,
     tokenizer: Any,
-    documents: Sequence[TokenizedDocument],
+    documents: Documents,
     settings: GenerationSettings,
 ) -> list[dict[str, str]]:
     """Continue the documents' first tokens; of a conversation, all before its first answer."""
@@ -129,7 +129,7 @@ class Window(NamedTuple):
     """Predicted tokens; as many are read, from one place before."""
 
 
-def windows(documents: Sequence[TokenizedDocument], sequence_length: int) -> list[Window]:
+def windows(documents: Documents, sequence_length: int) -> list[Window]:
     """Cut documents so that every token but the first is predicted exactly once.
 
     A document that is longer than the sequence length starts again in each window,
@@ -162,7 +162,7 @@ def batches(
 @torch.inference_mode()
 def document_bits(
     model: torch.nn.Module,
-    documents: Sequence[TokenizedDocument],
+    documents: Documents,
     sequence_length: int,
     batch_tokens: int,
     report: Callable[[str], None],
@@ -203,9 +203,7 @@ def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.cat(losses).view_as(targets)
 
 
-def _tensors(
-    batch: Sequence[Window], documents: Sequence[TokenizedDocument]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(batch: Sequence[Window], documents: Documents) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and next tokens, shape (windows, longest window); targets are -100 in the padding.
 
     Padding stands at the right, where a causal model cannot see it, so it needs no mask.

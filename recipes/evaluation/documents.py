@@ -62,6 +62,9 @@ class TokenizedDocument:
         return len(self.tokens) - 1 if self.is_target is None else int(self.is_target.sum())
 
 
+Documents = Sequence[TokenizedDocument]
+
+
 def held_out_documents(
     shards: ShardSet, listed: pa.Table, tokenizer: Tokenizer, settings: EvaluationSettings
 ) -> list[TokenizedDocument]:
@@ -74,9 +77,7 @@ def held_out_documents(
     return _read(shards, listed, limit, least, tokenizer, settings)
 
 
-def in_rounds(
-    documents: Sequence[TokenizedDocument], settings: EvaluationSettings
-) -> list[list[TokenizedDocument]]:
+def in_rounds(documents: Documents, settings: EvaluationSettings) -> list[list[TokenizedDocument]]:
     """Held-out documents as they are measured: a quarter of the tokens, up to a half, the rest.
 
     The first round has the fewest documents at least; fewer rounds where that leaves none to add.
@@ -169,7 +170,7 @@ def general_texts() -> list[str]:
 
 
 def take(
-    documents: Sequence[TokenizedDocument], limit: int | None, seed: int, at_least: int = 1
+    documents: Documents, limit: int | None, seed: int, at_least: int = 1
 ) -> list[TokenizedDocument]:
     """The first documents, as `choose`."""
     clusters, ids = [d.cluster for d in documents], [d.id for d in documents]
@@ -200,7 +201,7 @@ def choose(
     return ordered[: max(int(np.searchsorted(ends, limit)), int(independent[-1])) + 1]
 
 
-def digest(documents: Sequence[TokenizedDocument]) -> str:
+def digest(documents: Documents) -> str:
     """A hash of everything about the documents that a score depends on."""
     state = hashlib.sha256()
     for document in documents:

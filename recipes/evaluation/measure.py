@@ -1,7 +1,6 @@
 """Measures every model of a spec on the same data, and writes one result."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from recipes.evaluation.bits import (
     precision,
 )
 from recipes.evaluation.documents import (
+    Documents,
     TokenizedDocument,
     check_tokenizer,
     digest,
@@ -128,9 +128,7 @@ def _scored_examples(
     return Scores(values, main.samples, others, figures, main.details)
 
 
-def _text_bits(
-    folder: Path, texts: Sequence[TokenizedDocument], spec: EvaluationSpec
-) -> np.ndarray:
+def _text_bits(folder: Path, texts: Documents, spec: EvaluationSpec) -> np.ndarray:
     """Bits of general text under a model whose examples are scored, in rows as it was taught."""
     model = load_causal(folder)
     stats = spec.shard_stats
@@ -322,7 +320,7 @@ def _measure_models(
     return scores, faults
 
 
-def _count_tokens(documents: Sequence[TokenizedDocument]) -> int:
+def _count_tokens(documents: Documents) -> int:
     return sum(len(document.tokens) for document in documents)
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from artifacts.shards.format import ShardStats
 from artifacts.store.identity import hash_json
-from recipes.evaluation.documents import TokenizedDocument, digest
+from recipes.evaluation.documents import Documents, TokenizedDocument, digest
 from recipes.evaluation.harness import TaskScores
 from recipes.evaluation.settings import Metric, Rounds, TaskSettings
 from recipes.evaluation.statistics import Interval, interval, mean_interval
@@ -37,7 +37,7 @@ SHOWN = 2
 
 def samples(
     tokenizer: Any,
-    documents: Sequence[TokenizedDocument],
+    documents: Documents,
     prompts: Sequence[np.ndarray],
     completions: Sequence[str],
 ) -> list[dict[str, str]]:
@@ -64,9 +64,7 @@ class Scorer(Protocol):
         """What decides the scores beside the examples, as JSON."""
         return {}
 
-    def score(
-        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
-    ) -> ExampleScores:
+    def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         """The scores of the model in a folder; raises UserError where it cannot be read."""
 
 
@@ -178,7 +176,7 @@ def _without_bounds(value: float) -> Interval:
     return Interval(value, math.nan, math.nan)
 
 
-def sizes(documents: Sequence[TokenizedDocument], metric: Metric) -> np.ndarray:
+def sizes(documents: Documents, metric: Metric) -> np.ndarray:
     """What each document counts in the metric: its bytes, or one."""
     return np.array([document.bytes if metric.is_bits else 1 for document in documents], float)
 

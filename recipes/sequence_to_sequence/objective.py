@@ -23,7 +23,7 @@ from artifacts.words import WORD
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples
 from recipes.device import local_device
 from recipes.evaluation.bits import as_served, generate
-from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.documents import Documents
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.model import causal_model
@@ -111,9 +111,7 @@ class TargetScorer(Scorer):
     def identity(self) -> Any:
         return self.settings.model_dump(mode="json", include={"generation", "metric"})
 
-    def score(
-        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
-    ) -> ExampleScores:
+    def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         tokenizer = read_tokenizer(folder)
         model = load_sequence_to_sequence(folder).network.inner.eval().to(local_device())
         given = [example.input_tokens for example in examples]

@@ -1,6 +1,5 @@
 """Of two answers to a prompt, the one that people chose: told by which is the more likely."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from recipes.causal.objective import next_token
 from recipes.data.batch import IGNORED, ExampleBatch, read_rows, row_lengths
 from recipes.device import local_device, mixed_precision
 from recipes.evaluation.bits import load_causal, precision
-from recipes.evaluation.documents import TokenizedDocument
+from recipes.evaluation.documents import Documents
 from recipes.evaluation.results import SHOWN, ExampleScores, Scorer, samples
 from recipes.evaluation.settings import Metric
 from recipes.objective import Objective
@@ -97,9 +96,7 @@ class PreferenceScorer(Scorer):
         has_general=True,
     )
 
-    def score(
-        self, folder: Path, examples: Sequence[TokenizedDocument], stats: ShardStats
-    ) -> ExampleScores:
+    def score(self, folder: Path, examples: Documents, stats: ShardStats) -> ExampleScores:
         model = load_causal(folder)
         margins = _margins(model, examples)
         if not np.isfinite(margins).all():
@@ -111,7 +108,7 @@ class PreferenceScorer(Scorer):
 
 
 @torch.inference_mode()
-def _margins(model: Any, examples: Sequence[TokenizedDocument]) -> np.ndarray:
+def _margins(model: Any, examples: Documents) -> np.ndarray:
     """By how many nats the chosen answer is the more likely one, shape (examples,)."""
     order = sorted(range(len(examples)), key=lambda number: -len(examples[number].tokens))
     margins = np.empty(len(examples))
@@ -138,7 +135,7 @@ def answer_log_probabilities(logits: torch.Tensor, batch: PreferenceBatch) -> to
     return -losses.sum(dim=1).unflatten(0, (2, -1))
 
 
-def _batch(examples: Sequence[TokenizedDocument]) -> PreferenceBatch:
+def _batch(examples: Documents) -> PreferenceBatch:
     lengths = np.array([len(example.tokens) for example in examples])
     shape = (len(examples), int(lengths.max()))
     tokens, is_answer = np.zeros(shape, np.int64), np.zeros(shape, bool)
@@ -149,9 +146,7 @@ def _batch(examples: Sequence[TokenizedDocument]) -> PreferenceBatch:
     return lay_out(tokens, is_answer, lengths)
 
 
-def _samples(
-    tokenizer: Any, examples: Sequence[TokenizedDocument], margins: np.ndarray
-) -> list[dict[str, str]]:
+def _samples(tokenizer: Any, examples: Documents, margins: np.ndarray) -> list[dict[str, str]]:
     """A few prompts, each with the answer that the model finds the more likely."""
     prompts, preferred = [], []
     for example, margin in zip(examples[:SHOWN], margins.tolist(), strict=False):

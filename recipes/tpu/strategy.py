@@ -17,7 +17,7 @@ from torch_xla.distributed import spmd
 
 from artifacts.errors import UserError
 from recipes.data.batch import Batch, ExampleBatch
-from recipes.distributed.strategy import FullySharded, Update
+from recipes.distributed.strategy import Attempt, FullySharded, Update
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw
@@ -72,14 +72,8 @@ class Xla(FullySharded):
         # Here the program ends that was written down so far: it is compiled once, and runs.
         torch_xla.sync()
 
-    def update(
-        self,
-        learning_rate: float,
-        largest_norm: float,
-        is_finite: Callable[[], bool],
-        before_update: Callable[[], None],
-    ) -> Update:
-        update = super().update(learning_rate, largest_norm, is_finite, before_update)
+    def update(self, attempt: Attempt) -> Update:
+        update = super().update(attempt)
         torch_xla.sync()
         return update
 
