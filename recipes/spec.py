@@ -17,7 +17,7 @@ from artifacts.shards.format import ShardStats, Split
 from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
-from recipes.settings import Precision, RecipeSettings, TrainingSettings
+from recipes.settings import RecipeSettings, TrainingSettings
 
 SECONDS_TO_SAVE = 300
 """How long a worker that was asked to end may take over its checkpoint."""
@@ -76,11 +76,6 @@ class TrainingSpec(BaseModel):
         """Write the spec as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json(indent=2))
-
-    def with_precision(self, precision: Precision) -> "TrainingSpec":
-        """The spec with `precision: auto` resolved."""
-        training = self.training.model_copy(update={"precision": precision})
-        return self.model_copy(update={"training": training})
 
     def content(self) -> dict[str, Any]:
         """What must not differ between two starts of one run."""

@@ -208,16 +208,12 @@ def _tensors(batch: Sequence[Window], documents: Documents) -> tuple[torch.Tenso
 
     Padding stands at the right, where a causal model cannot see it, so it needs no mask.
     """
-    width = batch[0].length
-    inputs = torch.zeros(len(batch), width, dtype=torch.long)
-    targets = torch.full((len(batch), width), -100)
-    for row, window in enumerate(batch):
-        tokens = torch.from_numpy(documents[window.document].tokens)
-        end = window.start + window.length
-        inputs[row, : window.length] = tokens[window.start : end]
-        targets[row, : window.length] = tokens[window.start + 1 : end + 1]
-        marks = documents[window.document].is_target
-        if marks is not None:
-            given = torch.from_numpy(~marks[window.start + 1 : end + 1])
-            targets[row, : window.length][given] = -100
-    return inputs, targets
+    inputs, targets = [], []
+    for window in batch:
+        document, end = documents[window.document], window.start + window.length
+        wanted = document.tokens[window.start + 1 : end + 1]
+        if document.is_target is not None:
+            wanted = np.where(document.is_target[window.start + 1 : end + 1], wanted, -100)
+        inputs.append(torch.from_numpy(document.tokens[window.start : end]))
+        targets.append(torch.from_numpy(wanted))
+    return pad_sequence(inputs, True), pad_sequence(targets, True, -100)

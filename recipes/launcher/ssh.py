@@ -7,9 +7,9 @@ no host that it was not told of. Folders are listed rather than asked for a name
 bucket believes for a minute that a name is not there.
 """
 
-import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +22,6 @@ from pathlib import Path
 from artifacts.errors import UserError, install_advice
 from artifacts.program.lifetime import Child, run_to_end
 from artifacts.storage import files
-from recipes.launcher import session
 from recipes.launcher.cluster import Cluster, find_interface
 
 SSH_PORT = 2222
@@ -154,10 +153,16 @@ def _server(
     cluster: Cluster, folder: Path, accepted: bytes, environment: Mapping[str, str]
 ) -> list[str]:
     """The command of an ssh server that accepts one key and starts commands in an environment."""
-    kept = folder / "environment.json"
-    for path, content in ((folder / "accepted", accepted), (kept, json.dumps(dict(environment)))):
+    # A server starts commands in an empty environment; a shell takes no other names than these.
+    variables = {name: value for name, value in environment.items() if name.isidentifier()}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    # Without a command it is a shell.
+    lines.append('if [ -z "$SSH_ORIGINAL_COMMAND" ]; then exec /bin/sh -i; fi')
+    lines.append('exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"')
+    session = folder / "session.sh"
+    for path, content in ((folder / "accepted", accepted), (session, "\n".join(lines).encode())):
         path.touch(mode=0o600)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.write_bytes(content)
     options = {
         "Port": SSH_PORT,
         "HostKey": folder / "host_key",
@@ -167,7 +172,7 @@ def _server(
         "AllowTcpForwarding": "no",
         "StrictModes": "no",
         "PidFile": "none",
-        "ForceCommand": f"{sys.executable} {session.__file__} {kept}",
+        "ForceCommand": f"/bin/sh {session}",
         "ListenAddress": find_interface(cluster, environment).address,
     }
     flags = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]

@@ -237,8 +237,8 @@ class Trainer:
         setup.check_inputs(spec, workers)
         # Resolved once, so that no later start computes in another precision unnoticed.
         self._precision = choose_precision(spec.training.precision, workers.device)
-        spec = spec.with_precision(self._precision)
-        placement = spec.training.placement
+        training = spec.training.model_copy(update={"precision": self._precision})
+        spec, placement = spec.model_copy(update={"training": training}), training.placement
         workers = replace(
             workers,
             tensor_parallel=placement.tensor_parallel,
@@ -417,7 +417,26 @@ class Trainer:
         else:
             self._state.guard.accept(outcome.gradient_norm)
             self._state.add_step(outcome.loss, outcome.tokens / seconds)
-        self._tell(outcome, learning_rate, seconds, waited)
+        if self._telemetry is None:
+            return
+        device = device_of(self._workers.device)
+        every = self._training.logging.every_steps or device.logs_every_steps
+        is_shown = self._step % every == 0 or self._step == self._steps
+        figures = {
+            "loss": outcome.loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": outcome.gradient_norm,
+            "tokens_per_second": outcome.tokens / seconds,
+            "targets": outcome.targets,
+            "data_wait_share": waited / seconds,
+            "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
+            "checkpoint_stall_seconds": self._checkpointer.take_stall(),
+            "skipped": outcome.skipped,
+            "samples_seen": self._state.samples_seen,
+            "samples_replayed": self._order.replayed(self._state.samples_seen),
+        }
+        figures |= self._utilization(outcome, seconds) | (device.readings() if is_shown else {})
+        self._telemetry.step(self._step, seconds, figures, is_shown)
 
     def _open_reader(self) -> Iterator[StepInput]:
         """This worker's part of every step from here on."""
@@ -432,35 +451,6 @@ class Trainer:
         steps = read_steps(self._shards, self._order, share, seen, read)
         reads_ahead = device_of(workers.device).reads_ahead
         return read_ahead(steps, workers.device) if reads_ahead else steps
-
-    def _tell(
-        self, outcome: StepOutcome, learning_rate: float, seconds: float, waited: float
-    ) -> None:
-        if self._telemetry is None:
-            return
-        device = device_of(self._workers.device)
-        every = self._training.logging.every_steps or device.logs_every_steps
-        is_shown = self._step % every == 0 or self._step == self._steps
-        self._telemetry.step(
-            self._step,
-            seconds,
-            {
-                "loss": outcome.loss,
-                "learning_rate": learning_rate,
-                "gradient_norm": outcome.gradient_norm,
-                "tokens_per_second": outcome.tokens / seconds,
-                "targets": outcome.targets,
-                "data_wait_share": waited / seconds,
-                "loop_overhead_share": 1 - outcome.compute_seconds / seconds,
-                "checkpoint_stall_seconds": self._checkpointer.take_stall(),
-                "skipped": outcome.skipped,
-                "samples_seen": self._state.samples_seen,
-                "samples_replayed": self._order.replayed(self._state.samples_seen),
-            }
-            | self._utilization(outcome, seconds)
-            | (device.readings() if is_shown else {}),
-            is_shown,
-        )
 
     def _utilization(self, outcome: StepOutcome, seconds: float) -> dict[str, float]:
         """Model FLOP/s as a share of the hardware's peak, where that is known."""
