@@ -99,13 +99,9 @@ def commit(
 
 
 def verify(checkpoint: Checkpoint, rank: int = 0, count: int = 1, checksums: bool = True) -> None:
-    """Compare sizes and checksums with the manifest; raises DamagedArtifact naming the file.
-
-    Of several workers each compares its part of the files, the large ones dealt out first.
-
-    Args:
-        checksums: False compares sizes alone.
-    """
+    """Compare sizes, and checksums unless told not to, with the manifest; raises DamagedArtifact
+    naming the file. Of several workers each compares its part of the files, the large ones dealt
+    out first."""
     largest_first = sorted(checkpoint.manifest.files, key=lambda entry: (-entry.bytes, entry.path))
     for fault in find_faults(checkpoint.url, largest_first[rank::count], checksums):
         raise DamagedArtifact(f"{checkpoint.url}/{fault}.")
@@ -117,16 +113,11 @@ def find_newest(
     report: Callable[[str], None],
     check: Callable[[Checkpoint], None] = verify,
 ) -> Checkpoint | None:
-    """The newest valid checkpoint of a run, or None where it has none.
+    """The newest checkpoint of a run whose files pass the check, or None where it has none.
 
     A damaged one is named through `report` and skipped; one without a manifest was never finished.
-
-    Args:
-        check: looks at the files of a checkpoint; raises DamagedArtifact.
-
-    Raises:
-        UserError: the run was made with other settings or inputs; the message says which.
-        DamagedArtifact: there are finished ones, and every one is damaged.
+    Raises UserError where the run was made with other settings or inputs, and DamagedArtifact where
+    there are finished ones, and every one is damaged.
     """
     damages: list[DamagedArtifact] = []
     for step, url in reversed(_step_folders(run_url)):
@@ -158,15 +149,11 @@ def newest_step(run_url: str) -> int | None:
 
 
 def adopt(run_url: str, target_url: str, before: int, content: dict[str, Any]) -> int | None:
-    """Begin another run with the newest valid checkpoint of one that took the same steps so far.
+    """Begin another run with the newest valid checkpoint, before a step, of one that took the same
+    steps.
 
-    Args:
-        before: the first step that the two runs do not share.
-        content: what must agree for the other run to go on.
-
-    Returns:
-        The step that the other run goes on from: of the checkpoint, or its own where it has begun,
-        before a kill say; None where the run has none that early.
+    Returns the step that the other run goes on from: of the checkpoint, or its own where it has
+    begun, before a kill say; None where the run has none that early.
     """
     begun = newest_step(target_url)
     if begun is not None:
@@ -213,13 +200,9 @@ def rotate(run_url: str, keep: int) -> list[int]:
 def find_superfluous(
     run_url: str, keep: int, check: Callable[[Checkpoint], None] = lambda checkpoint: None
 ) -> list[int]:
-    """Steps of all but the newest `keep` checkpoints and the permanent ones.
+    """Steps of all but the permanent checkpoints and the newest `keep` that pass the check.
 
     Folders without a manifest that are older than the newest checkpoint count too.
-
-    Args:
-        check: looks at the files of one that is to be kept; raises DamagedArtifact where it does
-            not count.
     """
     found: list[int] = []
     kept = 0

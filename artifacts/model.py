@@ -89,12 +89,8 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that holds no whole language model in safetensors.
-
-    Raises:
-        UserError: a file is absent or cut short, the weights are pickled, the model wants code of
-            its own to be run, or it generates no text. The message names the file.
-    """
+    """Raise UserError for a folder that holds no whole language model in safetensors; the message
+    names the file."""
     config = own_config(folder)
     for name in config.get("architectures") or []:
         if not SERVED.search(name):
@@ -255,15 +251,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def fitting_vocab_size(place: str, config: dict[str, Any], tokenizer_size: int) -> int:
-    """How many ids a model has, by its config or else its tokenizer.
-
-    Args:
-        place: the model's folder or address, which the message names.
-        tokenizer_size: the tokenizer's largest id plus one.
-
-    Raises:
-        UserError: the tokenizer has more than the model.
-    """
+    """How many ids a model has, by its config or else its tokenizer's largest id plus one; raises
+    UserError where the tokenizer has more."""
     stated = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if stated and tokenizer_size > stated:
         raise UserError(

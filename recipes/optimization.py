@@ -111,11 +111,8 @@ def adamw(
     kind: type[AdamW] = torch.optim.AdamW,
     without: Sequence[nn.Parameter] = (),
 ) -> AdamW:
-    """AdamW, or a kind of it, under which matrices decay and norms and biases do not.
-
-    Args:
-        without: parameters that another optimizer trains.
-    """
+    """AdamW, or a kind of it, under which matrices decay and norms and biases do not, for the
+    parameters that no other optimizer trains."""
     others = set(map(id, without))
     trained = [
         (name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in others

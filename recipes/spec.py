@@ -205,15 +205,10 @@ def total_steps(
 ) -> int:
     """Steps of the whole run, from its budget in steps, tokens or passes over the train split.
 
-    Replayed rows count as tokens, not as a pass. A run that continues from a model passes over what
-    is new to that; the rows that it sees again come on top.
-
-    Args:
-        unseen_rows: train rows that are new to the run's start, where that is known; with none
-            left, a pass is one over the whole split.
-
-    Raises:
-        UserError: the budget is less than one step, or the warm-up is longer than the run.
+    Replayed rows count as tokens, not as a pass. A run that continues from a model passes over the
+    rows that are new to that, where they are known, and over the whole split where none is left;
+    the rows that it sees again come on top. Raises UserError where the budget is less than one
+    step, or the warm-up is longer than the run.
     """
     steps = _steps(training, shards, unseen_rows)
     warmup = training.schedule.warmup(steps)

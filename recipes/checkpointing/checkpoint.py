@@ -212,10 +212,8 @@ class Checkpointer:
 
         In the background, it returns at once: the state is copied while the next step's gradients
         are computed, and has to stay as it is until `wait_until_copied` returns. A fault shows at
-        the next call.
-
-        Raises:
-            UserError: the disk is full; the checkpoints before are untouched.
+        the next call. Raises UserError where the disk is full; the checkpoints before are
+        untouched.
         """
         with self._standing_still():
             self._wait()

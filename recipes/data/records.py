@@ -164,20 +164,14 @@ def record_seen(
     path: str,
     masked: Sequence[str] = (),
 ) -> tuple[float, int]:
-    """Add a run's rows to what its lineage has seen.
+    """Add a run's rows to what its lineage has seen, and write the new record.
 
-    Args:
-        shards: the train split.
-        known: what was known of its rows when training began.
-        before: the record of the model that training started from.
-        rows: numbers of the rows that taught the exported weights; those past the train split are
-            replayed ones, which no record holds.
-        path: where the new record is written.
-        masked: texts that no model of the lineage was trained on after all, by their `text_hash`.
+    The rows are those that taught the exported weights; those past the train split are replayed
+    ones, which no record holds. No model of the lineage was trained on masked texts (`text_hash`)
+    after all.
 
-    Returns:
-        The share of the split's tokens that the lineage has now seen, and how many of these rows'
-        tokens it had seen before.
+    Returns the share of the split's tokens that the lineage has now seen, and how many of these
+    rows' tokens it had seen when training began.
     """
     rows = rows[rows < len(shards)]
     after = add_rows(before, shards, rows).without(masked)

@@ -75,12 +75,8 @@ class Zero(Strategy):
         workers: Workers,
         scratch: Path,
     ) -> None:
-        """Divide a model, which is changed in place.
-
-        Args:
-            configuration: of `recipes.deepspeed.settings.configuration`.
-            scratch: a folder of this machine for checkpoints on their way.
-        """
+        """Divide a model, which is changed in place; checkpoints on their way are in a scratch
+        folder of this machine."""
         os.environ.setdefault("LOCAL_RANK", "0")
         form_group_of_one(workers.device)
         import deepspeed

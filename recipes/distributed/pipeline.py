@@ -90,12 +90,8 @@ class PipelineParallel(FullySharded):
         batch_shape: tuple[int, int],
         passes: int,
     ) -> None:
-        """Every worker calls it.
-
-        Args:
-            batch_shape: rows and tokens of each batch.
-            passes: batches of a step.
-        """
+        """Every worker calls it, with the rows and tokens of each batch, and the batches of a
+        step."""
         super().__init__(model, optimizers, gradient_clip, precision, workers.device)
         self._workers, self._rows = workers, batch_shape[0]
         # Column by column: the workers that hold the stages of one part of the global batch.

@@ -54,14 +54,11 @@ def generate(
     at_once: int = 8,
     **options: Any,
 ) -> list[str]:
-    """What a model writes for each of some prompts, always by the most likely token or beam.
+    """What a model writes for prompts of token ids (int64), always by the most likely token or
+    beam.
 
-    A causal model ends where its positions do, beyond which some fail and none was trained.
-
-    Args:
-        prompts: token ids, int64.
-        at_once: most prompts of a batch; those of about one length share one.
-        options: of transformers' `generate`.
+    Prompts of about one length share a batch. A causal model ends where its positions do, beyond
+    which some fail and none was trained.
     """
     # A causal model goes on from the last place, so its padding stands before.
     is_causal = not model.config.is_encoder_decoder
@@ -130,11 +127,8 @@ class Window(NamedTuple):
 
 
 def windows(documents: Documents, sequence_length: int) -> list[Window]:
-    """Cut documents so that every token but the first is predicted exactly once.
-
-    A document that is longer than the sequence length starts again in each window,
-    without context.
-    """
+    """Cut documents so that every token but the first is predicted exactly once; one that is longer
+    than the sequence length starts again in each window, without context."""
     return [
         Window(number, start, min(sequence_length, len(document.tokens) - 1 - start))
         for number, document in enumerate(documents)
@@ -167,12 +161,8 @@ def document_bits(
     batch_tokens: int,
     report: Callable[[str], None],
 ) -> np.ndarray:
-    """Bits of each document under the model: float64, shape (documents,); NaN where it says NaN.
-
-    Args:
-        model: a causal language model of transformers.
-        report: told how far and how long to go, every few seconds.
-    """
+    """Bits of each document under a causal model: float64, shape (documents,); NaN where it says
+    NaN. The report says how far it is and how long to go, every few seconds."""
     device = next(model.parameters()).device
     bits = np.zeros(len(documents))
     cut = windows(documents, sequence_length)

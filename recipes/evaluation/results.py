@@ -182,10 +182,8 @@ def sizes(documents: Documents, metric: Metric) -> np.ndarray:
 
 
 def score_table(data: Data, scores: dict[str, Scores]) -> pa.Table:
-    """One row a document: what is known of it, and its score under each model.
-
-    Columns are task, document, cluster, source, slice, size, tokens and `score_<role>`; the metric
-    is a sum of scores over a sum of sizes.
+    """One row a document: what is known of it, and `score_<role>` under each model; the metric is a
+    sum of scores over a sum of sizes.
 
     A model that was not measured has nulls; one that answered NaN has NaN.
     """

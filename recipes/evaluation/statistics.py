@@ -107,12 +107,9 @@ def level(lifetime_error: float, look: int, rounds: Rounds) -> float:
 
 
 def allowance(readable: int, share: float) -> float:
-    """Standard errors that reading the scores of earlier looks may have lifted this one by.
-
-    Args:
-        readable: looks before this candidate's procedure was chosen.
-        share: of the held-out documents, how many one candidate is measured on at most.
-    """
+    """Standard errors that reading the scores of earlier looks, before this procedure was chosen,
+    may have lifted this one by, for the share of held-out documents that a candidate is measured on
+    at most."""
     return share * math.sqrt(readable)
 
 
@@ -124,12 +121,10 @@ def is_decided(
     rounds: Rounds,
     planned: int,
 ) -> bool:
-    """Whether the verdict is known: a gain is sure, or unlikely to become so (5%).
+    """Whether the verdict is known: a gain is sure, or unlikely (5%) to become so with all clusters
+    planned.
 
     Giving up costs power, never the error. Figures that are not finite decide, too.
-
-    Args:
-        planned: clusters of all rounds.
     """
     if not np.isfinite(differences).all():
         return True

@@ -381,12 +381,9 @@ def create_model(folder: Path, seed: int) -> TrainableModel:
 def load_model(folder: Path, reads: bool = True) -> TrainableModel:
     """Read a Hugging Face folder into float32 weights; `check_trainable` says if they can be used.
 
-    Args:
-        reads: otherwise the weights of a decoder are left to `TrainableModel.read_weights`, which
-            reads a part where the model has been divided meanwhile.
-
-    Raises:
-        UserError: the weights and the config do not belong together.
+    The weights of a decoder may be left to `TrainableModel.read_weights`, which reads a part where
+    the model has been divided meanwhile. Raises UserError where weights and config do not belong
+    together.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -37,16 +37,10 @@ class _CannotTrain(Exception):
 
 
 def check_trainable(network: TransformersNetwork, row_length: int = SHORT + PADDING) -> None:
-    """Refuse a model whose loss on packed rows is not its own.
+    """Raise UserError for a model whose loss on packed rows is not its own, or that is damaged.
 
-    Leaves `network` knowing whether its head is plain, with what its loss does not reach frozen.
-
-    Args:
-        network: on any device, in float32.
-        row_length: tokens of the rows to come; windows and sparse attention show on long rows only.
-
-    Raises:
-        UserError: naming the architecture and what is different, or a weight that is damaged.
+    Leaves the network, in float32, knowing whether its head is plain, with what its loss does not
+    reach frozen. Windows and sparse attention show only in rows as long as those to come.
     """
     _check_numbers(network)
     device = network.head_weight.device

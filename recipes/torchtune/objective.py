@@ -123,11 +123,8 @@ def _margins(model: Any, examples: Documents) -> np.ndarray:
 
 
 def answer_log_probabilities(logits: torch.Tensor, batch: PreferenceBatch) -> torch.Tensor:
-    """In nats, summed over each answer's tokens: shape (chosen and rejected, examples).
-
-    Args:
-        logits: of the batch's tokens, shape (2 * examples, longest conversation, vocabulary).
-    """
+    """In nats, summed over each answer's tokens: shape (chosen and rejected, examples); logits are
+    of shape (2 * examples, longest conversation, vocabulary)."""
     targets = batch.targets[:, 1:]
     losses = torch.nn.functional.cross_entropy(
         logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORED, reduction="none"

@@ -65,14 +65,9 @@ def join(count: int) -> Workers:
 
 # Batches of few shapes, since XLA compiles a program for each shape that it meets.
 def in_few_shapes(batch: Batch | ExampleBatch, rows: int, longest: int) -> Batch | ExampleBatch:
-    """The batch with padding, which changes no loss, up to a power of two in each direction.
-
-    Rows of packed text are all of one shape already.
-
-    Args:
-        rows: of which the number of rows has to be a multiple.
-        longest: most tokens of a row.
-    """
+    """The batch with padding, which changes no loss, up to a power of two in each direction: rows
+    are a multiple of some number, of at most `longest` tokens. Those of packed text are of one
+    shape already."""
     if isinstance(batch, Batch):
         return batch
     count = -(-len(batch.tokens) // rows)

@@ -64,14 +64,8 @@ def training_memory(
     workers: int,
     keeps: bool,
 ) -> dict[str, float]:
-    """Bytes on the GPU of one of `workers`, by what takes them.
-
-    Args:
-        config: a transformers config of the model.
-        trained: parameters that are not frozen.
-        tokens: of one forward pass.
-        keeps: activations, which are computed twice otherwise.
-    """
+    """Bytes on the GPU of one of `workers`, by what takes them, for a forward pass of so many
+    tokens. The config is one of transformers; activations that are not kept are computed twice."""
     text = config.get_text_config()
     layers, hidden, vocabulary = text.num_hidden_layers, text.hidden_size, text.vocab_size
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
@@ -262,13 +256,8 @@ def decoder_of(model: TrainableModel, setting: str) -> Decoder:
 
 
 def split_cross_entropy(hidden: Tensor, head_weight: DTensor, targets: Tensor) -> Tensor:
-    """`summed_cross_entropy` of hidden states that every worker of the mesh has alike.
-
-    Args:
-        hidden: shape (rows, sequence_length, hidden_size).
-        head_weight: shape (vocabulary, hidden_size), split by vocabulary.
-        targets: shape (rows, sequence_length).
-    """
+    """`summed_cross_entropy` of hidden states that every worker of the mesh has alike, with an
+    output matrix that is split by vocabulary."""
     mesh = head_weight.device_mesh
     # Every worker's positions add to the gradient of the whole matrix.
     weight = head_weight.full_tensor(grad_placements=[Partial()])
@@ -306,17 +295,11 @@ def _check_divisible(shape: DecoderShape, degree: int) -> None:
 
 
 def shard(model: TrainableModel, workers: Workers, replicas: int, precision: Precision) -> None:
-    """Split parameters, gradients and optimizer state over the workers, layer by layer.
+    """Split parameters, gradients and optimizer state over the workers, layer by layer, in place.
 
-    Args:
-        model: a whole one, or this worker's stage; changed in place; with one worker it stays as
-            it is.
-        workers: all workers of the run.
-        replicas: groups that each hold the whole model (hybrid sharding); 1 shards over all.
-        precision: on a GPU, bfloat16 also travels between workers as such.
-
-    Raises:
-        UserError: the model's matrices cannot be split as `workers.tensor_parallel` asks.
+    Several replicas each hold the whole model, or this worker's stage of it (hybrid sharding). On a
+    GPU, bfloat16 also travels between workers as such. Raises UserError where matrices cannot be
+    split as `workers.tensor_parallel` asks.
     """
     if workers.count == 1:
         return

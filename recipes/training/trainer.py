@@ -569,9 +569,8 @@ def train(
 ) -> TrainingResult:
     """Bring a run to its end, from wherever it stands.
 
-    Raises:
-        UserError: the inputs do not fit together, or the run folder belongs to other settings.
-        Interrupted: a signal came; everything is saved.
+    Raises UserError where the inputs do not fit together, or the run folder belongs to other
+    settings, and Interrupted where a signal came; everything is saved then.
     """
     try:
         finished = read_result(Path(spec.run_folder))

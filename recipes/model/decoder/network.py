@@ -493,11 +493,9 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """Hidden states of shape (rows, sequence_length, hidden_size), after the last norm.
 
-        Args:
-            given: tokens of shape (rows, sequence_length); of a stage that does not begin, what
-                the stage before gave.
-            positions: of the same shape as tokens, from each segment's start.
-            segments: of the same shape, numbers within the row.
+        Given are tokens of shape (rows, sequence_length), or to a stage that does not begin, what
+        the one before gave; of the same shape positions, from each segment's start, and segments,
+        by row.
         """
         frequencies, scale = rotary_frequencies(self.shape.rope, self.shape.head_dim, given.device)
         rotation = rotation_at(positions, frequencies, scale)
