@@ -156,20 +156,16 @@ def _met(
     cluster: Cluster, environment: Mapping[str, str]
 ) -> Iterator[tuple[Cluster, dict[str, str]]]:
     """The cluster, its master by address, and the environment in which its workers meet."""
-    if cluster.is_single:
-        with opened_store(LOOPBACK.address) as port:
-            yield cluster, {**environment, **LOOPBACK.meeting({}, port)}
-        return
-    interface, port = find_interface(cluster, environment), cluster.master_port
-    store: AbstractContextManager[object] = nullcontext()
+    # Workers of one machine meet where no other can reach them.
+    is_single, port = cluster.is_single, 0 if cluster.is_single else cluster.master_port
+    interface = LOOPBACK if is_single else find_interface(cluster, environment)
+    store: AbstractContextManager[int] = nullcontext(port)
     if cluster.is_master:
         cluster = dataclasses.replace(cluster, master_address=interface.address)
         store = opened_store(interface.address, port)
-    with store:
-        yield (
-            cluster,
-            {**environment, **interface.meeting(environment, port, cluster.master_address)},
-        )
+    with store as bound:
+        told = interface.meeting({} if is_single else environment, bound, cluster.master_address)
+        yield cluster, {**environment, **told}
 
 
 def _run_by_ssh(
