@@ -265,10 +265,6 @@ class Checkpointer:
             pending.result()
         self._workers.barrier()
 
-    def keep_only_newest(self) -> None:
-        """Drop all but the last checkpoint of a finished run, and the permanent ones."""
-        self._rotate(1)
-
     def restore(self) -> tuple[int, dict[str, Any]] | None:
         """Load the newest valid checkpoint: `(step, state)`, or None where there is none; raises
         UserError where the run was made with other settings or inputs, or by another strategy."""
@@ -293,10 +289,11 @@ class Checkpointer:
         if self._workers.is_rank_zero:
             run, content = self._run_url, self._content
             self._patiently(step, lambda: checkpoints.commit(run, step, content, state, permanent))
-            self._rotate(self._keep)
+            self.rotate(self._keep)
 
-    def _rotate(self, keep: int) -> None:
-        """Remove older checkpoints; what storage does not remove now is tried again next time."""
+    def rotate(self, keep: int) -> None:
+        """Remove all but the newest checkpoints and the permanent ones; what storage does not
+        remove now is tried again next time."""
         try:
             checkpoints.rotate(self._run_url, keep)
         except files.storage_errors() as error:

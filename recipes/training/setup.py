@@ -339,11 +339,6 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"started. Start {planned}, or set `checkpoint.placement.workers` to {workers.count}."
         )
     base_model = Path(spec.base_model_folder)
-    for name in ("config.json", "tokenizer.json"):
-        if not (base_model / name).exists():
-            raise UserError(
-                f"The base model folder {base_model} has no {name}. Materialize `base_model` again."
-            )
     found = hashlib.sha256((base_model / "tokenizer.json").read_bytes()).hexdigest()
     if found != spec.shards.tokenizer_sha256:
         raise UserError(
@@ -351,7 +346,6 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"{spec.shards.tokenizer_sha256[:12]}…) than {base_model}/tokenizer.json "
             f"({found[:12]}…). Materialize `tokenized_shards` again."
         )
-    config = json.loads((base_model / "config.json").read_text())
     if spec.shards.form != spec.training.form:
         raise UserError(
             f"The shards in {spec.shards_folder} hold {spec.shards.form}, but the recipe "
@@ -361,7 +355,7 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
     # Before the length of its rows: those of a model of another family say nothing.
     check_family(base_model, spec.training.family)
     if longest := spec.training.longest_input(spec.shards.sequence_length):
-        check_row_length(longest, config)
+        check_row_length(longest, json.loads((base_model / "config.json").read_text()))
     _check_division(spec, workers)
 
 

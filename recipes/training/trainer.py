@@ -531,7 +531,7 @@ class Trainer:
             metrics_path=str(self._run_folder / METRICS_NAME),
         )
         if is_first:
-            self._checkpointer.keep_only_newest()
+            self._checkpointer.rotate(keep=1)
             result.write(self._run_folder)
         self._workers.barrier()
         return result
