@@ -8,7 +8,6 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -19,7 +18,7 @@ from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.streams import RemoteFile, SourceChanged
-from spark_jobs.read.opened import Batch, Chunks, ListedFile, OpenedSource, group, listed_key
+from spark_jobs.read.opened import Chunks, ListedFile, OpenedSource, group, listed_key
 from spark_jobs.read.settings import BigQuery, Files
 
 BATCH_DOCUMENTS = 1_000
@@ -126,26 +125,24 @@ def cut_export(source: BigQuery, fingerprint: str, report: Callable[[str], None]
     groups = group((one.name, one.bytes) for one in listed)
     chunks = [listed[numbers.start : numbers.stop] for numbers in groups]
 
-    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+    def read(numbers: list[int]) -> Iterator[tuple[int, Document | Fault]]:
         for number in numbers:
             for one in chunks[number]:
                 report(f"Reading {source.name}, {one.name}")
-                for batch in read_exported(source, one):
-                    yield number, batch
+                for document in read_exported(source, one):
+                    yield number, document
 
     return Chunks([listed_key(chunk) for chunk in chunks], read, chunks)
 
 
-def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Batch]:
+def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Document | Fault]:
     """The documents of an exported file, in whichever process reads it."""
     try:
         with files.open_file(listed.url) as handle:
-            numbers = count(1)
-            for batch in pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS):
-                yield [
-                    _document(row, f"{listed.url}, row {number}", source)
-                    for row, number in zip(batch.to_pylist(), numbers, strict=False)
-                ]
+            batches = pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield _document(row, f"{listed.url}, row {number}", source)
         if transfer.checksum_of(listed.url) != listed.checksum:
             raise SourceChanged(f"{listed.url} changed while it was read")
     except FileNotFoundError as error:

@@ -21,7 +21,7 @@ from artifacts.progress import CountedProgress
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document
 from spark_jobs.read.files.streams import SourceChanged
-from spark_jobs.read.opened import Batch, Chunks, OpenedSource, group
+from spark_jobs.read.opened import Chunks, OpenedSource, group
 from spark_jobs.read.settings import PackageDocs
 
 FILES_PER_TASK = 48
@@ -117,7 +117,7 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
     version = platform.python_version()
     keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in chunks]
 
-    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
+    def read(numbers: list[int]) -> Iterator[tuple[int, Document]]:
         yield from _read(source, chunks, report, numbers)
         for package in (package for number in numbers for package in chunks[number]):
             if _state(package) != states[package.name]:
@@ -138,26 +138,27 @@ def _read(
     chunks: list[list[Package]],
     report: Callable[[str], None],
     numbers: list[int],
-) -> Iterator[tuple[int, Batch]]:
+) -> Iterator[tuple[int, Document]]:
     tasks = [
-        (number, (package, files, source.minimum_characters))
+        (number, (source, package, files))
         for number in numbers
         for package in chunks[number]
         for files in _cut(package.source_files())
     ]
-    files_in_all = sum(len(files) for _, (_, files, _) in tasks)
+    files_in_all = sum(len(files) for _, (_, _, files) in tasks)
     progress = CountedProgress(report, source.name, files_in_all, "source files")
     done = 0
     results = _map_tasks([task for _, task in tasks], files_in_all)
     for (number, task), documents in zip(tasks, results, strict=True):
-        done += len(task[1])
+        done += len(task[2])
         progress.advance(done)
-        yield number, [Document(source=source.name, **document) for document in documents]
+        for document in documents:
+            yield number, document
 
 
 def _map_tasks(
-    tasks: list[tuple[Package, list[Path], int]], files: int
-) -> Iterator[list[dict[str, str]]]:
+    tasks: list[tuple[PackageDocs, Package, list[Path]]], files: int
+) -> Iterator[list[Document]]:
     workers = min(len(os.sched_getaffinity(0)), len(tasks))
     if workers < 2 or files < POOL_WORTH_FILES:
         yield from map(_read_files, tasks)
@@ -166,23 +167,15 @@ def _map_tasks(
         yield from pool.map(_read_files, tasks)
 
 
-def _read_files(task: tuple[Package, list[Path], int]) -> list[dict[str, str]]:
-    package, files, minimum_characters = task
+def _read_files(task: tuple[PackageDocs, Package, list[Path]]) -> list[Document]:
+    source, package, files = task
+    about = (source.name, package.name, package.version, package.license)
     documents = []
     for file in files:
+        module = f"{package.name}/{package.module_name(file)}"
         for name, text in docstrings_of(file.read_bytes()):
-            if len(text) >= minimum_characters:
-                module = package.module_name(file)
-                place = f"{package.name}/{module}"
-                documents.append(
-                    {
-                        "id": f"{place}:{name}" if name else place,
-                        "text": text,
-                        "package": package.name,
-                        "version": package.version,
-                        "license": package.license,
-                    }
-                )
+            if len(text) >= source.minimum_characters:
+                documents.append(Document(f"{module}:{name}" if name else module, text, *about))
     return documents
 
 

@@ -19,7 +19,7 @@ from artifacts.settings import Settings, read_yaml
 from artifacts.store.identity import hash_json
 from artifacts.words import holds, word_ngrams
 from spark_jobs.read.document import Document
-from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
+from spark_jobs.read.opened import OpenedSource, single_chunk
 from spark_jobs.read.settings import Facts
 
 COLUMNS = ("subject", "relation", "value")
@@ -123,11 +123,9 @@ def open_facts(source: Facts) -> OpenedSource:
     told = {relation: one.told for relation, one in forms.items()}
     key = hash_json({"facts": [vars(fact) for fact in facts], "told": told})
 
-    def read() -> Iterator[Batch]:
-        yield [
-            Document(identifier, text, source.name)
-            for identifier, text in tell(facts, told, source.facts_per_document)
-        ]
+    def read() -> Iterator[Document]:
+        for identifier, text in tell(facts, told, source.facts_per_document):
+            yield Document(identifier, text, source.name)
 
     return OpenedSource({source.name: key}, lambda: single_chunk(key, read))
 

@@ -12,10 +12,11 @@ from artifacts.storage.transfer import download_folder, remote_entries, stated_c
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault, of_example, take_example
 from spark_jobs.read.files.streams import SourceChanged
-from spark_jobs.read.opened import Batch, OpenedSource, single_chunk
+from spark_jobs.read.opened import OpenedSource, single_chunk
 from spark_jobs.read.settings import HuggingFaceDataset
 
-BATCH_DOCUMENTS = 1_000
+TOLD_DOCUMENTS = 1_000
+"""After so many each time, it is told how far reading is."""
 
 
 def fingerprint_dataset(source: HuggingFaceDataset) -> str:
@@ -61,7 +62,7 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
     """
     fingerprint = fingerprint_dataset(source)
 
-    def read() -> Iterator[Batch]:
+    def read() -> Iterator[Document | Fault]:
         if not files.is_local(source.dataset):
             with tempfile.TemporaryDirectory() as folder:
                 entries = remote_entries(source.dataset)
@@ -88,7 +89,7 @@ def _need_unchanged(source: HuggingFaceDataset, fingerprint: str) -> None:
 
 def _read(
     source: HuggingFaceDataset, report: Callable[[str], None], folder: str | None = None
-) -> Iterator[Batch]:
+) -> Iterator[Document | Fault]:
     rows = _load(source, folder)
     columns = list(rows.column_names or [])
     for column in source.columns:
@@ -97,14 +98,10 @@ def _read(
                 f"Source {source.name!r}: the dataset {source.dataset} has no column {column!r}; "
                 f"its columns are {', '.join(columns)}. Name its columns in the source's settings."
             )
-    batch: Batch = []
     for number, row in enumerate(_rows(rows, source)):
-        batch.append(_document(row, number, source))
-        if len(batch) == BATCH_DOCUMENTS:
+        yield _document(row, number, source)
+        if (number + 1) % TOLD_DOCUMENTS == 0:
             report(f"{source.name}: {number + 1:,} documents read")
-            yield batch
-            batch = []
-    yield batch
 
 
 def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> Document | Fault:

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -33,8 +33,6 @@ from spark_jobs.read.document import (
 
 _LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
 
-Batch = list[Document | Fault]
-
 
 class ListedFile(BaseModel):
     """A file of a source, as it was when the source was listed."""
@@ -55,8 +53,8 @@ class Chunks:
 
     keys: list[str]
     """Of each chunk, a hash of all that decides its documents."""
-    read: Callable[[list[int]], Iterator[tuple[int, Batch]]]
-    """Numbers of chunks, ascending, to their documents: batches, each with its chunk's number."""
+    read: Callable[[list[int]], Iterator[tuple[int, Document | Fault]]]
+    """Numbers of chunks, ascending, to their documents, each with its chunk's number."""
     files: list[list[ListedFile]] | None = None
     """Of each chunk the files, where they lie in a bucket, so that any machine can read them
     (`snapshot.listed_chunk`)."""
@@ -84,9 +82,9 @@ def listed_key(listed: Iterable[ListedFile]) -> str:
     return chunk_key((one.name, one.checksum) for one in listed)
 
 
-def single_chunk(key: str, read: Callable[[], Iterator[Batch]]) -> Chunks:
+def single_chunk(key: str, read: Callable[[], Iterator[Document | Fault]]) -> Chunks:
     """A source that cannot be read in part."""
-    return Chunks([key], lambda numbers: ((0, batch) for batch in read()) if numbers else iter(()))
+    return Chunks([key], lambda numbers: ((0, one) for one in read()) if numbers else iter(()))
 
 
 @dataclass
@@ -176,8 +174,8 @@ class OpenedSource:
         """Some texts, of those that the named libraries read where there are any."""
         if self.extracted and (found := self.extracted(libraries)):
             return found
-        documents = (one for _, batch in self.chunks.read([0]) for one in batch)
-        return {one.id: one.text for one in islice(documents, 200) if isinstance(one, Document)}
+        documents = (one for _, one in islice(self.chunks.read([0]), 200))
+        return {one.id: one.text for one in documents if isinstance(one, Document)}
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -205,11 +203,11 @@ class ChunkRecord(BaseModel):
     documents: int = 0
     bytes: int = 0
     """Text in UTF-8."""
-    faults: dict[str, int] = Field(default_factory=dict)
+    faults: Counter[str] = Field(default_factory=Counter)
     """Reason to documents that cannot be used."""
     examples: list[str] = Field(default_factory=list)
     """Messages of the first faults."""
-    licenses: dict[str, int] = Field(default_factory=dict)
+    licenses: Counter[str] = Field(default_factory=Counter)
     """License to documents."""
 
 
@@ -225,9 +223,9 @@ def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkR
         records = list(readers.map(fetch, chunks.keys))
     missing = [number for number, record in enumerate(records) if record is None]
     read = {number: _ChunkWriter(folder, chunks.keys[number]) for number in missing}
-    for number, batches in groupby(chunks.read(missing), key=lambda batch: batch[0]):
-        for _, batch in batches:
-            read[number].add(batch)
+    for number, documents in groupby(chunks.read(missing), key=lambda one: one[0]):
+        for _, one in documents:
+            read[number].add(one)
         records[number] = _keep(read.pop(number), cache)
     for number, without_documents in read.items():
         records[number] = _keep(without_documents, cache)
@@ -265,31 +263,28 @@ class _ChunkWriter:
         self.folder = folder
         self.key = key
         self._record = ChunkRecord()
-        self._faults: Counter[str] = Counter()
-        self._licenses: Counter[str] = Counter()
         self._cutter = Cutter(*PART_BYTES, mean=PART_BYTES[0])
         self._pending: list[Document] = []
         self._pending_bytes = self._file_bytes = 0
         self._parquet: pq.ParquetWriter | None = None
 
-    def add(self, batch: Batch) -> None:
-        for one in batch:
-            if isinstance(one, Fault):
-                self._add_fault(one)
-            else:
-                self._add_document(one)
+    def add(self, one: Document | Fault) -> None:
+        checked = one if isinstance(one, Fault) else check_document(one)
+        if isinstance(checked, Fault):
+            self._add_fault(checked)
+        else:
+            self._add_document(checked)
 
     def close(self) -> ChunkRecord:
         """Finish the files, and say what is in them."""
         if self._pending:
             self._flush()
         self._close_file()
-        self._record.faults, self._record.licenses = dict(self._faults), dict(self._licenses)
         return self._record
 
     def _add_fault(self, fault: Fault) -> None:
-        self._faults[fault.reason] += 1
-        if self._faults[fault.reason] <= EXAMPLES:
+        self._record.faults[fault.reason] += 1
+        if self._record.faults[fault.reason] <= EXAMPLES:
             self._record.examples.append(fault.message)
 
     def _add_document(self, document: Document) -> None:
@@ -300,7 +295,7 @@ class _ChunkWriter:
         self._record.documents += 1
         self._record.bytes += size
         if document.license:
-            self._licenses[document.license] += 1
+            self._record.licenses[document.license] += 1
         self._pending.append(document)
         self._pending_bytes += size
         if self._cutter.ends(document.id, size):
@@ -328,18 +323,9 @@ def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
     return pq.ParquetWriter(target, SCHEMA, compression="zstd", write_page_checksum=True)
 
 
-def set_unusable_aside(chunks: Chunks) -> Chunks:
-    """The same chunks, with a fault in place of every document without text, or whose id later
-    stages, terminals or pages could not bear."""
-
-    def read(numbers: list[int]) -> Iterator[tuple[int, Batch]]:
-        for number, batch in chunks.read(numbers):
-            yield number, [one if isinstance(one, Fault) else check_document(one) for one in batch]
-
-    return replace(chunks, read=read)
-
-
 def check_document(document: Document) -> Document | Fault:
+    """In place of a document without text, or whose id later stages, terminals or pages could not
+    bear, its fault."""
     place = document.place or shown_in_line(document.path or document.source)
     named = f"{place}: the id '{shown_in_line(document.id[:80])}'"
     if fault := find_id_fault(document.id):

@@ -16,12 +16,19 @@ from artifacts.store.identity import hash_json
 from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.docstrings import open_packages
-from spark_jobs.read.document import DECODED, EMPTY, EXAMPLES, UNREAD, judge_faults
+from spark_jobs.read.document import (
+    DECODED,
+    EMPTY,
+    EXAMPLES,
+    UNREAD,
+    Document,
+    Fault,
+    judge_faults,
+)
 from spark_jobs.read.facts import open_facts
 from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_listed
 from spark_jobs.read.hugging_face import open_dataset
 from spark_jobs.read.opened import (
-    Batch,
     ChunkRecord,
     Chunks,
     ListedFile,
@@ -29,7 +36,6 @@ from spark_jobs.read.opened import (
     SkippedFiles,
     listed_key,
     number_repeated_ids,
-    set_unusable_aside,
     single_chunk,
     write_chunks,
 )
@@ -124,7 +130,7 @@ def _by_kind(beginning: str, records: Records) -> tuple[Counter[str], dict[str, 
 
 
 def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
-    return sum((Counter(getattr(record, field)) for record in records), Counter[str]())
+    return sum((getattr(record, field) for record in records), Counter[str]())
 
 
 def _examples(records: list[ChunkRecord]) -> list[str]:
@@ -226,7 +232,7 @@ def write_snapshot(
 def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
     """A chunk of files that lie in a bucket (`Chunks.files`), in whichever process reads it."""
 
-    def read() -> Iterator[Batch]:
+    def read() -> Iterator[Document | Fault]:
         for one in listed:
             if isinstance(source, BigQuery):
                 yield from read_exported(source, one)
@@ -250,7 +256,7 @@ def copy_source(
     settings = content_of(source)
     key = cache_key("chunk", write_snapshot.__module__, [*LIBRARIES], settings=settings)
     keys = [hash_json({"of": key, "content": content}) for content in chunks.keys]
-    return write_chunks(replace(set_unusable_aside(chunks), keys=keys), folder, cache)
+    return write_chunks(replace(chunks, keys=keys), folder, cache)
 
 
 def _lay_out(kept: list[Path], folder: Path) -> list[Path]:

@@ -147,14 +147,15 @@ class _Look:
         found = self._found
         before = found.read, found.short_lengths.copy(), found.languages.copy(), kind.counts.copy()
         self._new.clear()
+        content = Content(file, source, tick)
         try:
             rows, to_read = 0, file.size
             if name == "parquet":
                 # Of its bytes some megabytes are read ahead, and those of other columns never.
-                rows, to_read = measure_parquet(Content(file, source, tick))
+                rows, to_read = measure_parquet(content)
             kind.begun_bytes += file.size
             kind.begun_to_read += to_read
-            for one in documents_of(file, source, tick):
+            for one in documents_of(content):
                 kind.bytes += to_read / rows if rows else 0
                 checked = one if isinstance(one, Fault) else check_document(one)
                 if isinstance(checked, Fault):

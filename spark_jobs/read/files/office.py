@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from artifacts.errors import first_line
-from spark_jobs.read.document import Fault
-from spark_jobs.read.files.rows import Row, decoded_document, one_document
+from spark_jobs.read.document import Document, Fault
+from spark_jobs.read.files.rows import naming_encoding, one_document
 from spark_jobs.read.files.streams import (
     BadFile,
     Content,
@@ -68,15 +68,14 @@ _KEPT_BLANKS = {ord(" "): 0xFDD0, ord("\t"): 0xFDD1}
 """Blanks of text whose lines are as written to characters that no text has."""
 
 
-def read_mail(content: Content) -> Iterator[Row]:
+def read_mail(content: Content) -> Iterator[Document | Fault]:
     """A message's subject and text; of a mailbox (`.mbox`) each message is a document.
 
     Addresses and attachments are left out: of the headers a model learns the subject alone.
     """
     if content.file.format.ending != ".mbox":
-        yield from decoded_document(content, _mail_text)
+        yield from one_document(content, _mail_text)
         return
-    shown = content.file.shown
     encodings: set[str] = set()
     for number, message in enumerate(_messages(content), start=1):
         where = f"message {number}"
@@ -88,12 +87,12 @@ def read_mail(content: Content) -> Iterator[Row]:
         except Exception as error:
             # As the extractors of whole files, the parser raises whatever it stumbles over.
             reason = f"cannot be read as mail ({first_line(error)})"
-            yield Fault("bad_message", f"{shown}: {where} {reason}.")
+            yield Fault("bad_message", f"{content.file.shown}: {where} {reason}.")
         else:
             if encoding and encoding not in encodings:
                 encodings.add(encoding)
                 yield decoded(content, encoding)
-            yield f"{content.file.name}:{number}", text, f"{shown}, {where}"
+            yield content.document(f"{content.file.name}:{number}", text, where)
 
 
 def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
@@ -223,13 +222,9 @@ def _encodings(charset: str) -> tuple[str, ...]:
     return _MEANT.get(name, (name,))
 
 
-def read_subtitles(content: Content) -> Iterator[Row]:
-    """What is said, without numbers and times, as one document."""
-    return decoded_document(content, _subtitles_text)
-
-
-def _subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
-    """What is said, and the encoding; a line that goes on is written once."""
+def subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+    """What is said, without numbers and times, and the encoding (`rows.Extract`); a line that goes
+    on is written once."""
     text, encoding = decode(found, declared)
     is_vtt = text.startswith("WEBVTT")
     said: list[str] = []
@@ -252,12 +247,12 @@ def _subtitles_text(found: bytes, declared: str | None) -> tuple[str, str | None
     return "\n".join(said), encoding
 
 
-def read_xml(content: Content) -> Iterator[Row]:
+def read_xml(content: Content) -> Iterator[Document | Fault]:
     """All text of a file as one document; of a wiki's dump each page is a document."""
     with content.open() as stream:
         is_dump = _DUMP.search(stream.read(HEAD_BYTES))
     if not is_dump:
-        yield from one_document(content, _xml_text)
+        yield from one_document(content, naming_encoding(_xml_text))
         return
     from lxml import etree
 
@@ -277,16 +272,17 @@ def read_xml(content: Content) -> Iterator[Row]:
         ) from error
 
 
-def _wiki_page(page: Any, content: Content, number: int) -> Row:
+def _wiki_page(page: Any, content: Content, number: int | str) -> Document | Fault:
     """A page's title and the newest of its texts, in the wiki's markup."""
     title = page.findtext("{*}title") or ""
     texts = [text.text or "" for text in page.iterfind("{*}revision/{*}text")]
     text = texts[-1].strip() if texts and page.find("{*}redirect") is None else ""
-    where = f"page {page.findtext('{*}id') or number}"
+    number = page.findtext("{*}id") or number
+    where = f"page {number}"
     if len(text) > content.maximum_bytes:
         return too_large(content, where, len(text))
-    name = f"{content.file.name}:{page.findtext('{*}id') or number}"
-    return name, f"{title}\n\n{text}" if text else "", f"{content.file.shown}, {where}"
+    text = f"{title}\n\n{text}" if text else ""
+    return content.document(f"{content.file.name}:{number}", text, where)
 
 
 def _xml_text(found: bytes) -> str:
@@ -313,7 +309,14 @@ def rtf_text(found: bytes) -> str:
     text = remove_pict_groups(found.decode("latin-1")).replace(r"\ansicpg10000", r"\mac")
     encoding = "mac_roman" if _RTF_MAC.search(text) else "cp1252"
     codecs.register_error(_RTF_ERRORS, _replace_undefined)
-    text = _notes_last(_without_deleted(text))
+    text, _ = _cut_groups(text, _RTF_DELETED)
+    # striprtf passes over footnotes, so they become paragraphs at the end.
+    text, notes = _cut_groups(text, _RTF_NOTE)
+    end = _group_end(text, text.find("{"))
+    # One that is cut off has no brace at its end.
+    end -= text[end - 1 : end] == "}"
+    paragraphs = [rf"\par {{{note}" for note in notes]
+    text = "".join([text[:end], *paragraphs, text[end:]])
     return str(rtf_to_text(text, encoding, errors=_RTF_ERRORS))
 
 
@@ -325,32 +328,14 @@ def _replace_undefined(error: UnicodeError) -> tuple[str, int]:
     raise error
 
 
-def _without_deleted(text: str) -> str:
-    """A rich text without the groups that were deleted, notes in them included."""
-    kept, place = [], 0
-    while deleted := _RTF_DELETED.search(text, place):
-        begin = deleted.end(1)
-        kept.append(text[place:begin])
-        place = _group_end(text, begin)
-    return "".join([*kept, text[place:]])
-
-
-def _notes_last(text: str) -> str:
-    """A rich text with its footnotes, which striprtf passes over, as paragraphs at its end."""
-    kept, notes, place = [], [], 0
-    while note := _RTF_NOTE.search(text, place):
-        begin = note.end(1)
-        end = _group_end(text, begin)
-        kept.append(text[place:begin])
-        notes.append(rf"\par {{{text[note.end() : end]}")
-        place = end
-    if not notes:
-        return text
-    text = "".join([*kept, text[place:]])
-    end = _group_end(text, text.find("{"))
-    # One that is cut off has no brace at its end.
-    end -= text[end - 1 : end] == "}"
-    return "".join([text[:end], *notes, text[end:]])
+def _cut_groups(text: str, beginning: re.Pattern[str]) -> tuple[str, list[str]]:
+    """A rich text without the groups that begin so, and of each what comes after that beginning."""
+    kept, cut, place = [], [], 0
+    while group := beginning.search(text, place):
+        kept.append(text[place : group.end(1)])
+        place = _group_end(text, group.end(1))
+        cut.append(text[group.end() : place])
+    return "".join([*kept, text[place:]]), cut
 
 
 def _group_end(text: str, start: int) -> int:

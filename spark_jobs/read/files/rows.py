@@ -17,7 +17,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import chain
 from string import Formatter
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 from uuid import UUID
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError, first_line, install_advice
 from artifacts.settings import value_at
-from spark_jobs.read.document import Fault, Look, take_example
+from spark_jobs.read.document import Document, Fault, Look, of_example, take_example
 from spark_jobs.read.files import streams
 from spark_jobs.read.settings import Files, template_columns
 
@@ -37,15 +37,11 @@ PROSE_WORDS = 4
 BATCH_BYTES = 8 * 1024 * 1024
 BATCH_ROWS = 1_000
 
-Row = tuple[str, str, str] | Fault
-"""A document's id, its text (of an example, `take_example`) and its place, or its fault."""
-
-
 JsonRecord = tuple[Any, str, int]
 """What a row says, its place and its number."""
 
 
-def read_json(content: streams.Content) -> Iterator[Row]:
+def read_json(content: streams.Content) -> Iterator[Document | Fault]:
     """The rows of JSON lines, or of a file that is one list or one object."""
     for found in json_records(content):
         yield found if isinstance(found, Fault) else pick(found[0], content, *found[1:])
@@ -176,7 +172,7 @@ def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
         yield record, f"element {number}", number
 
 
-def read_csv(content: streams.Content) -> Iterator[Row]:
+def read_csv(content: streams.Content) -> Iterator[Document | Fault]:
     """The rows of a table with a line of column names."""
     csv.field_size_limit(min(content.maximum_bytes, sys.maxsize))
     encoding = _other_encoding(content)
@@ -300,7 +296,7 @@ def _other_encoding(content: streams.Content) -> str | None:
     return None
 
 
-def read_parquet(content: streams.Content) -> Iterator[Row]:
+def read_parquet(content: streams.Content) -> Iterator[Document | Fault]:
     """The rows of a Parquet file; checksums of its pages are compared where it has them."""
     source = content.source
     number = 0
@@ -402,29 +398,34 @@ def _has(names: list[str], column: str) -> bool:
     return column in names or column.split(".")[0] in names
 
 
-def pick(record: Any, content: streams.Content, where: str, number: int) -> Row:
-    """A record's id and text, or what is wrong with it."""
-    source, shown = content.source, content.file.shown
+def pick(record: Any, content: streams.Content, where: str, number: int) -> Document | Fault:
+    """The document of a record, or what is wrong with it."""
+    source, look = content.source, partial(value_at, record)
+    place = f"{content.file.shown}, {where}"
     if source.examples:
-        text: Any = take_example(partial(value_at, record), source.examples, f"{shown}, {where}")
+        text: Any = take_example(look, source.examples, place)
         if isinstance(text, Fault):
             return text
     elif source.templates:
-        text = fill_template(source.templates, partial(value_at, record))
+        text = fill_template(source.templates, look)
     else:
-        text = value_at(record, source.text_column)
+        text = look(source.text_column)
     if not isinstance(text, str):
-        return Fault("no_text", _no_text(record, text, content, where))
+        return Fault("no_text", f"{place}: {_no_text(record, text, source)}")
     if len(text) > content.maximum_bytes:
         return streams.too_large(content, where, len(text))
-    if source.id_column is None:
-        return f"{content.file.name}:{number}", text, f"{shown}, {where}"
-    found = value_at(record, source.id_column)
-    if found is None:
-        return Fault("no_id", f"{shown}, {where}: no id under the key {source.id_column!r}.")
-    if isinstance(found, bool) or not isinstance(found, str | int | float) or found == "":
-        return Fault("bad_id", f"{shown}, {where}: the id is {_kind(found)}, not text or a number.")
-    return str(found), text, f"{shown}, {where}"
+    identifier: Any = f"{content.file.name}:{number}"
+    if source.id_column is not None:
+        identifier = look(source.id_column)
+        if identifier is None:
+            return Fault("no_id", f"{place}: no id under the key {source.id_column!r}.")
+        is_told = isinstance(identifier, str | int | float) and not isinstance(identifier, bool)
+        if not is_told or identifier == "":
+            kind = _kind(identifier)
+            return Fault("bad_id", f"{place}: the id is {kind}, not text or a number.")
+    if source.examples:
+        return of_example(str(identifier), text, source.name, place, content.file.name)
+    return content.document(str(identifier), text, where)
 
 
 def fill_template(templates: tuple[str, ...], look: Callable[..., Any]) -> str | None:
@@ -464,17 +465,17 @@ def _as_text(value: Any) -> str:
     return str(value).strip() if isinstance(value, _TOLD) and not isinstance(value, bool) else ""
 
 
-def _no_text(record: Any, found: Any, content: streams.Content, where: str) -> str:
-    key, shown = content.source.text_column, content.file.shown
-    if content.source.templates:
-        return f"{shown}, {where}: nothing under {', '.join(content.source.columns)}."
+def _no_text(record: Any, found: Any, source: Files) -> str:
+    key = source.text_column
+    if source.templates:
+        return f"nothing under {', '.join(source.columns)}."
     if not isinstance(record, dict):
-        return f"{shown}, {where}: {_kind(record)}, where an object with the key {key!r} belongs."
+        return f"{_kind(record)}, where an object with the key {key!r} belongs."
     if found is not None or key in record:
-        return f"{shown}, {where}: no text under the key {key!r}, but {_kind(found)}."
+        return f"no text under the key {key!r}, but {_kind(found)}."
     keys = ", ".join(map(str, list(record)[:12]))
     return (
-        f"{shown}, {where}: no text under the key {key!r} (found: {keys}). "
+        f"no text under the key {key!r} (found: {keys}). "
         "Set `text_column` to the key that holds the text; one within another is `outer.inner`."
     )
 
@@ -491,60 +492,27 @@ def _kind(value: Any) -> str:
     return next(found, f"of the type {type(value).__name__}")
 
 
-def whole(stream: IO[bytes], maximum: int) -> bytes | streams.OverlongLine:
-    """All of a stream, or its length where it is longer than `maximum` bytes."""
-    found = stream.read(maximum + 1)
-    if len(found) <= maximum:
-        return found
-    length = len(found)
-    while block := stream.read(1024 * 1024):
-        length += len(block)
-    return streams.OverlongLine(length)
-
-
 FILE_BYTES = 512 * 1024 * 1024
 """Largest PDF or Word file, pictures included; it is read into memory as a whole."""
 PLAIN = ("text", "code", "html", "subtitles", "xml")
 """Formats whose files are hardly larger than their text."""
 ZIPPED = ("docx", "odt", "pptx", "xlsx", "epub")
 
-
-def read_text(content: streams.Content) -> Iterator[Row]:
-    """A text file as one document."""
-    return decoded_document(content, streams.decode)
-
-
-def read_html(content: streams.Content) -> Iterator[Row]:
-    """A page as one document."""
-    return decoded_document(content, _page_text)
+Extract = Callable[[bytes, str | None], tuple[str, str | None]]
+"""A file's content, and the encoding that the source declares, to the text and the encoding that it
+was found in; None where that is UTF-8, or where the file names it. Raises UnicodeDecodeError."""
 
 
-def decoded_document(
-    content: streams.Content, decode: Callable[[bytes, str | None], tuple[str, str | None]]
-) -> Iterator[Row]:
-    """A file in any encoding as one document.
-
-    Args:
-        decode: gives the text and, where that is not UTF-8, the encoding that it was found in, from
-            the bytes and the encoding that the source declares; raises UnicodeDecodeError.
-    """
-    encodings: list[str] = []
-
-    def text_of(found: bytes) -> str:
-        text, encoding = decode(found, content.source.encoding)
-        encodings.extend([encoding] if encoding else [])
-        return text
-
-    for row in one_document(content, text_of):
-        yield from (streams.decoded(content, encoding) for encoding in encodings)
-        yield row
+def naming_encoding(text_of: Callable[[bytes], str]) -> Extract:
+    """The extractor of a format that names its encoding."""
+    return lambda found, _: (text_of(found), None)
 
 
-def read_pdf(content: streams.Content) -> Iterator[Row]:
+def read_pdf(content: streams.Content) -> Iterator[Document | Fault]:
     """A PDF's text layer, page by page."""
-    for row in one_document(content, _pdf_text):
-        if isinstance(row, Fault) or row[1].strip():
-            yield row
+    for one in one_document(content, naming_encoding(_pdf_text)):
+        if isinstance(one, Fault) or one.text.strip():
+            yield one
         else:
             yield Fault(
                 "no_text_layer",
@@ -553,7 +521,7 @@ def read_pdf(content: streams.Content) -> Iterator[Row]:
             )
 
 
-def one_document(content: streams.Content, extract: Callable[[bytes], str]) -> Iterator[Row]:
+def one_document(content: streams.Content, extract: Extract) -> Iterator[Document | Fault]:
     """A file whose whole text is one document, or what is wrong with it.
 
     Raises:
@@ -561,15 +529,17 @@ def one_document(content: streams.Content, extract: Callable[[bytes], str]) -> I
         UserError: the extractor's library is not installed.
     """
     form = content.file.format.name
+    maximum = content.maximum_bytes if form in PLAIN else FILE_BYTES
     with content.open() as stream:
-        found = whole(stream, content.maximum_bytes if form in PLAIN else FILE_BYTES)
-    if isinstance(found, streams.OverlongLine):
-        yield streams.too_large(content, "the file", found.length)
+        found = stream.read(maximum + 1)
+        rest = sum(len(block) for block in iter(lambda: stream.read(streams.BLOCK_BYTES), b""))
+    if len(found) > maximum:
+        yield streams.too_large(content, "the file", len(found) + rest)
         return
     try:
         if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(found)):
             _check_unpacked(found, content.maximum_unpacked)
-        text = extract(found) if found.strip() else ""
+        text, encoding = extract(found, content.source.encoding) if found.strip() else ("", None)
     except UnicodeDecodeError as error:
         yield streams.not_utf8(content, "the file", error)
     except MemoryError:
@@ -585,23 +555,20 @@ def one_document(content: streams.Content, extract: Callable[[bytes], str]) -> I
             "Fetch the file again, or take it out of the source."
         ) from error
     else:
+        if encoding:
+            yield streams.decoded(content, encoding)
         if len(text) > content.maximum_bytes:
             yield streams.too_large(content, "the text", len(text))
         else:
-            yield content.file.name, text, content.file.shown
+            yield content.document(content.file.name, text)
 
 
 _DECLARED = re.compile(rb"<meta[^>]+charset|<\?xml[^>]+encoding", re.IGNORECASE)
 
 
-def _page_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
-    """A page's text, and the encoding that it is in if it does not say so.
-
-    trafilatura would guess that, and often take another one.
-
-    Raises:
-        UnicodeDecodeError: it does not say, and there is no telling.
-    """
+def page_text(found: bytes, declared: str | None) -> tuple[str, str | None]:
+    """A page's text, and the encoding that it is in if it does not say so (`Extract`)."""
+    # trafilatura would guess the encoding, and often take another one.
     if _DECLARED.search(found[:8192]):
         return html_text(found), None
     page, encoding = streams.decode(found, declared)

@@ -21,14 +21,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import IO, Any, Self, TextIO
 
 import pyarrow as pa
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
-from spark_jobs.read.document import DECODED, Fault
+from spark_jobs.read.document import DECODED, UNREAD, Document, Fault
 from spark_jobs.read.opened import ListedFile
 from spark_jobs.read.settings import Files, Format, format_of, kind_of
 
@@ -302,6 +302,17 @@ class Content:
     source: Files
     tick: Tick
 
+    def document(self, identifier: str, text: str, where: str = "") -> Document:
+        """A document of the file; `where` it is in the file, if it is not all of it."""
+        return Document(
+            identifier,
+            text,
+            self.source.name,
+            path=self.file.name,
+            language=self.file.format.language,
+            place=f"{self.file.shown}, {where}" if where else self.file.shown,
+        )
+
     @property
     def maximum_bytes(self) -> int:
         """Largest document."""
@@ -463,16 +474,9 @@ class Member(SourceFile):
         return counted(self.opener(), lambda number: None)
 
 
-@dataclass(frozen=True)
-class SkippedMember:
-    """A member that is not read, and why."""
-
-    kind: str
-    name: str
-
-
-def members(content: Content) -> Iterator[Member | SkippedMember]:
-    """The files of an archive in its own order, each readable until the next is asked for.
+def members(content: Content) -> Iterator[Member | Fault]:
+    """The files of an archive in its own order, each readable until the next is asked for, and in
+    place of one that is not read a record of it.
 
     Raises:
         BadFile: the archive is damaged, encrypted, or unpacks to far too much.
@@ -490,51 +494,55 @@ def members(content: Content) -> Iterator[Member | SkippedMember]:
         yield member
 
 
-def _zip(content: Content) -> Iterator[Member | SkippedMember]:
-    with still_there(content.file), content.file.open(content.tick) as handle:
+def _zip(content: Content) -> Iterator[Member | Fault]:
+    with content.open() as handle:
         try:
             archive = zipfile.ZipFile(handle)
-        # The last where a name that is marked as UTF-8 is none.
-        except (zipfile.BadZipFile, NotImplementedError, OSError, UnicodeDecodeError) as error:
-            need_drive(content.file.shown, error)
-            raise _unreadable(content, "zip", error) from error
+        except UnicodeDecodeError as error:  # A name is marked as UTF-8, and is none.
+            raise zipfile.BadZipFile(str(error)) from error
         for entry in archive.infolist():
             if entry.is_dir():
                 continue
             if entry.flag_bits & 1:
                 raise BadFile(f"{content.file.shown} is encrypted. Unpack it, or take it out.")
-            if stat.S_ISLNK(entry.external_attr >> 16):
-                yield SkippedMember("link in an archive", _name(content, entry.filename))
+            is_link = stat.S_ISLNK(entry.external_attr >> 16)
+            kind = "link in an archive" if is_link else _kind_not_read(content, entry.filename)
+            if kind:
+                yield _not_read(content, entry.filename, kind)
             else:
                 opener = partial(archive.open, entry)
                 yield _member(content, entry.filename, entry.file_size, opener)
 
 
-def _tar(content: Content) -> Iterator[Member | SkippedMember]:
+def _tar(content: Content) -> Iterator[Member | Fault]:
     with content.open() as stream:
-        try:
-            # A stream that goes one way only: what is compressed is unpacked once.
-            archive = tarfile.open(  # noqa: SIM115 - closed with the stream
-                fileobj=stream, mode="r|", tarinfo=_TarHeader
-            )
-            for entry in archive:
-                if entry.isfile() and entry.size > TAR_MEMBER_BYTES:
-                    yield SkippedMember("too large file in an archive", _name(content, entry.name))
-                elif entry.isfile():
-                    # In memory: readers go back and forth, which the archive's stream does not.
-                    read = cache(partial(_tar_member, archive, entry))
-                    opener = partial(lambda read: io.BytesIO(read()), read)
-                    yield _member(content, entry.name, entry.size, opener)
-                elif not entry.isdir():
-                    kind = "link" if entry.issym() or entry.islnk() else "special file"
-                    yield SkippedMember(f"{kind} in an archive", _name(content, entry.name))
-            assert archive.fileobj is not None
-            while rest := archive.fileobj.read(BLOCK_BYTES):
-                # Anything else at the end is no text that is lost.
-                if b"ustar" in rest:
-                    raise tarfile.ReadError("it goes on after its end, as archives put together do")
-        except tarfile.TarError as error:
-            raise _unreadable(content, "tar", error) from error
+        # A stream that goes one way only: what is compressed is unpacked once.
+        archive = tarfile.open(  # noqa: SIM115 - closed with the stream
+            fileobj=stream, mode="r|", tarinfo=_TarHeader
+        )
+        for entry in archive:
+            if entry.isdir():
+                continue
+            if not entry.isfile():
+                is_link = entry.issym() or entry.islnk()
+                kind: str | None = f"{'link' if is_link else 'special file'} in an archive"
+            elif entry.size > TAR_MEMBER_BYTES:
+                kind = "too large file in an archive"
+            else:
+                kind = _kind_not_read(content, entry.name)
+            if kind:
+                yield _not_read(content, entry.name, kind)
+            else:
+                file = archive.extractfile(entry)
+                assert file is not None, "a regular file has content"
+                # In memory: readers go back and forth, which the archive's stream does not.
+                opener = partial(io.BytesIO, file.read())
+                yield _member(content, entry.name, entry.size, opener)
+        assert archive.fileobj is not None
+        while rest := archive.fileobj.read(BLOCK_BYTES):
+            # Anything else at the end is no text that is lost.
+            if b"ustar" in rest:
+                raise tarfile.ReadError("it goes on after its end, as archives put together do")
 
 
 class _TarHeader(tarfile.TarInfo):
@@ -554,34 +562,27 @@ class _TarHeader(tarfile.TarInfo):
             raise tarfile.ReadError(said) from error
 
 
-def _unreadable(content: Content, kind: str, error: Exception) -> BadFile:
-    return BadFile(
-        f"{content.file.shown} is not a readable {kind} archive ({error}). Fetch it again, or take "
-        "it out of the source."
-    )
-
-
-def _tar_member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(entry)
-    assert file is not None, "a regular file has content"
-    return file.read()
-
-
-def _member(
-    content: Content, path: str, size: int, opener: Callable[[], Any]
-) -> Member | SkippedMember:
-    name = _name(content, path)
+def _kind_not_read(content: Content, path: str) -> str | None:
+    """What a member is counted under that is not read."""
     form = format_of(path)
     hidden = any(part.startswith(".") and part != "." for part in path.split("/"))
     if hidden and not content.source.hidden:
-        return SkippedMember("hidden", name)
+        return "hidden"
     if form is None:
-        return SkippedMember(kind_of(path), name)
+        return kind_of(path)
     if form.name == "archive":
-        return SkippedMember("archive in an archive", name)
-    if form.name not in content.source.formats:
-        return SkippedMember(f"{form.name} files", name)
-    return Member(f"{content.file.path}/{path}", name, size, form, opener)
+        return "archive in an archive"
+    return None if form.name in content.source.formats else f"{form.name} files"
+
+
+def _not_read(content: Content, path: str, kind: str) -> Fault:
+    return Fault(f"{UNREAD}{kind}", f"{UNREAD}{kind}: {_name(content, path)}")
+
+
+def _member(content: Content, path: str, size: int, opener: Callable[[], Any]) -> Member:
+    form = format_of(path)
+    assert form is not None, "members of other formats are not read"
+    return Member(f"{content.file.path}/{path}", _name(content, path), size, form, opener)
 
 
 def _name(content: Content, path: str) -> str:

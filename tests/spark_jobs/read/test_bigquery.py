@@ -82,11 +82,11 @@ def client(started_google: LocalGoogle, slowness: Slowness) -> Iterator["Client"
 def documents_of(source: BigQuery, state: str) -> list[Document]:
     """What one state of the source holds, read by the process that cut it and as a task reads."""
     chunks = cut_export(source, state)
-    documents = [one for _, batch in chunks.read([0]) for one in batch]
+    documents = [one for _, one in chunks.read([0])]
     assert chunks.files is not None
     by_task = listed_chunk(source, chunks.files[0])
     assert by_task.keys == chunks.keys
-    assert [one for _, batch in by_task.read([0]) for one in batch] == documents
+    assert [one for _, one in by_task.read([0])] == documents
     return documents
 
 

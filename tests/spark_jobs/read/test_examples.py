@@ -24,7 +24,7 @@ def read(source: dict[str, Any]) -> list[Document | Fault]:
     settings = settings_of(**source)
     chunks = open_sources(settings)[settings.sources[0].name].chunks
     numbers = list(range(len(chunks.keys)))
-    return [one for _, batch in chunks.read(numbers) for one in batch]
+    return [one for _, one in chunks.read(numbers)]
 
 
 def only(source: dict[str, Any]) -> dict[str, Any]:

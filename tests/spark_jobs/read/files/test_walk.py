@@ -14,6 +14,7 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from spark_jobs.read.files.find import Walk, find_files
 from spark_jobs.read.files.reading import documents_of
+from spark_jobs.read.files.streams import Content
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import open_sources
@@ -131,7 +132,7 @@ def test_what_is_looked_at_twice_counts_once_towards_how_much_was_read(
     (file,) = (file for file in find_files(source).files if file.name == name)
     read: list[int] = []
 
-    assert len(list(documents_of(file, source, read.append))) == 5_000
+    assert len(list(documents_of(Content(file, source, read.append)))) == 5_000
     assert sum(read) == file.size
 
 
