@@ -31,7 +31,7 @@ from artifacts.program.lifetime import Child
 from benchmarks import llama_cpp
 from benchmarks.harness import Check, at_least, at_most, machine_name, record
 from benchmarks.models import small_model
-from llm_assets.preflight import describe_base
+from llm_assets.preflight.check import describe_base
 from recipes.model.base_model import BaseModelSettings
 from serving import endpoint as process
 from serving.engine.process import EngineProcess

@@ -34,7 +34,7 @@ from llm_assets.assets.training_plan import continue_from_champion, training_est
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import JUDGED_TAG, Comparison, PipelineResource
-from llm_assets.preflight import held_out_obstacle
+from llm_assets.preflight.held_out import held_out_obstacle
 from llm_assets.registry.card import CHOSEN, number, training_cost, verify_model
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.start import START_INPUT, find_seen, find_start

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
     from llm_assets.cloud.setup.rights import Finding
     from llm_assets.config import PipelineSettings, TrainingPlace
-    from llm_assets.preflight import TextEstimate
+    from llm_assets.preflight.text import TextEstimate
 
 COMPLETE = "Everything a run needs is in place."
 
@@ -106,7 +106,7 @@ def _check_here(
     Args:
         is_whole: whether to read all text and to list what is set aside.
     """
-    from llm_assets.preflight import LOOK_SECONDS, preflight
+    from llm_assets.preflight.check import LOOK_SECONDS, preflight
     from spark_jobs.read.document import EXAMPLES
 
     seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
@@ -125,7 +125,7 @@ def _check_here(
 
     told["text"] = lines
     try:
-        told["notes"] = preflight(settings, seconds, messages=messages, looked_at=tell).notes
+        told["notes"] = preflight(settings, seconds, messages=messages, looked_at=tell)
     except UserError as error:
         told["notes"] = [str(error)]
         raise

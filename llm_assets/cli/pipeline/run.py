@@ -42,7 +42,7 @@ from llm_assets.experiments.job import (
 )
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import JUDGED_TAG, REBUILD_TAG
-from llm_assets.preflight import preflight, seconds_before_run
+from llm_assets.preflight.check import preflight, seconds_before_run
 
 QUIET_INTERVAL_SECONDS = 10
 
@@ -186,7 +186,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
                 f"--rebuild: there is no asset {named}. Choose from: {', '.join(kept)}."
             )
         seconds = seconds_before_run(settings)
-        for note in preflight(settings, seconds, is_judged=is_judged).notes:
+        for note in preflight(settings, seconds, is_judged=is_judged):
             console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
         progress = Progress(console, assets, settings)
         # Named one by one, since the UI shows what is named as the run's target.

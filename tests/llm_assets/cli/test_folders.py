@@ -12,7 +12,8 @@ import pytest
 from artifacts.errors import UserError
 from llm_assets.cli.pipeline.init import write_pipeline
 from llm_assets.config import load_settings
-from llm_assets.preflight import preflight
+from llm_assets.preflight.check import preflight
+from llm_assets.preflight.text import look_at
 from spark_jobs.read.snapshot import write_snapshot
 from tests.folders import FOLDERS, files_in, own_text, try_folder, write_folder
 
@@ -59,7 +60,7 @@ def test_a_folder_is_read_or_told_apart_before_any_work(tmp_path: Path, name: st
             preflight(settings)
     else:
         assert started.obstacle is None
-        text = preflight(settings, None).text
+        text = look_at(settings, None)
         assert (text.documents or 0) >= DOCUMENTS[name] and text.share == 1
     stats = write_snapshot(own_text(settings), tmp_path / "raw", lambda line: None)
     assert stats["documents"] >= DOCUMENTS[name]

@@ -27,7 +27,8 @@ from llm_assets.cli.pipeline.init import (
 )
 from llm_assets.config import PipelineSettings, changed_settings, load_settings
 from llm_assets.definitions import build_definitions
-from llm_assets.preflight import PARAMETERS, preflight, tokens_per_second
+from llm_assets.preflight.check import preflight, tokens_per_second
+from llm_assets.preflight.text import look_at
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import write_snapshot
@@ -68,7 +69,7 @@ def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> No
 
     assert settings.name == "our_manuals"
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
-    (told,) = [note for note in preflight(settings).notes if "held out" in note]
+    (told,) = [note for note in preflight(settings) if "held out" in note]
     assert "enough to detect a gain of 0.0" in told
 
 
@@ -82,7 +83,7 @@ def test_a_first_training_of_much_text_ends_after_minutes_and_says_so(tmp_path: 
         assert "GB on disk" in started.notes[-1]
 
     assert steps["little"] == LEAST_STEPS
-    seconds = steps["much"] * 1024 / tokens_per_second(PARAMETERS)
+    seconds = steps["much"] * 1024 / tokens_per_second()
     assert seconds == pytest.approx(TRAINING_SECONDS, rel=0.02)
 
 
@@ -103,7 +104,7 @@ def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path) -> 
 
     with pytest.raises(UserError, match=r"About 12 of 248 documents(?s:.*)held_out: 0.25`"):
         preflight(few)
-    (told,) = [one for one in preflight(few, is_judged=False).notes if "steps read about" in one]
+    (told,) = [one for one in preflight(few, is_judged=False) if "steps read about" in one]
     # `init` chose steps for one pass, of whose rows some replay other text.
     (share,) = re.findall(r"read about ([\d.]+)% of the text", told)
     assert float(share) == pytest.approx(100, abs=5), told
@@ -136,7 +137,7 @@ def test_documents_that_are_all_too_short_end_in_a_no_with_the_setting_that_fits
     (fitting,) = re.findall(r"Set `clean_corpus.minimum_characters: (\d+)`", started.obstacle)
     assert "keeps 90% of them" in started.obstacle
     longer = changed_settings(started.path, {"clean_corpus.minimum_characters": int(fitting)})
-    assert preflight(longer, None, is_judged=False).text.documents == 180
+    assert look_at(longer, None).documents == 180
 
 
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
@@ -148,7 +149,7 @@ def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manual
     assert [one.name for one in settings.raw_corpus.sources] == ["text", *replayed]
     assert len(replayed) == 1 and settings.checkpoint.replay_share == REPLAY_SHARE
     alone = settings.model_copy(update={"raw_corpus": own_text(settings)})
-    assert preflight(settings, None).text == preflight(alone, None).text
+    assert look_at(settings, None) == look_at(alone, None)
 
 
 def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
@@ -281,7 +282,7 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
     settings = settings_for(manuals)
     for number in range(5):
         (manuals / f"{number}.txt").write_bytes("Клапан открывается.".encode("koi8_r"))
-    told = preflight(settings, None).text.lines(None)
+    told = look_at(settings, None).lines(None)
     assert "set aside: 5 not utf8" in told
     assert "to read text that is not UTF-8: set `encoding` of its source" in told
     (source,) = own_text(settings).sources

@@ -1,0 +1,255 @@
+"""What a run needs, asked before it, and what it will take: steps, time and space on the disk."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+
+from artifacts.errors import UserError
+from artifacts.model import POSITION_KEYS
+from artifacts.progress import format_duration
+from artifacts.storage.files import is_local, need_writable
+from artifacts.store.store import Store
+from llm_assets.config import PipelineSettings
+from llm_assets.endpoint.folder import endpoint_folder
+from llm_assets.preflight.held_out import find_whole, foresee_held_out
+from llm_assets.preflight.text import TextEstimate, all_too_short, look_at
+from recipes.model import base_model
+from recipes.settings import BUDGETS
+from serving import endpoint as process
+from serving.settings import bearer_token, listen
+from spark_jobs.read.docstrings import find_package
+from spark_jobs.read.document import EXAMPLES
+from spark_jobs.read.facts import open_facts, read_facts, read_forms
+from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs, Source
+
+PARAMETERS, TOKENS_PER_SECOND = 134_515_008, 60.0
+"""Of training the model that `init` names: per core with AVX2, as docs/benchmarks.md has it."""
+OTHER_SECONDS = 180
+"""Of a first run, beside training: reading, cleaning, measuring and starting the endpoint."""
+TEXT_COPIES = 4
+"""Times the source text that the corpus stages write: raw, clean, tokens and caches."""
+MASTER_BYTES, STATE_BYTES, SERVED_BYTES = 4, 12, 2
+"""Of a parameter: in 32 bits; so with AdamW's two moments; as the endpoint caches it."""
+LOOK_SECONDS = 60.0
+"""A look at the text takes so long at most."""
+RUN_SECONDS = 10.0
+"""Before a run, which reads all of the text itself."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model, as its files tell before it is loaded."""
+
+    bytes: int = 0
+    """That `base_model` writes."""
+    parameters: int = 0
+    """0 where the files are not on this machine."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """As far as its positions go."""
+
+
+def preflight(
+    settings: PipelineSettings,
+    seconds: float | None = RUN_SECONDS,
+    *,
+    is_judged: bool = True,
+    messages: int = EXAMPLES,
+    looked_at: Callable[[TextEstimate], None] = lambda text: None,
+) -> list[str]:
+    """Look at all that a run needs, and at its text for so many seconds; what is to be known of it.
+
+    Args:
+        seconds: None reads all of the text, 0 nothing of it.
+        is_judged: whether the run is to end with a verdict, for which it needs enough documents.
+        messages: of each kind of what is left out, how many are named.
+        looked_at: is given the text as soon as it is known, before it may be refused.
+
+    Raises:
+        UserError: the run could not succeed: a source, a table of facts or the base model is not
+            there, text cannot be read, rows are too long for the model, documents are too few or
+            too short, the port is another's, or the disk is too small.
+    """
+    for source in settings.raw_corpus.sources:
+        _need_source(source)
+    for section in (settings.exam, settings.study):
+        for name, read in (("facts", read_facts), ("placebo", read_facts), ("forms", read_forms)):
+            if path := getattr(section, name, None):
+                read(path)
+    base = _base(settings)
+    base_model.check_row_length(settings.tokenized_shards.input_length(settings.form), base.config)
+    if settings.platform == "local":
+        bearer_token(settings.endpoint)
+        _need_port(settings)
+    text = look_at(settings, seconds, messages)
+    looked_at(text)
+    if refusal := all_too_short(settings, text):
+        raise UserError(refusal)
+    if settings.platform == "local":
+        steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
+        _need_space(settings.store, bytes_written(settings, base, text.bytes, steps))
+    held_out = foresee_held_out(settings, text, is_judged)
+    return [*_coverage(settings, text), *held_out, *_unset(settings)]
+
+
+def seconds_before_run(settings: PipelineSettings) -> float:
+    """How long a run looks at its text: not where it was divided before, after which what is held
+    out is known."""
+    is_new = is_local(settings.store) and find_whole(settings, "clean_corpus") is None
+    return RUN_SECONDS if is_new else 0
+
+
+def _unset(settings: PipelineSettings) -> list[str]:
+    """Variables without which messages are not sent; where the daemon runs they may be set."""
+    told = settings.notifications
+    named = {
+        "webhook_variable": told.webhook_variable,
+        "email.password_variable": told.email and told.email.password_variable,
+    }
+    return [
+        f"`notifications.{key}` names {variable}, which is not set here; without it where "
+        "`llm-assets up` or the daemon is started, nothing is sent that way."
+        for key, variable in named.items()
+        if variable and not os.environ.get(variable)
+    ]
+
+
+def _need_source(source: Source) -> None:
+    if isinstance(source, PackageDocs):
+        for name in source.packages:
+            find_package(name)
+    elif isinstance(source, Facts):
+        open_facts(source)
+    elif isinstance(source, HuggingFaceDataset):
+        is_folder = source.dataset.startswith(("/", "."))
+        if is_folder and not Path(source.dataset).is_dir():
+            raise UserError(
+                f"Source {source.name!r}: there is no folder {source.dataset}. Correct `dataset`."
+            )
+
+
+def _base(settings: PipelineSettings) -> Base:
+    """The base model, as it was prepared here or as its source has it."""
+    made = find_whole(settings, "base_model")
+    if made and (config := Path(made.url) / "config.json").exists():
+        return Base(0, made.stats["parameters"], json.loads(config.read_bytes()))
+    return describe_base(settings.base_model)
+
+
+def _need_port(settings: PipelineSettings) -> None:
+    host, port = settings.endpoint.host, settings.endpoint.port
+    if port == 0 or process.status(endpoint_folder(settings)) is not None:
+        return
+    listen(host, port).close()
+
+
+def _need_space(store: str, needed: float) -> None:
+    if not is_local(store):
+        return
+    folder = need_writable(Path(Store(store).root))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"`store`: {folder} has {decimal(free)} free, and a run with this text and base model "
+            f"needs up to {decimal(int(needed))} there at a time. Free some space, or set `store` "
+            "to another disk."
+        )
+
+
+def _coverage(settings: PipelineSettings, text: TextEstimate) -> list[str]:
+    budget = settings.checkpoint.budget
+    if not text.is_known or not text.tokens:
+        return []
+    own, row_tokens = _own_share(settings), _step_tokens(settings)
+    planned = _planned_tokens(settings, text)
+    steps = -(-planned // row_tokens)
+    share = own * planned / text.tokens
+    # Of the training that made the current checkpoint.
+    trained = find_whole(settings, "checkpoint")
+    speed = trained.stats["tokens_per_second"] if trained else None
+
+    def time(tokens: float) -> str:
+        return f" in about {format_duration(tokens / speed)}" if speed else ""
+
+    told = f"{steps:,} steps read about {share:.1%} of the text{time(steps * row_tokens)}"
+    if share < 0.95:
+        tokens = text.tokens / own
+        whole = round(tokens / row_tokens) or 1
+        # In the unit in which the budget is given, as two units are refused.
+        amounts = {"steps": whole, "tokens": round(tokens), "epochs": 1}
+        name = next(name for name in BUDGETS if getattr(budget, name) is not None)
+        told += f"; one pass takes about {whole:,} steps (`checkpoint.budget.{name}: "
+        told += f"{amounts[name]}`){time(tokens)}"
+    return [f"{told}, at the speed of the last training run." if speed else f"{told}."]
+
+
+def _step_tokens(settings: PipelineSettings) -> int:
+    return settings.tokenized_shards.sequence_length * settings.checkpoint.budget.global_batch_size
+
+
+def _planned_tokens(settings: PipelineSettings, text: TextEstimate) -> int:
+    """What the budget comes to; of epochs over text that nobody looked at, 0."""
+    budget = settings.checkpoint.budget
+    if budget.epochs:
+        return round(budget.epochs * text.tokens / _own_share(settings))
+    return budget.tokens or (budget.steps or 0) * _step_tokens(settings)
+
+
+def _own_share(settings: PipelineSettings) -> float:
+    """Rows that replay other text are a share of all, and no text of the pipeline's own."""
+    return 1 - settings.checkpoint.replay_share
+
+
+def tokens_per_second() -> float:
+    """Of training the model that `init` names on this processor, where nothing was trained yet."""
+    return TOKENS_PER_SECOND * len(os.sched_getaffinity(0))
+
+
+def describe_base(settings: base_model.BaseModelSettings) -> Base:
+    """What is known of a base model without loading it.
+
+    Raises:
+        UserError: the package or the folder is not there.
+    """
+    files = base_model.source_files(settings)
+    if settings.package:
+        from gguf import GGUFReader
+
+        reader = GGUFReader(files[0])
+        parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        found = (one for name, one in reader.fields.items() if name.endswith(".context_length"))
+        length = next((int(one.contents()) for one in found), None)
+        return Base(parameters * MASTER_BYTES, parameters, {POSITION_KEYS[0]: length})
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    configs = (json.loads(file.read_bytes()) for file in files if file.name == "config.json")
+    parameters = sum(map(_parameters, weights))
+    return Base(sum(file.stat().st_size for file in files), parameters, next(configs, {}))
+
+
+def _parameters(weights: Path) -> int:
+    from safetensors import safe_open
+
+    with safe_open(weights, framework="numpy") as opened:
+        names = opened.keys()
+        return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+
+
+def bytes_written(settings: PipelineSettings, base: Base, text_bytes: float, steps: int) -> float:
+    """The most that a first run has on disk at a time.
+
+    Args:
+        steps: 0 where the text decides them and is not known: as many as fill what is kept.
+    """
+    saving = settings.checkpoint.checkpointing
+    states = saving.keep + 1
+    if steps:
+        states = min(states, -(-steps // (saving.every_steps or 8)))
+    export = MASTER_BYTES if settings.checkpoint.export.dtype == "float32" else 2
+    model = base.parameters * max(states * STATE_BYTES, STATE_BYTES + 2 * export + SERVED_BYTES)
+    return base.bytes + model + TEXT_COPIES * text_bytes

@@ -1,0 +1,184 @@
+"""Whether enough text is held out to judge a model on, and which gain that shows."""
+
+import math
+from contextlib import suppress
+from itertools import takewhile
+
+from artifacts.errors import DamagedArtifact, UserError
+from artifacts.storage.files import is_local
+from artifacts.store.pipelines import Pipeline
+from artifacts.store.store import Artifact, Store
+from llm_assets.config import PipelineSettings
+from llm_assets.gate.verdict import GateSettings
+from llm_assets.preflight.text import TextEstimate
+from recipes.evaluation.settings import EvaluationSettings, Rounds
+from recipes.evaluation.statistics import POWER, level, reach
+
+MOST_HELD_OUT = 0.5
+"""Largest share that is held out of little text, so that a model still learns from most of it."""
+HELD_OUT_DOCUMENTS = 60
+"""Held-out documents to aim at: twice what the gate needs, since near-copies count as one."""
+DOCUMENT_SPREAD = 0.066
+"""Standard deviation of a document's gain, in bits per byte; docs/promotion.md has how it was
+measured."""
+
+
+def held_out_share(documents: float, gate: GateSettings) -> float | None:
+    """The share to hold out, so that the gate can decide; None where no share is enough."""
+    aim = HELD_OUT_DOCUMENTS * gate.minimum_documents / 30
+    share = math.ceil(100 * max(0.05, min(MOST_HELD_OUT, aim / max(1.0, documents)))) / 100
+    # Each document falls into the split by chance: two standard deviations, one in forty draws.
+    surely = documents * share - 2 * math.sqrt(documents * share * (1 - share))
+    return share if surely >= gate.minimum_documents else None
+
+
+def documents_needed(gate: GateSettings) -> int:
+    """Fewest documents of which enough can be held out."""
+    too_few = takewhile(lambda count: held_out_share(count, gate) is None, range(1, 10**6))
+    return 1 + sum(1 for _ in too_few)
+
+
+def most_measured(measured: EvaluationSettings) -> float:
+    """About how many held-out documents are measured at most."""
+    of_one = measured.document_tokens or 512
+    return max((measured.held_out_tokens or math.inf) / of_one, measured.minimum_documents)
+
+
+def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettings) -> float:
+    """The gain in bits per byte that the first judgement finds with a probability of 80%."""
+    from scipy.special import ndtri
+
+    clusters = max(2, int(min(held_out, most_measured(measured))))
+    error = DOCUMENT_SPREAD / math.sqrt(clusters)
+    at = level(gate.lifetime_error, 1, Rounds(measured=1, planned=1, share=1.0))
+    margin = max(float(reach(error, 0.0, clusters, at)), gate.smallest_effect)
+    return margin + float(ndtri(POWER)) * error
+
+
+def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[str, str | None]:
+    """What is held out, and with which gain that shows; or why that is too little to judge on."""
+    if not text.is_known:
+        return "", None
+    gate, split = settings.model_version.gate, settings.clean_corpus.split
+    documents, expected = text.documents, text.held_out + text.documents * split.held_out
+    told = f"about {expected:,.0f} documents will be held out"
+    if gate.metric == "exam":
+        return f"{told}; the exam decides", None
+    if expected >= gate.minimum_documents:
+        return told + _describe_gain(settings, expected), None
+    told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
+    return "", _obstacle(told, documents, settings)
+
+
+def _describe_gain(settings: PipelineSettings, held_out: float) -> str:
+    """The gain that so many held-out documents show, where the spread of their scores is known."""
+    recipe = settings.checkpoint
+    if settings.form != "pretraining" or recipe.family != "causal" or not recipe.is_judged_in_bits:
+        return f"; the metric of the recipe {recipe.recipe} decides"
+    most, more = most_measured(settings.measured), 4 * held_out
+    gain, of_more = (
+        visible_gain(count, settings.model_version.gate, settings.measured)
+        for count in (held_out, more)
+    )
+    told = f", enough to detect a gain of {gain:.3f} bits per byte with 80% power"
+    limit = "`eval_metrics.held_out_tokens`"
+    if held_out >= most:
+        return f"{told}; about {most:,.0f} of them are measured, as {limit} says"
+    others = (
+        "four times as many" if more <= most else f"{most:,.0f}, about the most that {limit} allows"
+    )
+    return f"{told} ({of_more:.3f} with {others})"
+
+
+def held_out_obstacle(clusters: int, documents: float, settings: PipelineSettings) -> str | None:
+    """Why the text that was cleaned is too little to judge on; None where it is enough.
+
+    Args:
+        clusters: independent documents that are held out.
+        documents: all of the text's, of which others can still be held out; 0 where a model has
+            read them, after which splits stay.
+    """
+    gate = settings.model_version.gate
+    if gate.metric == "exam" or clusters >= gate.minimum_documents:
+        return None
+    told = f"Only {clusters:,} independent documents are held out, near-copies counted as one"
+    return _obstacle(told, documents, settings)
+
+
+UNJUDGED = "To train anyway and decide yourself: `llm-assets run --unjudged`, then"
+
+
+def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
+    """What is too little, and the ways out; `documents` as in `held_out_obstacle`."""
+    gate = settings.model_version.gate
+    share = held_out_share(documents, gate)
+    told += (
+        f", fewer than the {gate.minimum_documents} that the gate needs, so it could not promote a "
+        "model. "
+    )
+    if not documents:
+        told += "Add documents: some of the new ones are held out, too."
+    elif share and share > settings.clean_corpus.split.held_out:
+        told += f"Set `clean_corpus.split.held_out: {share:.2f}`, or add text."
+    else:
+        told += (
+            f"Add text: at least {documents_needed(gate)} different documents of "
+            f"{settings.clean_corpus.minimum_characters} characters or more are needed; a document "
+            "is a file, or a row of a table."
+        )
+    version = "1" if documents else "VERSION"
+    return f"{told} {UNJUDGED} `llm-assets approve {version} --reason REASON`"
+
+
+def find_whole(settings: PipelineSettings, asset: str) -> Artifact | None:
+    """The asset's current artifact; None where there is none, its manifest is damaged, or the store
+    is in a bucket, which is asked for nothing before a run."""
+    if is_local(settings.store):
+        with suppress(DamagedArtifact):  # Whoever needs it says so.
+            return Pipeline(Store(settings.store), settings.name).find_current(asset)
+    return None
+
+
+def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: bool) -> list[str]:
+    """What is held out and the gain that shows; raises UserError where that is too little.
+
+    Of text that was removed since it was divided, this may say too much: how many held-out
+    documents are left is known once it is cleaned, and asked again before training.
+    """
+    split, divided = settings.clean_corpus.split, find_whole(settings, "clean_corpus")
+    before = divided.manifest.settings["split"]["held_out"] if divided else split.held_out
+    record = Pipeline(Store(settings.store), settings.name)
+    is_trained = divided is not None and record.recorded("checkpoint") is not None
+    is_certain = True
+    if divided is None or (before != split.held_out and not is_trained):
+        told, obstacle = describe_held_out(settings, text)
+    else:
+        counts, new = divided.stats["splits"], _new_documents(settings, text)
+        then = counts.get("held_out", 0)
+        told = f"{then:,} documents are held out."
+        documents = 0 if is_trained else sum(counts.values()) - counts.get("replay", 0) + new
+        obstacle = held_out_obstacle(then + int(split.held_out * new), documents, settings)
+        # Text that was not looked at may have grown.
+        is_certain = text.is_known and text.share == 1
+    if before != split.held_out and is_trained:
+        told += (
+            f" Existing splits do not change: `held_out: {split.held_out:g}` instead of {before:g} "
+            "applies to new text only. To split all text again, stop the endpoint "
+            "(`llm-assets stop`) and give the pipeline another `name`: versions and verdicts "
+            "of this one stay."
+        )
+    if obstacle and is_certain and is_judged:
+        raise UserError(obstacle)
+    if obstacle and not is_judged:
+        obstacle = obstacle.replace(UNJUDGED, "Once a model is trained, decide yourself:")
+    return list(filter(None, [told.strip(), obstacle]))
+
+
+def _new_documents(settings: PipelineSettings, text: TextEstimate) -> int:
+    """About how many documents came since the text was read last."""
+    raw = find_whole(settings, "raw_corpus")
+    if raw is None or not text.is_known:
+        return 0
+    replayed = settings.clean_corpus.split.replayed
+    read = sum(of["documents"] for name, of in raw.stats["sources"].items() if name not in replayed)
+    return max(0, round(text.documents + text.held_out + text.copies + text.short) - read)

@@ -1,0 +1,152 @@
+"""What the sources hold, as a first look finds it."""
+
+import math
+from dataclasses import dataclass
+
+from artifacts.storage.files import is_local
+from artifacts.store.store import Store
+from llm_assets.config import PipelineSettings
+from spark_jobs.read.document import EMPTY, EXAMPLES, judge_faults
+from spark_jobs.read.files.find import find_files
+from spark_jobs.read.settings import Files
+from spark_jobs.read.survey import TextSurvey, survey
+
+BYTES_PER_TOKEN, BEYOND_ASCII = 4, 2
+"""About, of a vocabulary for English: of English text, and of characters beyond ASCII (SmolLM2's
+has 4.9 of English, 2.5 of Russian, 1.5 of Chinese, Japanese and Thai)."""
+LANGUAGE_SHARE = 0.1
+"""Of the documents, from which on another language than English is worth a word."""
+ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
+"""Of the places that a source's text may have: a text that two have counts where it is kept."""
+ENOUGH_SHORT = 1_000
+"""So many documents that are all too short speak for those that were not read."""
+COUNTED_OF_ALL = ("copies", "short", "faults", "messages")
+COUNTED_OF_OWN = ("bytes", "beyond_ascii", "languages", "short_lengths")
+"""Of a source's survey, also of one that is replayed; and of the others alone."""
+MOST_KEPT = 0.9
+"""Share of short documents that are kept by the length that is advised."""
+
+
+@dataclass
+class TextEstimate(TextSurvey):
+    """What all sources hold; of what is replayed, only copies, short texts and faults count.
+
+    `documents` are those that can be divided into splits.
+    """
+
+    share: float = 1.0
+    """Of the files' bytes, the least that was read of a source."""
+    held_out: float = 0.0
+    """Documents of sources that are held out as a whole."""
+    is_known: bool = True
+    """Whether every source was looked at."""
+
+    @property
+    def tokens(self) -> float:
+        """About."""
+        ascii_bytes = self.bytes - self.beyond_ascii
+        return ascii_bytes / BYTES_PER_TOKEN + self.beyond_ascii / BEYOND_ASCII
+
+    def lines(self, command: str | None) -> list[str]:
+        """What is learnt, and what is not: a line of each kind.
+
+        Args:
+            command: begins the one that lists all that is not; None where there is no pipeline file
+                to check.
+        """
+        told = []
+        if self.is_known:
+            sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
+            told.append(
+                f"{'' if self.share == 1 else 'about '}{self.documents + self.held_out:,.0f} "
+                f"documents, about {self.tokens:,.0f} tokens{sampled}"
+            )
+        for language, written in [one for one in self.languages.most_common(2) if one[0]][:1]:
+            share = written / self.languages.total()
+            if language != "English" and share >= LANGUAGE_SHARE:
+                told.append(
+                    f"{share:.0%} of the documents seem to be in "
+                    f"{language}; the default base model and the text that `init` replays are "
+                    "English. For another language, change `base_model`, and the source that "
+                    "`clean_corpus.split.sources` assigns to `replay`"
+                )
+        for what, count in (("exact copies", self.copies), ("short documents", self.short)):
+            told += [f"{what} left out: {count:,.0f}"] * bool(count)
+        for kind, count in self.decoded.counts.items():
+            told.append(f"files decoded from {kind}: {count:,}")
+        reasons = {reason.replace("_", " "): count for reason, count in self.faults.items()}
+        for what, counts in (("set aside", reasons), ("not read", self.unread.counts)):
+            told += [f"{what}: {count:,} {kind}" for kind, count in counts.items()]
+        if self.faults["not_utf8"]:
+            told.append("to read text that is not UTF-8: set `encoding` of its source")
+        if command and (self.faults or self.unread.counts):
+            told.append(f"list all of them: {command} check --all")
+        return told
+
+
+def look_at(
+    settings: PipelineSettings, seconds: float | None, messages: int = EXAMPLES
+) -> TextEstimate:
+    """Read the files of the sources for so many seconds; other kinds of sources are not read.
+
+    What is replayed is looked at too, for faults, and counts as no text to learn.
+
+    Args:
+        seconds: for all sources together; None reads everything, 0 nothing.
+        messages: of each kind of what is left out, how many are named.
+
+    Raises:
+        UserError: what a run would end with: a file that cannot be read, or more such documents
+            than the source allows.
+    """
+    text, places = TextEstimate(), settings.clean_corpus.split.sources
+    files = [one for one in settings.raw_corpus.sources if isinstance(one, Files)]
+    unread = [one.name for one in settings.raw_corpus.sources if not isinstance(one, Files)]
+    texts: set[int] = set()
+    # Text that is held out is trained on nowhere, and text that is also replayed is no replay.
+    files.sort(key=lambda one: ORDER_OF_COUNTING.index(places.get(one.name)))
+    for source in files:
+        found = find_files(source, Store(settings.store).root, messages)
+        if seconds == 0 or not is_local(source.path):
+            unread.append(source.name)
+            continue
+        part = None if seconds is None else seconds / len(files)
+        least = settings.clean_corpus.minimum_characters
+        seen = survey(source, found.files, least, part, messages, texts)
+        if source.on_bad_file == "stop":
+            sound = seen.read + seen.faults[EMPTY]
+            share = source.maximum_faulty_share
+            judge_faults(source.name, share, sound, seen.faults, seen.messages)
+        place = places.get(source.name)
+        if place == "held_out":
+            text.held_out += seen.documents
+        elif place is None:
+            text.documents += seen.documents
+        for name in COUNTED_OF_ALL if place == "replay" else COUNTED_OF_ALL + COUNTED_OF_OWN:
+            setattr(text, name, getattr(text, name) + getattr(seen, name))
+        text.share = min(text.share, seen.share)
+        skipped = (text.unread, found.unread), (text.unread, seen.unread)
+        for kept, one in (*skipped, (text.decoded, seen.decoded)):
+            for kind, count in one.counts.items():
+                kept.counts[kind] = kept.counts.get(kind, 0) + count
+                kept.examples[kind] = [*kept.examples.get(kind, []), *one.examples[kind]]
+    text.is_known = all(places.get(name) == "replay" for name in unread)
+    return text
+
+
+def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
+    """That cleaning would keep none of the documents, and the setting by which it would; None where
+    it keeps some."""
+    count = text.short_lengths.total()
+    is_enough = text.share == 1 or count >= ENOUGH_SHORT
+    if text.bytes or not count or not (text.is_known and is_enough):
+        return None
+    lengths = sorted(text.short_lengths.elements(), reverse=True)
+    fitting = lengths[math.ceil(MOST_KEPT * count) - 1]
+    kept = sum(length >= fitting for length in lengths) / count
+    return (
+        f"All {count:,} documents that were read are shorter than "
+        f"`clean_corpus.minimum_characters` ({settings.clean_corpus.minimum_characters}), so there "
+        f"is nothing to train on. Set `clean_corpus.minimum_characters: {fitting}`, which keeps "
+        f"{kept:.0%} of them, or add longer documents."
+    )
