@@ -1,16 +1,13 @@
 """Runs Spark on Dataproc Serverless, with Dagster Pipes."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dagster import PipesSession
 
 from llm_assets.pipes import service
 from llm_assets.pipes.failures import JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-
-if TYPE_CHECKING:
-    from google.cloud.dataproc_v1 import Batch, BatchControllerClient
 
 WORK_WITH_ARGUMENTS = ("pyspark_batch", "spark_batch", "spark_r_batch")
 PHASES = {
@@ -24,7 +21,7 @@ PHASES = {
 
 
 class DataprocBatches(service.RemoteService):
-    """The batches of one project and region."""
+    """The batches (`dataproc_v1.Batch`) of one project and region."""
 
     kind = JobService(
         "Dataproc Serverless (Managed Service for Apache Spark)",
@@ -33,19 +30,14 @@ class DataprocBatches(service.RemoteService):
         addresses="Batches need no external addresses: name a `subnetwork` with private access to "
         "Google's APIs.",
     )
+    generated = "google.cloud.dataproc_v1", "BatchControllerClient"
+    address = "{region}-dataproc.googleapis.com:443"
     collection = "batches"
     key_filter = 'labels.{label} = "{key}"'
     page = "dataproc/batches/{region}/{job}"
     log_filter = 'resource.type="cloud_dataproc_batch" resource.labels.batch_id="{job}"'
 
-    @classmethod
-    def connect(cls, region: str, endpoint: str | None = None) -> "BatchControllerClient":
-        from google.cloud.dataproc_v1 import BatchControllerClient
-
-        endpoint = endpoint or f"{region}-dataproc.googleapis.com:443"
-        return BatchControllerClient(client_options={"api_endpoint": endpoint})
-
-    def list_all(self, request: Mapping[str, str]) -> Iterable["Batch"]:
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         return self._client.list_batches(request, timeout=service.CALL_SECONDS)
 
     def submit(
@@ -56,18 +48,16 @@ class DataprocBatches(service.RemoteService):
         self._client.create_batch(request, timeout=service.CALL_SECONDS)
         return self.get(self.full_name(short))
 
-    def get(self, name: str) -> service.RemoteJob:
-        return self.describe(self._client.get_batch(name=name, timeout=service.CALL_SECONDS))
+    def look_up(self, name: str) -> Any:
+        return self._client.get_batch(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
-        batch = self._client.get_batch(name=job.name, timeout=service.CALL_SECONDS)
+        batch = self.look_up(job.name)
         if not self.describe(batch).phase.ended:
             self._client.cancel_operation({"name": batch.operation}, timeout=service.CALL_SECONDS)
 
-    def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> "Batch":
-        from google.cloud.dataproc_v1 import Batch
-
-        batch = Batch(self._job)
+    def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> Any:
+        batch = self.type_named("Batch")(self._job)
         batch.labels = {**batch.labels, **service.as_dns_labels(labels)}
         arguments = [
             part for pair in session.get_bootstrap_cli_arguments().items() for part in pair
@@ -78,7 +68,7 @@ class DataprocBatches(service.RemoteService):
                 work.args = [*work.args, *arguments]
         return batch
 
-    def describe(self, job: "Batch") -> service.RemoteJob:
+    def describe(self, job: Any) -> service.RemoteJob:
         phase = PHASES.get(job.state.name, service.Phase.WAITING)
         created = service.seconds(job.create_time)
         return service.RemoteJob(
@@ -97,19 +87,11 @@ class DataprocBatches(service.RemoteService):
         )
 
 
-class PipesDataprocServerlessClient(RemoteJobPipesClient["BatchControllerClient"]):
-    """A Pipes client for Dataproc Serverless batches.
+class PipesDataprocServerlessClient(RemoteJobPipesClient):
+    """A `RemoteJobPipesClient` for Dataproc Serverless batches, which are not started again.
 
-    A batch gets a name derived from its `fingerprint`. A run that finds the batch running or
-    succeeded therefore attaches to it instead of starting a second one, and one that failed is
-    replaced. When the run is canceled, for whatever reason, so is the batch.
-
-    The program receives its Pipes parameters as arguments, and must open its session like this:
-
-        with open_dagster_pipes(
-            params_loader=PipesCliArgsParamsLoader(),
-            message_writer=PipesGCSMessageWriter(storage.Client(), interval=1),
-        ) as pipes: ...
+    The program receives its Pipes parameters as arguments, and opens its session with a
+    `params_loader=PipesCliArgsParamsLoader()` as well.
 
     Example:
         >>> @asset

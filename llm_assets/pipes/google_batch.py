@@ -3,16 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dagster import PipesSession
 
 from llm_assets.pipes import service
 from llm_assets.pipes.failures import JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-
-if TYPE_CHECKING:
-    from google.cloud.batch_v1 import BatchServiceClient, Job
 
 DELETION_SECONDS = 300.0
 """What Batch may take to end the machines of a job that is deleted."""
@@ -37,7 +34,7 @@ BOOT_SECONDS = 600.0
 
 
 class BatchJobs(service.RemoteService):
-    """The Batch jobs of one project and region."""
+    """The Batch jobs (`batch_v1.Job`) of one project and region."""
 
     kind = JobService(
         "Google Batch",
@@ -47,19 +44,14 @@ class BatchJobs(service.RemoteService):
         "(`subnetwork`) with private access to Google's APIs.",
         flex_start=True,
     )
+    generated = "google.cloud.batch_v1", "BatchServiceClient"
+    address = "batch.googleapis.com"
     collection = "jobs"
     key_filter = "labels.{label}={key}"
     page = "batch/jobsDetail/regions/{region}/jobs/{job}/details"
     log_filter = 'log_id("batch_task_logs") labels.task_group_name:"/jobs/{job}/"'
 
-    @classmethod
-    def connect(cls, region: str, endpoint: str | None = None) -> "BatchServiceClient":
-        """A client of Google Batch, which has one address for all regions."""
-        from google.cloud.batch_v1 import BatchServiceClient
-
-        return BatchServiceClient(client_options={"api_endpoint": endpoint} if endpoint else None)
-
-    def list_all(self, request: Mapping[str, str]) -> Iterable["Job"]:
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         return self._client.list_jobs(request, timeout=service.CALL_SECONDS)
 
     def submit(
@@ -68,23 +60,16 @@ class BatchJobs(service.RemoteService):
         request = {"parent": self._parent, "job_id": short, "job": self._enrich(labels, session)}
         return self.describe(self._client.create_job(request, timeout=service.CALL_SECONDS))
 
-    def get(self, name: str) -> service.RemoteJob:
-        from google.api_core.exceptions import NotFound
-
-        try:
-            return self.describe(self._client.get_job(name=name, timeout=service.CALL_SECONDS))
-        except NotFound:
-            return service.deleted(name)
+    def look_up(self, name: str) -> Any:
+        return self._client.get_job(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the job, and return once its machines are gone."""
         ask = partial(self._client.delete_job, name=job.name, timeout=service.CALL_SECONDS)
         service.delete(ask, DELETION_SECONDS)
 
-    def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> "Job":
-        from google.cloud.batch_v1 import Job
-
-        job = Job(self._job)
+    def _enrich(self, labels: Mapping[str, str], session: PipesSession) -> Any:
+        job = self.type_named("Job")(self._job)
         job.labels = {**job.labels, **labels}
         job.allocation_policy.labels = {**job.allocation_policy.labels, **labels}
         for group in job.task_groups:
@@ -95,7 +80,7 @@ class BatchJobs(service.RemoteService):
             }
         return job
 
-    def describe(self, job: "Job") -> service.RemoteJob:
+    def describe(self, job: Any) -> service.RemoteJob:
         phase = PHASES.get(job.status.state.name, service.Phase.WAITING)
         events = job.status.status_events
         told = [event.description for event in events if event.description]
@@ -121,7 +106,7 @@ class BatchJobs(service.RemoteService):
         )
 
 
-def _began(job: "Job") -> float:
+def _began(job: Any) -> float:
     """When the first machine was made, or a little before; 0 where none has to be there.
 
     Batch does not say which there are. Of several, some may be waiting for the others, unless they
@@ -141,15 +126,10 @@ def _began(job: "Job") -> float:
     return running and max(scheduled, running - BOOT_SECONDS)
 
 
-class PipesGoogleBatchClient(RemoteJobPipesClient["BatchServiceClient"]):
-    """A Pipes client for Google Batch.
+class PipesGoogleBatchClient(RemoteJobPipesClient):
+    """A `RemoteJobPipesClient` for Google Batch, which makes a job's machines and deletes them.
 
-    Batch makes the machines of a job and deletes them when the job has ended. A job gets a name
-    that follows from what it does (`fingerprint`), so a run that finds it running or succeeded
-    follows it, and one that failed is replaced. A job whose program exits with status 75 or ends
-    without a word, or whose machines were taken, is started again up to `limits.restarts` times;
-    the program is to continue from its last checkpoint. When the run is cancelled, for whatever
-    reason, the job is deleted, which ends its machines.
+    A cancelled job is deleted, which ends its machines.
 
     Example:
         >>> @asset

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import dagster as dg
 
@@ -368,13 +368,21 @@ class RemoteRun:
         }
 
 
-ServiceClient = TypeVar("ServiceClient")
-
-
-class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
+class RemoteJobPipesClient(dg.PipesClient):
     """A Pipes client whose work is one job of a remote service.
 
-    Every container receives the Pipes parameters; one process of the job has to open the session.
+    A job is known by what it does (`fingerprint`): a run that finds it running or succeeded follows
+    it instead of starting a second one, and one that failed is replaced. A job whose program exits
+    with status 75 or ends without a word, or whose machines were taken, is started again up to
+    `limits.restarts` times; the program is to continue from its last checkpoint. When the run is
+    cancelled, for whatever reason, so is the job.
+
+    Every container receives the Pipes parameters in its environment (on Dataproc, the program as
+    arguments); one process of the job, the first of the first machine, has to open the session:
+
+        with open_dagster_pipes(
+            message_writer=PipesGCSMessageWriter(storage.Client(), interval=1)
+        ) as pipes: ...
 
     Args:
         message_reader: reads the job's messages from Cloud Storage.
@@ -388,7 +396,7 @@ class RemoteJobPipesClient(dg.PipesClient, Generic[ServiceClient]):
     def __init__(
         self,
         message_reader: PipesGCSLiveMessageReader,
-        client: ServiceClient | None = None,
+        client: Any = None,
         limits: Limits | None = None,
     ) -> None:
         self._message_reader = message_reader

@@ -1,6 +1,7 @@
 """A job of a remote service: its names and labels, what a client asks, how long it waits."""
 
 import hashlib
+import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -162,11 +163,6 @@ def seconds(moment: Any) -> float:
     return float(moment.timestamp()) if moment else 0.0
 
 
-def deleted(name: str) -> RemoteJob:
-    """What is known of a job that its service does not know any more."""
-    return RemoteJob(name, Phase.CANCELLED, "It was deleted, by another than this run.", {})
-
-
 def delete(ask: Callable[[], Any], seconds: float) -> None:
     """Return once what a call asks to be deleted is gone, or was gone before.
 
@@ -200,10 +196,14 @@ class RemoteService(ABC):
     """
 
     kind: ClassVar[JobService]
+    generated: ClassVar[tuple[str, str]]
+    """The package of its generated client, and the client's class."""
+    address: ClassVar[str]
+    """Of Google's own service, for a region."""
     collection: ClassVar[str]
     """What comes before a job's short name in its resource name."""
-    key_filter: ClassVar[str]
-    """Of its list, by label and key; each service has its own grammar."""
+    key_filter: ClassVar[str] = ""
+    """Of its list, by label and key; each service has its own grammar, or filters nothing."""
     page: ClassVar[str]
     """Of the console, for a job's short name and its region."""
     log_filter: ClassVar[str]
@@ -218,9 +218,15 @@ class RemoteService(ABC):
         self._job = job
 
     @classmethod
-    @abstractmethod
     def connect(cls, region: str, endpoint: str | None = None) -> Any:
         """The service's generated client; `endpoint` takes the place of Google's own address."""
+        address = endpoint or cls.address.format(region=region)
+        return cls.type_named(cls.generated[1])(client_options={"api_endpoint": address})
+
+    @classmethod
+    def type_named(cls, name: str) -> Any:
+        """A class of the generated client's package, which is imported when it is needed."""
+        return getattr(importlib.import_module(cls.generated[0]), name)
 
     @classmethod
     def parents(cls, client: Any, parent: str) -> list[str]:
@@ -238,9 +244,14 @@ class RemoteService(ABC):
     def find(self, key: str | None = None) -> list[RemoteJob]:
         """All jobs with the key as a label; without one, those of any client of this package."""
         request = {"parent": self._parent}
-        if key:
+        if key and self.key_filter:
             request["filter"] = self.key_filter.format(label=KEY_LABEL, key=key)
-        return [self.describe(job) for job in self.list_all(request) if KEY_LABEL in job.labels]
+        found = [(self.labels_of(job).get(KEY_LABEL), job) for job in self.list_all(request)]
+        return [self.describe(job) for its, job in found if its and key in (None, its)]
+
+    def labels_of(self, job: Any) -> Mapping[str, str]:
+        """The labels of a job of the service's own kind."""
+        return dict(job.labels)
 
     def create(
         self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
@@ -262,9 +273,19 @@ class RemoteService(ABC):
     def submit(self, short: str, labels: Mapping[str, str], session: PipesSession) -> RemoteJob:
         """One call, or a few, that make the job; raises what Google raises."""
 
-    @abstractmethod
     def get(self, name: str) -> RemoteJob:
         """The job as it is now."""
+        from google.api_core.exceptions import NotFound
+
+        try:
+            return self.describe(self.look_up(name))
+        except NotFound:
+            why = "It was deleted, by another than this run."
+            return RemoteJob(name, Phase.CANCELLED, why, labels={})
+
+    @abstractmethod
+    def look_up(self, name: str) -> Any:
+        """A job of the service's own kind; raises NotFound where it was deleted."""
 
     @abstractmethod
     def cancel(self, job: RemoteJob) -> None:

@@ -5,17 +5,13 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import PipesSession
 
 from llm_assets.pipes import service, tpu_machine
 from llm_assets.pipes.failures import NO_MACHINES, JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-
-if TYPE_CHECKING:
-    from google.cloud.storage import Client
-    from google.cloud.tpu_v2 import QueuedResource, TpuClient
 
 DELETION_SECONDS = 600.0
 """What Google may take to delete a machine."""
@@ -33,8 +29,9 @@ PHASES = {"DELETING": service.Phase.CANCELLING, "FAILED": service.Phase.FAILED}
 
 
 class TpuVms(service.RemoteService):
-    """The queued resources of one project and zone; each is a job on a machine of its own.
+    """The queued resources (`tpu_v2.QueuedResource`) of one project and zone.
 
+    Each is a job on a machine of its own.
     Such a request has no end of its own: Google gives it a machine until somebody deletes that. So
     the machine writes into the bucket how its container ended, and deletes itself, by which the
     request becomes SUSPENDED; what it has written says why.
@@ -47,22 +44,16 @@ class TpuVms(service.RemoteService):
         addresses="A TPU machine of your own needs an external address, for its packages and "
         "images; one of Vertex AI does not (`training.runner: google_cloud`).",
     )
+    generated = "google.cloud.tpu_v2", "TpuClient"
+    address = "tpu.googleapis.com"
     collection = "queuedResources"
-    key_filter = ""
     page = "compute/tpus/details/{region}/{job}"
     log_filter = 'log_id("gcplogs-docker-driver") jsonPayload.container.name="/{job}"'
 
-    _storage: "Client | None" = None
+    _storage: Any = None
 
     @classmethod
-    def connect(cls, region: str, endpoint: str | None = None) -> "TpuClient":
-        """A client of Cloud TPU, which has one address for all zones."""
-        from google.cloud.tpu_v2 import TpuClient
-
-        return TpuClient(client_options={"api_endpoint": endpoint} if endpoint else None)
-
-    @classmethod
-    def parents(cls, client: "TpuClient", parent: str) -> list[str]:
+    def parents(cls, client: Any, parent: str) -> list[str]:
         """The zones of a region that Cloud TPU has, whether or not they have TPUs now."""
         project, region = service.parse_parent(parent)
         request, zones = {"name": f"projects/{project}"}, list[str]()
@@ -75,14 +66,12 @@ class TpuVms(service.RemoteService):
         here = sorted(zone for zone in zones if zone.rpartition("-")[0] == region)
         return [f"projects/{project}/locations/{zone}" for zone in here]
 
-    def list_all(self, request: Mapping[str, str]) -> Iterable["QueuedResource"]:
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         return self._client.list_queued_resources(request, timeout=service.CALL_SECONDS)
 
-    def find(self, key: str | None = None) -> list[service.RemoteJob]:
-        # Google filters no such list.
-        listed = self.list_all({"parent": self._parent})
-        found = [(_labels(job).get(service.KEY_LABEL), job) for job in listed]
-        return [self.describe(job) for its, job in found if its and key in (None, its)]
+    def labels_of(self, job: Any) -> dict[str, str]:
+        specs = job.tpu.node_spec
+        return dict(specs[0].node.labels) if len(specs) == 1 else {}
 
     def submit(
         self, short: str, labels: Mapping[str, str], session: PipesSession
@@ -96,14 +85,8 @@ class TpuVms(service.RemoteService):
         self._client.create_queued_resource(request, timeout=service.CALL_SECONDS)
         return self.get(self.full_name(short))
 
-    def get(self, name: str) -> service.RemoteJob:
-        from google.api_core.exceptions import NotFound
-
-        try:
-            job = self._client.get_queued_resource(name=name, timeout=service.CALL_SECONDS)
-        except NotFound:
-            return service.deleted(name)
-        return self.describe(job)
+    def look_up(self, name: str) -> Any:
+        return self._client.get_queued_resource(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         """Delete the request and its machine, and return once both are gone."""
@@ -127,8 +110,8 @@ class TpuVms(service.RemoteService):
             if found.state.name != "DELETING":
                 raise
 
-    def describe(self, job: "QueuedResource") -> service.RemoteJob:
-        (spec,), labels, state = job.tpu.node_spec, _labels(job), job.state.state.name
+    def describe(self, job: Any) -> service.RemoteJob:
+        (spec,), labels, state = job.tpu.node_spec, self.labels_of(job), job.state.state.name
         record = self._read_record(job) if state in (*WITH_MACHINE, "SUSPENDED") else {}
         made = self._made(job) if state in WITH_MACHINE else 0.0
         phase, detail, lost = self._judge(job, record, made)
@@ -151,7 +134,7 @@ class TpuVms(service.RemoteService):
         )
 
     def _judge(
-        self, job: "QueuedResource", record: Mapping[str, Any], made: float
+        self, job: Any, record: Mapping[str, Any], made: float
     ) -> tuple[service.Phase, str, bool]:
         """Its phase, why, and whether its machine was lost."""
         state, failed = job.state.state.name, service.Phase.FAILED
@@ -174,7 +157,7 @@ class TpuVms(service.RemoteService):
         told = job.state.failed_data.error.message or "Google gives no reason"
         return phase, told, bool(NO_MACHINES.search(told))
 
-    def _made(self, job: "QueuedResource") -> float:
+    def _made(self, job: Any) -> float:
         """When its machine was made, from which on it costs money; 0 where there is none."""
         from google.api_core.exceptions import NotFound
 
@@ -184,7 +167,7 @@ class TpuVms(service.RemoteService):
             return 0.0
         return float(node.create_time.timestamp())
 
-    def _read_record(self, job: "QueuedResource") -> dict[str, Any]:
+    def _read_record(self, job: Any) -> dict[str, Any]:
         from google.api_core.exceptions import NotFound
         from google.cloud.storage import Client
 
@@ -203,17 +186,13 @@ class TpuVms(service.RemoteService):
         for listed in self.list_all({"parent": self._parent}):
             # How it ended is asked of the bucket, so of the old ones alone.
             age = time.time() - listed.create_time.timestamp()
-            if service.KEY_LABEL in _labels(listed) and age > KEPT_SECONDS:
+            if service.KEY_LABEL in self.labels_of(listed) and age > KEPT_SECONDS:
                 job = self.describe(listed)
                 if job.phase.ended:
                     self.cancel(job)
 
-    def _enrich(
-        self, name: str, labels: Mapping[str, str], session: PipesSession
-    ) -> "QueuedResource":
-        from google.cloud.tpu_v2 import QueuedResource
-
-        job = QueuedResource(self._job["queued_resource"])
+    def _enrich(self, name: str, labels: Mapping[str, str], session: PipesSession) -> Any:
+        job = self.type_named("QueuedResource")(self._job["queued_resource"])
         container, messages = self._job["container"], session.message_reader_params
         given = {
             "options": [],
@@ -243,26 +222,17 @@ def _is_silent(record: Mapping[str, Any], made: float) -> bool:
     return made > 0 and now - made > BOOT_SECONDS
 
 
-def _labels(job: "QueuedResource") -> dict[str, str]:
-    specs = job.tpu.node_spec
-    return dict(specs[0].node.labels) if len(specs) == 1 else {}
-
-
 def _node(name: str) -> str:
     """The name of the machine of a request."""
     return name.replace("/queuedResources/", "/nodes/")
 
 
-class PipesTpuVmClient(RemoteJobPipesClient["TpuClient"]):
-    """A Pipes client for TPU machines, by queued resources of Cloud TPU.
+class PipesTpuVmClient(RemoteJobPipesClient):
+    """A `RemoteJobPipesClient` for TPU machines, by queued resources of Cloud TPU.
 
     Google makes a job's machine once one is free, which may be a spot machine, and the machine
-    deletes itself when its container has ended; so does the run that follows it. A job gets a name
-    that follows from what it does (`fingerprint`), so a run that finds it running or succeeded
-    follows it, and one that failed is replaced. A job whose program exits with status 75 or ends
-    without a word, or whose machine was taken or is heard of no more, is started again up to
-    `limits.restarts` times; the program is to continue from its last checkpoint. When the run is
-    cancelled, for whatever reason, request and machine are deleted.
+    deletes itself when its container has ended; so does the run that follows it. One that is heard
+    of no more counts as taken. Of a cancelled job, request and machine are deleted.
 
     A job is a dict: `queued_resource`, as the generated client describes it, with one node, and
     `container`: `image`, `arguments`, `environment`, `seconds` (after so many the machine ends

@@ -2,16 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dagster import PipesSession
 
 from llm_assets.pipes import service
 from llm_assets.pipes.failures import NO_MACHINES, JobService
 from llm_assets.pipes.remote_job import RemoteJobPipesClient
-
-if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1 import CustomJob, JobServiceClient
 
 EXIT_STATUS = re.compile(r"non-zero status of (\d+)")
 PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
@@ -33,7 +30,7 @@ PHASES = {
 
 
 class VertexCustomJobs(service.RemoteService):
-    """The custom jobs of one project and region."""
+    """The custom jobs (`aiplatform_v1.CustomJob`) of one project and region."""
 
     kind = JobService(
         "Vertex AI (Gemini Enterprise Agent Platform)",
@@ -43,19 +40,14 @@ class VertexCustomJobs(service.RemoteService):
         "(service-PROJECT_NUMBER@gcp-sa-aiplatform.iam.gserviceaccount.com)",
         flex_start=True,
     )
+    generated = "google.cloud.aiplatform_v1", "JobServiceClient"
+    address = "{region}-aiplatform.googleapis.com"
     collection = "customJobs"
     key_filter = 'labels.{label}="{key}"'
     page = "vertex-ai/locations/{region}/training/{job}"
     log_filter = 'resource.type="ml_job" resource.labels.job_id="{job}"'
 
-    @classmethod
-    def connect(cls, region: str, endpoint: str | None = None) -> "JobServiceClient":
-        from google.cloud.aiplatform_v1 import JobServiceClient
-
-        endpoint = endpoint or f"{region}-aiplatform.googleapis.com"
-        return JobServiceClient(client_options={"api_endpoint": endpoint})
-
-    def list_all(self, request: Mapping[str, str]) -> Iterable["CustomJob"]:
+    def list_all(self, request: Mapping[str, str]) -> Iterable[Any]:
         return self._client.list_custom_jobs(request, timeout=service.CALL_SECONDS)
 
     def submit(
@@ -64,16 +56,14 @@ class VertexCustomJobs(service.RemoteService):
         request = {"parent": self._parent, "custom_job": self._enrich(short, labels, session)}
         return self.describe(self._client.create_custom_job(request, timeout=service.CALL_SECONDS))
 
-    def get(self, name: str) -> service.RemoteJob:
-        return self.describe(self._client.get_custom_job(name=name, timeout=service.CALL_SECONDS))
+    def look_up(self, name: str) -> Any:
+        return self._client.get_custom_job(name=name, timeout=service.CALL_SECONDS)
 
     def cancel(self, job: service.RemoteJob) -> None:
         self._client.cancel_custom_job(name=job.name, timeout=service.CALL_SECONDS)
 
-    def _enrich(self, short: str, labels: Mapping[str, str], session: PipesSession) -> "CustomJob":
-        from google.cloud.aiplatform_v1 import CustomJob
-
-        job = CustomJob(self._job)
+    def _enrich(self, short: str, labels: Mapping[str, str], session: PipesSession) -> Any:
+        job = self.type_named("CustomJob")(self._job)
         job.display_name = short
         job.labels = {**job.labels, **labels}
         variables = [
@@ -86,7 +76,7 @@ class VertexCustomJobs(service.RemoteService):
                     spec.env = [*spec.env, *variables]
         return job
 
-    def describe(self, job: "CustomJob") -> service.RemoteJob:
+    def describe(self, job: Any) -> service.RemoteJob:
         phase = PHASES.get(job.state.name, service.Phase.WAITING)
         detail = QUEUED if job.state.name == "JOB_STATE_QUEUED" else job.error.message
         pools = job.job_spec.worker_pool_specs
@@ -108,22 +98,8 @@ class VertexCustomJobs(service.RemoteService):
         )
 
 
-class PipesVertexCustomJobClient(RemoteJobPipesClient["JobServiceClient"]):
-    """A Pipes client for Vertex AI custom jobs.
-
-    A job carries labels derived from its `fingerprint`. A run that finds the job running or
-    succeeded therefore attaches to it instead of starting a second one, and one that failed is
-    replaced. A job whose program exits with status 75 or ends without reporting a result, or whose
-    machines were preempted, is started again within the run, up to `limits.restarts` times; the
-    program must continue from its last checkpoint. When the run is canceled, for whatever reason,
-    so is the job.
-
-    Every container receives the Pipes parameters in its environment; one process of the job, the
-    first of the first replica, has to open the session:
-
-        with open_dagster_pipes(
-            message_writer=PipesGCSMessageWriter(storage.Client(), interval=1)
-        ) as pipes: ...
+class PipesVertexCustomJobClient(RemoteJobPipesClient):
+    """A `RemoteJobPipesClient` for Vertex AI custom jobs.
 
     Example:
         >>> @asset

@@ -111,7 +111,7 @@ class DataprocSparkRunner(SparkRunner):
 class ContainerService(NamedTuple):
     """One of Google's services that run containers."""
 
-    client: type[RemoteJobPipesClient[Any]]
+    client: type[RemoteJobPipesClient]
     describe: Callable[[GoogleCloudSettings, MachineSettings, Sequence[str], str], Any]
     """The service's job that runs the launcher with these arguments on every machine."""
     in_zone: bool = False
@@ -431,7 +431,7 @@ def _read_result(folder: str) -> dict[str, Any]:
 
 
 def _follow(
-    kind: type[RemoteJobPipesClient[Any]],
+    kind: type[RemoteJobPipesClient],
     parent: str,
     context: dg.AssetExecutionContext,
     spending: Spending,

@@ -32,7 +32,7 @@ from tests.stand_ins.google import BUCKET, CUDA_IMAGE, PROJECT, REGION, LocalGoo
 from tests.stand_ins.processes import REPOSITORY
 
 PROGRAM = Path(__file__).parent / "programs" / "report.py"
-CLIENTS: dict[str, type[RemoteJobPipesClient[Any]]] = {
+CLIENTS: dict[str, type[RemoteJobPipesClient]] = {
     "vertex": PipesVertexCustomJobClient,
     "dataproc": PipesDataprocServerlessClient,
     "batch": PipesGoogleBatchClient,
@@ -120,7 +120,7 @@ class Runner:
         """Where the service's jobs are made: a region, or a zone of it."""
         return f"{self.region}-a" if self.service == "tpu" else self.region
 
-    def client(self) -> RemoteJobPipesClient[Any]:
+    def client(self) -> RemoteJobPipesClient:
         """The client under test."""
         kind = CLIENTS[self.service]
         reader = PipesGCSLiveMessageReader(bucket=self.bucket, prefix="messages")
