@@ -58,7 +58,6 @@ BUILT_IN = {
     **{f"g4-standard-{48 * n}": ("NVIDIA_RTX_PRO_6000", n) for n in (1, 2, 4, 8)},
 }
 """Machine types that have accelerators of their own: kind and number."""
-FAMILIES_WITH_ACCELERATORS = re.compile(r"(a\d+x?|g\d+)-")
 ADDED = {
     "NVIDIA_TESLA_P100": (1, 2, 4),
     "NVIDIA_TESLA_V100": (1, 2, 4, 8),
@@ -112,43 +111,21 @@ TPU_MACHINES = {
 
 
 def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
-    """Raise ValueError where Vertex AI has no such machine with such accelerators."""
-    if (accelerator_type is None) != (count == 0):
-        raise ValueError(
-            "accelerator_type and accelerator_count go together: both, or neither (null, 0)"
-        )
-    if accelerator_type is not None and accelerator_type not in ACCELERATORS:
-        raise ValueError(
-            f"accelerator_type is {accelerator_type}, but must be one of {', '.join(ACCELERATORS)}"
-        )
-    if own := BUILT_IN.get(machine_type):
-        if own != (accelerator_type, count):
-            raise ValueError(
-                f"{machine_type} comes with {own[1]} {own[0]}: set accelerator_type to "
-                f"{own[0]} and accelerator_count to {own[1]}"
-            )
-    elif FAMILIES_WITH_ACCELERATORS.match(machine_type):
-        raise ValueError(
-            f"{machine_type} is not one of the machine types with accelerators: "
-            f"{', '.join(BUILT_IN)}"
-        )
-    elif accelerator_type is not None and not machine_type.startswith(TPU_FAMILIES):
-        _check_added(machine_type, accelerator_type, count)
-
-
-def _check_added(machine_type: str, accelerator_type: str, count: int) -> None:
+    """Raise ValueError where Google has no such machine with such accelerators."""
+    none, given = (None, 0), (accelerator_type, count)
+    n1 = [none, *((kind, number) for kind, numbers in ADDED.items() for number in numbers)]
+    own = BUILT_IN.get(machine_type)
+    allowed = [own] if own else n1 if machine_type.startswith("n1-") else [none]
+    if given in allowed:
+        return
     with_it = [name for name, (kind, _) in BUILT_IN.items() if kind == accelerator_type]
-    if with_it:
-        raise ValueError(
-            f"{machine_type} cannot have {accelerator_type}, which comes with {', '.join(with_it)}"
-        )
-    if not machine_type.startswith("n1-"):
-        raise ValueError(f"{machine_type} cannot have {accelerator_type}; n1 machines can")
-    if count not in ADDED[accelerator_type]:
-        raise ValueError(
-            f"an n1 machine can have {', '.join(map(str, ADDED[accelerator_type]))} "
-            f"{accelerator_type}, not {count}"
-        )
+    with_it += ["n1 machines"] if accelerator_type in ADDED else []
+    elsewhere = f", which comes with {', '.join(with_it)}" if with_it else ""
+    choices = " or ".join(f"{kind or 'null'} and {number}" for kind, number in allowed)
+    raise ValueError(
+        f"accelerator_type and accelerator_count of {machine_type} have to be {choices}, not "
+        f"{accelerator_type or 'null'} and {count}{elsewhere}"
+    )
 
 
 GIGABYTE = 1024**3
@@ -183,19 +160,6 @@ class SecretSettings(Settings):
     with `checkpoint.logging.weights_and_biases`."""
 
 
-EXECUTORS = r"[2-9]|[1-9]\d{1,2}|1\d{3}|2000"
-PROPERTIES = {
-    r"spark\.(driver|executor)\.cores": r"4|8|16",
-    r"spark\.executor\.instances": EXECUTORS,
-    r"spark\.dynamicAllocation\.(min|max)Executors": EXECUTORS,
-    r"spark\.dynamicAllocation\.initialExecutors": r"[2-9]|[1-9]\d|[1-4]\d{2}|500",
-    r"spark\.dynamicAllocation\.executorAllocationRatio": r"0?\.\d+|1(\.0*)?|0(\.0*)?",
-    r"spark\.(driver|executor)\.memory(Overhead)?": r"\d+[mgt]",
-    r"spark\.dataproc\.(driver|executor)\.(compute|disk)\.tier": r"standard|premium",
-}
-"""From Dataproc Serverless's page "Spark properties": name to the values that it may have."""
-UNSUPPORTED_PROPERTIES = re.compile(r"spark\.(master|yarn\..*|shuffle\.service\..*)")
-"""From the same page: those of YARN and of the shuffle service."""
 ROLES = ("driver", "executor")
 """Parts of a batch, each with tiers of its own."""
 
@@ -222,16 +186,26 @@ class BatchSettings(Settings):
     """Tier of the disks for shuffles; `premium` is faster, which helps with very large numbers of
     documents, and needs `compute_tier: premium`."""
     properties: dict[str, str] = Field(default_factory=dict)
-    """Additional Spark properties by name, such as `spark.executor.memory`; passed on unchanged."""
+    """Additional Spark properties by name, such as `spark.executor.memory`; passed on unchanged, in
+    place of what the settings above say."""
     time_to_live_hours: float = Field(default=24.0, ge=0.17, le=336)
     """A batch is ended after this many hours, whatever it is doing; Dataproc accepts 10 minutes to
     14 days."""
 
     def spark_properties(self) -> dict[str, str]:
         """The settings as Spark and Dataproc name them."""
-        return {
-            name: str(value) for name, value in self._typed() if value is not None
-        } | self.properties
+        allocation = "spark.dynamicAllocation."
+        named: dict[str, Any] = {
+            f"{allocation}minExecutors": self.minimum_executors,
+            f"{allocation}maxExecutors": self.maximum_executors,
+            f"{allocation}executorAllocationRatio": self.scale_up_ratio,
+            "spark.executor.cores": self.executor_cores,
+        }
+        for role in ROLES:
+            named[f"spark.dataproc.{role}.compute.tier"] = self.compute_tier
+            named[f"spark.dataproc.{role}.disk.tier"] = self.shuffle_tier
+        set_here = {name: str(value) for name, value in named.items() if value is not None}
+        return set_here | self.properties
 
     @property
     def driver_cores(self) -> int:
@@ -264,26 +238,8 @@ class BatchSettings(Settings):
         tiers = [properties.get(f"spark.dataproc.{role}.compute.tier") for role in ROLES]
         return "premium" in tiers
 
-    def _typed(self) -> list[tuple[str, Any]]:
-        allocation = "spark.dynamicAllocation."
-        tiers = [
-            (f"spark.dataproc.{role}.{kind}.tier", tier)
-            for kind, tier in (("compute", self.compute_tier), ("disk", self.shuffle_tier))
-            for role in ROLES
-        ]
-        return [
-            (f"{allocation}minExecutors", self.minimum_executors),
-            (f"{allocation}maxExecutors", self.maximum_executors),
-            (f"{allocation}executorAllocationRatio", self.scale_up_ratio),
-            ("spark.executor.cores", self.executor_cores),
-            *tiers,
-        ]
-
     @model_validator(mode="after")
     def _agree(self) -> "BatchSettings":
-        for name, value in self._typed():
-            if value is not None and name in self.properties:
-                raise ValueError(f"{name} is given under `properties` and by a setting of its own")
         if not re.fullmatch(r"2\.3(\.\d+)?", self.runtime_version):
             raise ValueError(
                 f"runtime_version is {self.runtime_version}, but the stages run on 2.3: support "
@@ -292,32 +248,11 @@ class BatchSettings(Settings):
         most, least = self.maximum_executors, self.minimum_executors
         if most is not None and least is not None and most < least:
             raise ValueError("maximum_executors is smaller than minimum_executors")
-        properties = self.spark_properties()
-        for disks in (f"spark.dataproc.{role}.disk.tier" for role in ROLES):
-            processors = disks.replace("disk", "compute")
-            if properties.get(disks) == "premium" != properties.get(processors):
-                raise ValueError(
-                    f"{disks} is premium (`shuffle_tier`), which Dataproc Serverless has only with "
-                    f"premium processors: set `compute_tier: premium` ({processors}), or leave it "
-                    "out"
-                )
-        for name in self.properties:
-            if not name.startswith(("spark.", "dataproc.")):
-                raise ValueError(
-                    f"{name} under `properties` begins with neither spark. nor dataproc."
-                )
-            if UNSUPPORTED_PROPERTIES.fullmatch(name):
-                raise ValueError(
-                    f"{name} under `properties` is not supported by Dataproc Serverless, which "
-                    "has no YARN and no shuffle service: remove it"
-                )
-        for name, value in self.properties.items():
-            for pattern, values in PROPERTIES.items():
-                if re.fullmatch(pattern, name) and not re.fullmatch(values, value):
-                    raise ValueError(
-                        f"{name} under `properties` is {value}, which Dataproc Serverless rejects; "
-                        f"expected a value that matches {values}"
-                    )
+        if self.shuffle_tier == "premium" != self.compute_tier:
+            raise ValueError(
+                "Dataproc Serverless has `shuffle_tier: premium` only with premium processors: set "
+                "`compute_tier: premium`, or leave it out"
+            )
         return self
 
 
@@ -359,18 +294,11 @@ class MachineSettings(Settings):
             raise ValueError(
                 "reservation is for a machine with TPUs and `strategy: STANDARD`; leave it out"
             )
-        if not self.machine_type.startswith(TPU_FAMILIES):
-            return self
-        if self.tpu is None:
+        if self.tpu is None and self.machine_type.startswith(TPU_FAMILIES):
             raise ValueError(
                 f"{self.machine_type} has TPUs, but is not one of {', '.join(TPU_MACHINES)}"
             )
-        if self.accelerator_type:
-            raise ValueError(
-                f"{self.machine_type} has its TPU chips: set accelerator_type to null and "
-                "accelerator_count to 0"
-            )
-        if self.replicas > 1:
+        if self.tpu and self.replicas > 1:
             raise ValueError(
                 f"{self.machine_type}: TPUs train on one machine; leave `replicas` out"
             )

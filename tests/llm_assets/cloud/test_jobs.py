@@ -175,13 +175,18 @@ def test_newest_accelerators_train_in_bfloat16(
 @pytest.mark.parametrize(
     ("machine", "accelerator", "count", "told"),
     [
-        ("a2-highgpu-1g", "NVIDIA_L4", 1, "comes with 1 NVIDIA_TESLA_A100: set"),
-        ("a2-highgpu-1g", "NVIDIA_A100", 1, "is NVIDIA_A100, but must be one of NVIDIA_TESLA_P100"),
-        ("a3-highgpu-3g", "NVIDIA_H100_80GB", 3, "is not one of the machine types"),
-        ("n2-standard-8", "NVIDIA_L4", 1, "cannot have NVIDIA_L4"),
-        ("n2-standard-8", "NVIDIA_TESLA_T4", 1, "n1 machines can"),
-        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, "can have 1, 2, 4 NVIDIA_TESLA_T4, not 3"),
-        ("g2-standard-8", None, 0, "comes with 1 NVIDIA_L4"),
+        (
+            "a2-highgpu-1g",
+            "NVIDIA_L4",
+            1,
+            "NVIDIA_TESLA_A100 and 1, not NVIDIA_L4 and 1, which comes",
+        ),
+        ("a2-highgpu-1g", "NVIDIA_A100", 1, "have to be NVIDIA_TESLA_A100 and 1"),
+        ("a3-highgpu-3g", "NVIDIA_H100_80GB", 3, "which comes with a3-highgpu-1g"),
+        ("n2-standard-8", "NVIDIA_L4", 1, "have to be null and 0"),
+        ("n2-standard-8", "NVIDIA_TESLA_T4", 1, "which comes with n1 machines"),
+        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, "NVIDIA_TESLA_T4 and 4, not NVIDIA_TESLA_T4 and 3"),
+        ("g2-standard-8", None, 0, "NVIDIA_L4 and 1, not null and 0"),
     ],
 )
 def test_a_machine_that_vertex_ai_does_not_have_is_refused(
@@ -264,23 +269,7 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
     ("given", "message"),
     [
         ({"minimum_executors": 5, "maximum_executors": 4}, "smaller than minimum_executors"),
-        (
-            {"executor_cores": 8, "properties": {"spark.executor.cores": "4"}},
-            "spark.executor.cores is given under `properties` and by a setting of its own",
-        ),
-        ({"properties": {"executor.cores": "4"}}, "begins with neither spark. nor dataproc."),
-        (
-            {"properties": {"spark.executor.cores": "3"}},
-            "spark.executor.cores under `properties` is 3, which Dataproc Serverless rejects",
-        ),
-        (
-            {"properties": {"spark.yarn.queue": "a"}},
-            "spark.yarn.queue under `properties` is not supported by Dataproc Serverless",
-        ),
-        (
-            {"shuffle_tier": "premium"},
-            "set `compute_tier: premium` (spark.dataproc.driver.compute.",
-        ),
+        ({"shuffle_tier": "premium"}, "set `compute_tier: premium`"),
         ({"minimum_executors": 1}, "greater than or equal to 2"),
     ],
 )
@@ -332,7 +321,7 @@ def test_a_machine_with_tpus_gets_its_topology_and_its_image(
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}, "has its TPU chips"),
+        ({"accelerator_type": "NVIDIA_L4", "accelerator_count": 1}, "have to be null and 0"),
         (TPU | {"replicas": 2}, "TPUs train on one machine"),
         (TPU | {"machine_type": "ct5p-hightpu-4t"}, "is not one of ct5lp-hightpu-1t"),
         (TPU | {"reservation": "mine", "strategy": "SPOT"}, "`strategy: STANDARD`"),
