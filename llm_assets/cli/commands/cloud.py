@@ -144,6 +144,7 @@ def _check_project(
         nodes: machines of the smallest training; 0 starts nothing.
     """
     from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
+    from llm_assets.cloud.setup.check import Uses
     from llm_assets.cloud.setup.check import check as check_project
 
     cloud = load_cloud_settings()
@@ -155,14 +156,14 @@ def _check_project(
             f"`bucket: {cloud.bucket}` of {cloud_config_path()}: name one bucket in both."
         )
     # The smallest runs (`--smoke`) take all images, wherever the pipeline serves and cleans.
-    findings = check_project(
-        cloud,
-        any(source.type == "bigquery" for source in settings.raw_corpus.sources),
+    uses = Uses(
         runner,
-        settings.checkpoint.logging.weights_and_biases is not None,
         serves=settings.platform == "google_cloud" or nodes > 0,
         batches=(settings.spark.runner or settings.platform) == "google_cloud" or nodes > 0,
+        bigquery=any(source.type == "bigquery" for source in settings.raw_corpus.sources),
+        tracking=settings.checkpoint.logging.weights_and_biases is not None,
     )
+    findings = check_project(cloud, uses)
     for finding in findings:
         click.echo(shown(finding.line()), err=as_json)
     if nodes and all(finding.ok is not False for finding in findings):

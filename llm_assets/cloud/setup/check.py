@@ -3,9 +3,8 @@
 Quotas say whether trainings, the endpoint and Spark batches find their machines in the region.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -36,44 +35,25 @@ DISK_GB_PER_CORE = 100
 """What Dataproc Serverless gives a batch that says nothing else (its page "Quotas")."""
 
 
-def check_quotas(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", serves: bool = True
-) -> Iterator[Finding]:
-    """The region's quotas for accelerators of training, evaluation, endpoint, and for builds.
+@dataclass(frozen=True)
+class Uses:
+    """What a pipeline uses of the cloud project."""
 
-    Args:
-        runner: where training and evaluation run.
-        serves: whether the endpoint is Vertex AI's.
-    """
-    limits: dict[str, dict[str, int]] = {}
-    if runner == "tpu_vm" and (machine := settings.training.tpu):
-        yield _check_chips(settings, machine)
-    for need in needs(settings, runner, serves):
-        service = need.metric.partition("/")[0]
-        if service not in limits:
-            limits[service] = quota_limits(settings, service)
-        limit = limits[service].get(need.metric)
-        if limit is None:
-            yield Finding(
-                need.key,
-                False,
-                f"{need.metric} is not a quota of {settings.region}: {need.offered}",
-            )
-        elif limit < need.number:
-            yield Finding(
-                need.key,
-                False,
-                f"{need.metric} allows {limit} in {settings.region}, and {need.number} are "
-                f"asked for. {_ask(settings)}",
-            )
-        else:
-            text = f"{need.metric} allows {limit}, {need.number} asked for"
-            yield Finding(need.key, True, text)
+    runner: TrainingPlace = "google_cloud"
+    """Where it trains and evaluates."""
+    serves: bool = True
+    """Whether its endpoint is Vertex AI's."""
+    batches: bool = True
+    """Whether its Spark stages run as batches."""
+    bigquery: bool = True
+    """Whether it reads source text from there."""
+    tracking: bool = False
+    """Whether its training reports to Weights & Biases."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Accelerators or processors of one kind for one use."""
+    """Accelerators, processors or disks of one kind for one use."""
 
     key: str
     """The line of `config/google_cloud.yaml` that asks for them."""
@@ -82,17 +62,43 @@ class Need:
     number: int
     offered: str
     """What to ask oneself where the region has no such quota."""
+    use: str = "are asked for"
 
 
-def needs(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", serves: bool = True
-) -> Iterator[Need]:
+def _compare(settings: GoogleCloudSettings, need: Need, told: str, most: float) -> Finding:
+    """A need beside what quotas leave of it, and what was told of them."""
+    asked = f"{need.number} {need.use}"
+    if most >= need.number:
+        return Finding(need.key, True, f"{told}; {asked}")
+    text = f"{told}, and {asked}. Ask for more: {_quotas_page(settings)}"
+    return Finding(need.key, False, text)
+
+
+def check_quotas(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
+    """The region's quotas for accelerators of training, evaluation, endpoint, and for builds."""
+    limits: dict[str, dict[str, int]] = {}
+    if uses.runner == "tpu_vm" and (machine := settings.training.tpu):
+        yield _check_chips(settings, machine)
+    for need in needs(settings, uses):
+        service = need.metric.partition("/")[0]
+        if service not in limits:
+            limits[service] = quota_limits(settings, service)
+        limit = limits[service].get(need.metric)
+        if limit is None:
+            text = f"{need.metric} is not a quota of {settings.region}: {need.offered}"
+            yield Finding(need.key, False, text)
+        else:
+            told = f"{need.metric} allows {limit} in {settings.region}"
+            yield _compare(settings, need, told, limit)
+
+
+def needs(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Need]:
     """What Vertex AI and Cloud Build need; a rollout has two versions side by side."""
     training, evaluation, endpoint = settings.training, settings.evaluation, settings.endpoint
-    if runner == "google_cloud":
+    if uses.runner == "google_cloud":
         yield from _need("training", "training", training, training.replicas)
         yield from _need("evaluation", "training", evaluation, 1)
-    if serves:
+    if uses.serves:
         beside = max(2 * endpoint.minimum_replicas, endpoint.maximum_replicas)
         yield from _need("endpoint", "serving", endpoint, beside)
     builds = "cloudbuild.googleapis.com/concurrent_public_pool_build_cpus"
@@ -139,21 +145,12 @@ def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
         if metric.startswith(generation.quotas) and ("preemptible" in metric) == spot
     }
     told = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
+    offered = f"are TPU {generation.name} offered there?"
     if not limits:
-        text = (
-            f"Cloud TPU names no quota {generation.quotas}… for {place}: "
-            f"are TPU {generation.name} offered there?"
-        )
+        text = f"Cloud TPU names no quota {generation.quotas}… for {place}: {offered}"
         return Finding("training", None, text)
-    if max(limits.values()) >= chips:
-        return Finding("training", True, f"{told}; {chips} asked for")
-    return Finding(
-        "training", False, f"{told} in {place}, and {chips} are asked for. {_ask(settings)}"
-    )
-
-
-def _ask(settings: GoogleCloudSettings) -> str:
-    return f"Ask for more: {_quotas_page(settings)}"
+    need = Need("training", generation.quotas, chips, offered)
+    return _compare(settings, need, f"{told} in {place}", max(limits.values()))
 
 
 def _quotas_page(settings: GoogleCloudSettings) -> str:
@@ -192,34 +189,44 @@ def quota_limits(
             return found
 
 
-def check_compute(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", batches: bool = True
-) -> Iterator[Finding]:
-    """The region's quotas of Compute Engine, and the subnetwork of Spark batches and machines.
-
-    Args:
-        runner: where training and evaluation run.
-        batches: whether Spark stages run as batches.
-    """
-    has_machines = runner in ("google_batch", "tpu_vm")
-    if not (batches or has_machines):
+def check_compute(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
+    """The region's quotas of Compute Engine, and the subnetwork of Spark batches and machines."""
+    wanted = list(_compute_needs(settings, uses))
+    if not (uses.batches or uses.runner in ("google_batch", "tpu_vm")):
         return
-    session = open_session()
     base = f"{rest_url(settings, 'compute.googleapis.com')}/compute/v1"
     region = f"projects/{settings.project}/regions/{settings.region}"
-    reply = session.get(f"{base}/{region}", timeout=REST_SECONDS)
-    if reply.status_code == HTTPStatus.FORBIDDEN:
-        key = "batch" if batches else "training"
+    status, found = _look(f"{base}/{region}")
+    if status == HTTPStatus.FORBIDDEN:
+        key = "batch" if uses.batches else "training"
         yield _unseen(key, f"the quotas of {settings.region}", "compute.regions.get")
-    else:
-        reply.raise_for_status()
-        quotas = {quota["metric"]: quota for quota in reply.json().get("quotas", [])}
-        if batches:
-            yield from _check_quotas(settings, quotas)
-        if has_machines:
-            yield from _check_gpus(settings, quotas, runner)
+        wanted = []
+    quotas = {quota["metric"]: quota for quota in found.get("quotas", [])}
+    for need in wanted:
+        if need.metric not in quotas:
+            text = f"Compute Engine names no quota {need.metric} of {settings.region}"
+            yield Finding(need.key, None, f"{text}: {need.offered}")
+            continue
+        limit, used = (quotas[need.metric].get(figure, 0) for figure in ("limit", "usage"))
+        told = f"Compute Engine's {need.metric} allows {limit:g} in {settings.region}"
+        yield _compare(settings, need, f"{told}, {used:g} in use", limit - used)
     if settings.subnetwork:
-        yield _check_subnetwork(session, base, region, settings.subnetwork)
+        yield _check_subnetwork(base, region, settings.subnetwork)
+
+
+def _compute_needs(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Need]:
+    """What Spark batches need, and Google Batch, whose machines are Compute Engine's."""
+    for metric, number in smallest_batch(settings).items() if uses.batches else ():
+        offered = "is Dataproc Serverless offered there?"
+        yield Need("batch", metric, number, offered, "are what a Spark batch begins with")
+    on_batch = {"training": settings.training, "evaluation": settings.evaluation}
+    if uses.runner == "tpu_vm":
+        del on_batch["training"]
+    for key, machines in on_batch.items() if uses.runner in ("google_batch", "tpu_vm") else ():
+        if machines.accelerator_type:
+            metric = _gpus(machines, machines.accelerator_type).upper()
+            number = machines.replicas * machines.accelerator_count
+            yield Need(key, metric, number, f"is {machines.accelerator_type} offered there?")
 
 
 def smallest_batch(settings: GoogleCloudSettings) -> dict[str, int]:
@@ -238,44 +245,7 @@ def smallest_batch(settings: GoogleCloudSettings) -> dict[str, int]:
     return needs
 
 
-def _check_quotas(settings: GoogleCloudSettings, quotas: dict[str, Any]) -> Iterator[Finding]:
-    for metric, wanted in smallest_batch(settings).items():
-        quota = quotas.get(metric, {})
-        limit, used = quota.get("limit", 0), quota.get("usage", 0)
-        text = f"{metric} allows {limit:g} in {settings.region}, {used:g} in use"
-        if limit - used >= wanted:
-            yield Finding("batch", True, f"{text}; a Spark batch begins with {wanted}")
-        else:
-            text = f"{text}, and a Spark batch begins with {wanted}. {_ask(settings)}"
-            yield Finding("batch", False, text)
-
-
-def _check_gpus(
-    settings: GoogleCloudSettings, quotas: dict[str, Any], runner: TrainingPlace
-) -> Iterator[Finding]:
-    """Machines of Google Batch are Compute Engine's, and so are their quotas."""
-    on_batch = {"training": settings.training, "evaluation": settings.evaluation}
-    if runner == "tpu_vm":
-        del on_batch["training"]
-    for key, machines in on_batch.items():
-        if machines.accelerator_type is None:
-            continue
-        metric = _gpus(machines, machines.accelerator_type).upper()
-        wanted = machines.replicas * machines.accelerator_count
-        if metric not in quotas:
-            text = f"Compute Engine names no quota {metric} of {settings.region}"
-            yield Finding(key, None, f"{text}: is {machines.accelerator_type} offered there?")
-            continue
-        limit, used = quotas[metric].get("limit", 0), quotas[metric].get("usage", 0)
-        text = f"Compute Engine's {metric} allows {limit:g} in {settings.region}, {used:g} in use"
-        if limit - used >= wanted:
-            yield Finding(key, True, f"{text}; {wanted} asked for")
-        else:
-            text = f"{text}, and {wanted} are asked for. {_ask(settings)}"
-            yield Finding(key, False, text)
-
-
-def _check_subnetwork(session: Any, base: str, region: str, subnetwork: str) -> Finding:
+def _check_subnetwork(base: str, region: str, subnetwork: str) -> Finding:
     """What is in it has internal addresses alone, and reaches Google's APIs by private access.
 
     Args:
@@ -285,13 +255,12 @@ def _check_subnetwork(session: Any, base: str, region: str, subnetwork: str) -> 
     whole = subnetwork.partition("projects/")[2]
     place = f"projects/{whole}" if whole else f"{region}/subnetworks/{subnetwork}"
     name = place.rsplit("/", 1)[1]
-    reply = session.get(f"{base}/{place}", timeout=REST_SECONDS)
-    if reply.status_code == HTTPStatus.FORBIDDEN:
+    status, found = _look(f"{base}/{place}")
+    if status == HTTPStatus.FORBIDDEN:
         return _unseen(key, f"the subnetwork {name}", "compute.subnetworks.get")
-    if reply.status_code == HTTPStatus.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         return Finding(key, False, f"there is no {place}: name one of the jobs' region")
-    reply.raise_for_status()
-    if reply.json().get("privateIpGoogleAccess"):
+    if found.get("privateIpGoogleAccess"):
         return Finding(key, True, f"{name} has private access to Google's APIs")
     command = f"gcloud compute networks subnets update {name} --region={place.split('/')[3]}"
     return Finding(
@@ -300,6 +269,15 @@ def _check_subnetwork(session: Any, base: str, region: str, subnetwork: str) -> 
         f"{name} has no private access to Google's APIs, which batches need. Dataproc turns it on "
         f"if it is allowed to; otherwise: {command} --enable-private-ip-google-access",
     )
+
+
+def _look(url: str) -> tuple[int, dict[str, Any]]:
+    """The status and the JSON of an answer, which is empty where that is 403 or 404."""
+    reply = open_session().get(url, timeout=REST_SECONDS)
+    if reply.status_code in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        return reply.status_code, {}
+    reply.raise_for_status()
+    return reply.status_code, reply.json()
 
 
 def _unseen(key: str, what: str, permission: str) -> Finding:
@@ -312,34 +290,19 @@ MANIFEST_TYPES = (
 )
 
 
-def check(
-    settings: GoogleCloudSettings,
-    uses_bigquery: bool = True,
-    runner: TrainingPlace = "google_cloud",
-    tracks: bool = False,
-    serves: bool = True,
-    batches: bool = True,
-) -> list[Finding]:
-    """Run every test; one that cannot be run is a finding too, never an exception.
-
-    Args:
-        uses_bigquery: whether a pipeline reads source text from there.
-        runner: where it trains and evaluates.
-        tracks: whether its training reports to Weights & Biases.
-        serves: whether its endpoint is Vertex AI's.
-        batches: whether its Spark stages run as batches.
-    """
-    tests: list[tuple[str, Callable[[GoogleCloudSettings], Iterator[Finding]]]] = [
+def check(settings: GoogleCloudSettings, uses: Uses = Uses()) -> list[Finding]:
+    """Run every test; one that cannot be run is a finding too, never an exception."""
+    tests: tuple[tuple[str, Callable[[GoogleCloudSettings, Uses], Iterator[Finding]]], ...] = (
         ("project", _check_apis),
         ("project", _check_billing),
-        ("project", partial(check_rights, uses_bigquery=uses_bigquery)),
+        ("project", lambda settings, uses: check_rights(settings, uses.bigquery)),
         ("bucket", _check_bucket),
-        ("images", partial(_check_images, unused={"serve": not serves, "spark": not batches})),
-        ("secrets", partial(_check_secrets, tracks=tracks and runner != "local")),
-        ("batch", partial(check_compute, runner=runner, batches=batches)),
-        ("training", partial(check_quotas, runner=runner, serves=serves)),
-        ("cost", partial(check_cost, runner=runner, batches=batches)),
-    ]
+        ("images", _check_images),
+        ("secrets", _check_secrets),
+        ("batch", check_compute),
+        ("training", check_quotas),
+        ("cost", check_cost),
+    )
     findings: list[Finding] = []
     place = JobService(
         "Google Cloud",
@@ -350,7 +313,7 @@ def check(
     )
     for key, test in tests:
         try:
-            findings += test(settings)
+            findings += test(settings, uses)
         except Exception as error:
             # One check that cannot be made is a finding, and the others are made all the same.
             if isinstance(error, ModuleNotFoundError) and (reason := reason_of(error)):
@@ -362,7 +325,7 @@ def check(
     return findings
 
 
-def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:
+def _check_apis(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
     base = rest_url(settings, "serviceusage.googleapis.com")
     names = "&".join(f"names=projects/{settings.project}/services/{api}" for api in APIS)
     url = f"{base}/v1/projects/{settings.project}/services:batchGet?{names}"
@@ -378,18 +341,15 @@ def _check_apis(settings: GoogleCloudSettings) -> Iterator[Finding]:
             yield Finding("project", False, f"{api} ({use}) is not enabled. Run: {command}")
 
 
-def _check_billing(settings: GoogleCloudSettings) -> Iterator[Finding]:
+def _check_billing(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
     """Without billing every API refuses, each in words of its own."""
     base = rest_url(settings, "cloudbilling.googleapis.com")
-    reply = open_session().get(
-        f"{base}/v1/projects/{settings.project}/billingInfo", timeout=REST_SECONDS
-    )
-    if reply.status_code == HTTPStatus.FORBIDDEN:
-        text = f"you may not see whether {settings.project} has billing"
-        yield Finding("project", None, f"{text}: resourcemanager.projects.get would show it")
+    status, found = _look(f"{base}/v1/projects/{settings.project}/billingInfo")
+    if status == HTTPStatus.FORBIDDEN:
+        whether = f"whether {settings.project} has billing"
+        yield _unseen("project", whether, "resourcemanager.projects.get")
         return
-    reply.raise_for_status()
-    if reply.json().get("billingEnabled"):
+    if found.get("billingEnabled"):
         yield Finding("project", True, f"billing of {settings.project} is on")
         return
     command = f"gcloud billing projects link {settings.project} --billing-account=ACCOUNT"
@@ -401,7 +361,7 @@ def _check_billing(settings: GoogleCloudSettings) -> Iterator[Finding]:
     )
 
 
-def _check_bucket(settings: GoogleCloudSettings) -> Iterator[Finding]:
+def _check_bucket(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
     from google.api_core.exceptions import NotFound
     from google.cloud.storage import Client
 
@@ -477,8 +437,8 @@ def _check_what_stays(bucket: Any) -> Iterator[Finding]:
         )
 
 
-def _check_images(settings: GoogleCloudSettings, unused: Mapping[str, bool]) -> Iterator[Finding]:
-    session = open_session()
+def _check_images(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
+    session, unused = open_session(), {"serve": not uses.serves, "spark": not uses.batches}
     for kind, image in settings.images.model_dump(exclude_none=True).items():
         if unused.get(kind):
             continue
@@ -502,13 +462,13 @@ def _check_images(settings: GoogleCloudSettings, unused: Mapping[str, bool]) -> 
             )
 
 
-def _check_secrets(settings: GoogleCloudSettings, tracks: bool) -> Iterator[Finding]:
+def _check_secrets(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
     from google.api_core.exceptions import FailedPrecondition, NotFound, PermissionDenied
 
     from llm_assets.cloud.jobs import is_enabled, read_secret
 
     secrets = settings.secrets
-    if tracks and secrets.weights_and_biases_key is None:
+    if uses.tracking and uses.runner != "local" and secrets.weights_and_biases_key is None:
         yield Finding(
             "secrets.weights_and_biases_key",
             False,
@@ -548,19 +508,16 @@ def _check_secrets(settings: GoogleCloudSettings, tracks: bool) -> Iterator[Find
         )
 
 
-def check_cost(
-    settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud", batches: bool = True
-) -> Iterator[Finding]:
+def check_cost(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding]:
     """The most that a run can cost, as far as that is known; nothing where none of it is a job."""
-    if runner == "local" and not batches:
+    if uses.runner == "local" and not uses.batches:
         return
-    limit, unknown = settings.cost.run_limit, unpriced(settings, runner)
+    limit, unknown = settings.cost.run_limit, unpriced(settings, uses.runner)
     if unknown and settings.cost.has_limits:
         yield Finding("cost", False, how_to_price(unknown))
     if limit is not None:
         text = f"a run costs at most about {limit:,.2f} USD (`run_limit`), without its endpoint"
         yield Finding("cost", True, text)
         return
-    yield Finding(
-        "cost", None, f"no `run_limit` ends a run: {most_of_run(settings, runner, batches)}"
-    )
+    most = most_of_run(settings, uses.runner, uses.batches)
+    yield Finding("cost", None, f"no `run_limit` ends a run: {most}")

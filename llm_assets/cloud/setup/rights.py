@@ -7,7 +7,7 @@ differ. Roles are granted on the smallest resource that has them.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -75,33 +75,56 @@ GRANTS = tuple(
 
 def grants_for(settings: GoogleCloudSettings, uses_bigquery: bool) -> list[Grant]:
     """The grants that matter with these settings."""
-    absent: set[Resource] = set()
-    if not uses_bigquery:
-        absent.add("dataset")
-    if settings.secrets.hugging_face_token is None:
-        absent.add("secret")
-    if settings.secrets.weights_and_biases_key is None:
-        absent.add("tracking")
-    if settings.builder_account is None:
-        absent.add("builder")
-    roles = {"roles/bigquery.jobUser"} if not uses_bigquery else set()
-    holders = {"builder"} if settings.builder_account is None else set()
+    unused = {
+        "dataset": not uses_bigquery,
+        "secret": settings.secrets.hugging_face_token is None,
+        "tracking": settings.secrets.weights_and_biases_key is None,
+        "builder": settings.builder_account is None,
+    }
+    roles = set() if uses_bigquery else {"roles/bigquery.jobUser"}
     return [
         grant
         for grant in GRANTS
-        if grant.resource not in absent and grant.role not in roles and grant.holder not in holders
+        if not (unused.get(grant.resource) or unused.get(grant.holder) or grant.role in roles)
     ]
 
 
-KEYS: dict[Resource, str] = {
-    "bucket": "bucket",
-    "repository": "images",
-    "tracking": "secrets.weights_and_biases_key",
-    "jobs": "service_account",
-    "serving": "serving_account",
-    "builder": "builder_account",
-}
-"""Resource to its line in the settings; the others stand under `project`."""
+class Target(NamedTuple):
+    """Something that roles are granted on."""
+
+    name: str
+    """As a person names it."""
+    full_name: str
+    """As IAM's APIs have it."""
+    key: str = "project"
+    """Its line in the settings."""
+
+
+def _target(settings: GoogleCloudSettings, resource: Resource) -> Target:
+    project = f"projects/{settings.project}"
+    if resource == "project":
+        full_name = f"//cloudresourcemanager.googleapis.com/{project}"
+        return Target(f"project {settings.project}", full_name)
+    if resource == "bucket":
+        full_name = f"//storage.googleapis.com/projects/_/buckets/{settings.bucket}"
+        return Target(f"gs://{settings.bucket}", full_name, "bucket")
+    if resource == "repository":
+        images = f"{project}/locations/{settings.region}/repositories/{REPOSITORY}"
+        full_name = f"//artifactregistry.googleapis.com/{images}"
+        return Target(f"the repository {REPOSITORY}", full_name, "images")
+    if resource == "tracking":
+        key = settings.secrets.weights_and_biases_key
+        full_name = f"//secretmanager.googleapis.com/{project}/secrets/{key}"
+        return Target(f"the secret {key}", full_name, "secrets.weights_and_biases_key")
+    account, key = {
+        "jobs": (settings.service_account, "service_account"),
+        "serving": (settings.account_that_serves, "serving_account"),
+        "builder": (settings.builder_account, "builder_account"),
+    }[resource]
+    full_name = f"//iam.googleapis.com/{project}/serviceAccounts/{account}"
+    return Target(f"the account {account}", full_name, key)
+
+
 NAMES: dict[Holder, str] = {
     "operator": "the identity that runs Dagster",
     "jobs": "the jobs' account",
@@ -120,32 +143,26 @@ def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator
     session = open_session()
     for resource in dict.fromkeys(grant.resource for grant in own):
         here = [grant for grant in own if grant.resource == resource]
-        yield from _check_own(session, settings, resource, here)
+        wanted = [permission for grant in here for permission in grant.permissions]
+        granted = _granted(session, settings, resource, wanted)
+        for grant in here:
+            if missing := [name for name in grant.permissions if name not in granted]:
+                yield _missing(settings, grant, missing)
+        if set(wanted) <= granted:
+            target = _target(settings, resource)
+            text = f"all {len(wanted)} permissions on {target.name} are granted"
+            yield Finding(target.key, True, text)
     others = [grant for grant in grants if grant.holder != "operator"]
     yield from _check_others(session, settings, others)
 
 
-def _check_own(
-    session: Any, settings: GoogleCloudSettings, resource: Resource, grants: Sequence[Grant]
-) -> Iterator[Finding]:
-    wanted = [permission for grant in grants for permission in grant.permissions]
-    granted = _granted(session, settings, resource, wanted)
-    for grant in grants:
-        missing = [permission for permission in grant.permissions if permission not in granted]
-        if missing:
-            yield _missing(settings, grant, missing)
-    if set(wanted) <= granted:
-        what = _describe(settings, resource)
-        text = f"all {len(wanted)} permissions on {what} are granted"
-        yield Finding(KEYS.get(resource, "project"), True, text)
-
-
 def _missing(settings: GoogleCloudSettings, grant: Grant, missing: Sequence[str]) -> Finding:
+    target = _target(settings, grant.resource)
     return Finding(
-        KEYS.get(grant.resource, "project"),
+        target.key,
         False,
         f"{NAMES[grant.holder]} lacks {', '.join(missing)} ({grant.why}). Ask for {grant.role} on "
-        f"{_describe(settings, grant.resource)} for it.",
+        f"{target.name} for it.",
     )
 
 
@@ -167,7 +184,7 @@ def _granted(
 
         bucket = Client(project=settings.project).bucket(settings.bucket)
         return set(bucket.test_iam_permissions(list(permissions), timeout=REST_SECONDS))
-    host, name = _full_name(settings, resource).removeprefix("//").split("/", 1)
+    host, name = _target(settings, resource).full_name.removeprefix("//").split("/", 1)
     url = f"{rest_url(settings, host)}/v1/{name}:testIamPermissions"
     answer = post_json(session, url, {"permissions": list(permissions)})
     return set(answer.get("permissions", []))
@@ -215,7 +232,7 @@ def _troubleshoot(
     base = rest_url(settings, "policytroubleshooter.googleapis.com")
     question = {
         "principal": principal,
-        "fullResourceName": _full_name(settings, resource),
+        "fullResourceName": _target(settings, resource).full_name,
         "permission": permission,
     }
     answer = post_json(session, f"{base}/v1/iam:troubleshoot", {"accessTuple": question})
@@ -235,33 +252,3 @@ def _vertex_ai_agent(settings: GoogleCloudSettings) -> str | None:
         return None
     number = project.name.rsplit("/", 1)[1]
     return f"service-{number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
-
-
-def _full_name(settings: GoogleCloudSettings, resource: Resource) -> str:
-    """A resource's full name, as IAM's APIs have it."""
-    project = f"projects/{settings.project}"
-    accounts = f"//iam.googleapis.com/{project}/serviceAccounts"
-    key = settings.secrets.weights_and_biases_key
-    images = f"{project}/locations/{settings.region}/repositories/{REPOSITORY}"
-    return {
-        "project": f"//cloudresourcemanager.googleapis.com/{project}",
-        "bucket": f"//storage.googleapis.com/projects/_/buckets/{settings.bucket}",
-        "repository": f"//artifactregistry.googleapis.com/{images}",
-        "tracking": f"//secretmanager.googleapis.com/{project}/secrets/{key}",
-        "jobs": f"{accounts}/{settings.service_account}",
-        "serving": f"{accounts}/{settings.account_that_serves}",
-        "builder": f"{accounts}/{settings.builder_account}",
-    }[resource]
-
-
-def _describe(settings: GoogleCloudSettings, resource: Resource) -> str:
-    """A resource as a person names it."""
-    return {
-        "project": f"project {settings.project}",
-        "bucket": f"gs://{settings.bucket}",
-        "repository": f"the repository {REPOSITORY}",
-        "tracking": f"the secret {settings.secrets.weights_and_biases_key}",
-        "jobs": f"the account {settings.service_account}",
-        "serving": f"the account {settings.account_that_serves}",
-        "builder": f"the account {settings.builder_account}",
-    }[resource]

@@ -21,6 +21,7 @@ from llm_assets.cloud.settings import (
 )
 from llm_assets.cloud.setup.check import (
     Finding,
+    Uses,
     check,
     check_compute,
     check_cost,
@@ -166,7 +167,7 @@ FAULTS: dict[str, tuple[Callable[[LocalGoogle], object], str, str]] = {
     "processors of a batch": (
         lambda g: g.rest.region_quotas.update(CPUS=12),
         "batch",
-        "CPUS allows 12 in us-central1, 4 in use, and a Spark batch begins with 12",
+        "CPUS allows 12 in us-central1, 4 in use, and 12 are what a Spark batch begins with",
     ),
     "destroyed key": (
         lambda g: g.secrets.destroyed.add("tracking"),
@@ -304,15 +305,15 @@ def test_machines_of_batch_are_held_against_the_quotas_of_compute_engine(
     on_batch = settings.model_copy(update={"training": machines})
     bought = "PREEMPTIBLE_" if strategy == "FLEX_START" else ""
     google.rest.region_quotas |= {f"{bought}NVIDIA_A100_GPUS": 5, "NVIDIA_L4_GPUS": 5}
-    (short,) = [f for f in check_compute(on_batch, "google_batch") if f.ok is False]
+    (short,) = [f for f in check_compute(on_batch, Uses("google_batch")) if f.ok is False]
     assert short.key == "training"
     assert f"{bought}NVIDIA_A100_GPUS allows 5 in us-central1, 4 in use, and 2 are" in short.text
     google.rest.region_quotas |= {f"{bought}NVIDIA_A100_GPUS": 6}
-    assert [f for f in check_compute(on_batch, "google_batch") if not f.ok] == []
-    keys = {need.key for need in needs(on_batch, "google_batch")}
+    assert [f for f in check_compute(on_batch, Uses("google_batch")) if not f.ok] == []
+    keys = {need.key for need in needs(on_batch, Uses("google_batch"))}
     assert keys == {"endpoint", "images"}, "Vertex AI's quotas are of no use to them"
     google.rest.region_quotas.pop("NVIDIA_L4_GPUS")
-    (unknown,) = [f for f in check_compute(on_batch, "google_batch") if not f.ok]
+    (unknown,) = [f for f in check_compute(on_batch, Uses("google_batch")) if not f.ok]
     assert (unknown.key, unknown.ok) == ("evaluation", None)
 
 
@@ -358,7 +359,7 @@ def test_tpu_machines_of_your_own_are_held_against_the_quotas_of_cloud_tpu(
     on_tpus = GoogleCloudSettings.model_validate(content)
 
     def told() -> list[Finding]:
-        return [f for f in check_quotas(on_tpus, "tpu_vm") if f.key == "training"]
+        return [f for f in check_quotas(on_tpus, Uses("tpu_vm")) if f.key == "training"]
 
     assert [(f.ok, "are TPU v5e offered there?" in f.text) for f in told()] == [(None, True)]
     google.rest.quotas |= {CHIPS: 32, f"{CHIPS}-preemptible": 4}
@@ -377,7 +378,7 @@ def test_tpu_machines_of_your_own_are_held_against_the_quotas_of_cloud_tpu(
 def test_most_that_a_run_can_cost_is_said(settings: GoogleCloudSettings) -> None:
     def cost(**changes: object) -> list[tuple[bool | None, str]]:
         content = settings.model_dump() | changes
-        found = check_cost(GoogleCloudSettings.model_validate(content))
+        found = check_cost(GoogleCloudSettings.model_validate(content), Uses())
         return [(f.ok, f.text) for f in found]
 
     ((ok, text),) = cost()
@@ -409,7 +410,7 @@ def test_price_that_a_ceiling_needs_is_asked_for_before_anything_starts(
     }
     content = settings.model_dump() | {"training": added}
     without = GoogleCloudSettings.model_validate(content)
-    told = [f for f in check_cost(without) if f.ok is False]
+    told = [f for f in check_cost(without, Uses()) if f.ok is False]
     assert [f.text.rpartition("`cost: ")[2] for f in told] == ["{prices: {n1-standard-8: ...}}`"]
     spark = Spending(without, DCU, dcu_hourly(without), 16, "run-1")
     with pytest.raises(UserError, match="the price of n1-standard-8 is not known"):
@@ -426,12 +427,12 @@ def test_price_that_a_ceiling_needs_is_asked_for_before_anything_starts(
         }
     )
     runner = build_resources(pipeline, "split.yaml")["spark"]
-    assert all(f.ok is not False for f in check_cost(without, runner.training))
+    assert all(f.ok is not False for f in check_cost(without, Uses(runner.training)))
     dataclasses.replace(spark, training=runner.training).check_before()
     content |= {"cost": {"run_limit": 50, "prices": {"n1-standard-8": 20.4}}}
     priced = GoogleCloudSettings.model_validate(content)
     assert hourly(priced, priced.training) == 20.4
-    assert [f.ok for f in check_cost(priced)] == [True]
+    assert [f.ok for f in check_cost(priced, Uses())] == [True]
     Spending(priced, DCU, dcu_hourly(priced), 16, "run-1").check_before()
 
 
@@ -443,7 +444,7 @@ def test_shipped_file_has_ceilings_and_prices_for_them() -> None:
 
 def test_reports_without_a_key_are_a_problem(settings: GoogleCloudSettings) -> None:
     without = settings.model_copy(update={"secrets": SecretSettings()})
-    (told,) = [f for f in check(without, tracks=True) if f.ok is False]
+    (told,) = [f for f in check(without, Uses(tracking=True)) if f.ok is False]
     assert told.key == "secrets.weights_and_biases_key"
     assert "`checkpoint.logging.weights_and_biases` is set" in told.text
 
@@ -463,7 +464,7 @@ def test_rights_of_bigquery_are_asked_for_only_where_it_is_read(
     google: LocalGoogle, settings: GoogleCloudSettings
 ) -> None:
     google.iam.denied.add("bigquery.jobs.create")
-    assert [f for f in check(settings, uses_bigquery=False) if not f.ok] == []
+    assert [f for f in check(settings, Uses(bigquery=False)) if not f.ok] == []
     (problem,) = problems(settings)
     assert "roles/bigquery.jobUser" in problem.text
 

@@ -24,7 +24,7 @@ from llm_assets.cloud.settings import (
     GoogleCloudSettings,
     MachineSettings,
 )
-from llm_assets.cloud.setup.check import needs
+from llm_assets.cloud.setup.check import Uses, needs
 from llm_assets.cloud.spending import START_HOURS, UTILIZATION, estimate_training, hourly
 from llm_assets.config import load_settings
 from llm_assets.pipes.failures import JobService, failure_of
@@ -87,7 +87,7 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
     )
     job = custom_job(settings, machines, [], "gs://local-bucket/jobs/output")
     check_job(aiplatform_v1.CustomJob(job))
-    training = next(iter(needs(settings.model_copy(update={"training": machines}))))
+    training = next(iter(needs(settings.model_copy(update={"training": machines}), Uses())))
     assert training.metric == f"aiplatform.googleapis.com/{QUOTAS[accelerator]}"
     assert training.number == 3 * count
 
