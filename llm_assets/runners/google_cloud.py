@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -81,8 +81,8 @@ class DataprocSparkRunner(SparkRunner):
         output: str = vars(spec)["output"]
         settings = load_cloud_settings(Path(self.cloud_config_path))
         # `clean` of `spark_jobs.clean.job`, for people who look at the cloud's lists.
-        fingerprint, folder = _stage_spec(settings, job.__name__.split(".")[1], spec)
-        main = f"{folder}/main.py"
+        staged = _stage_spec(settings, job.__name__.split(".")[1], spec)
+        main = f"{staged.folder}/main.py"
         files.write(main, MAIN_PROGRAM.format(module=job.__name__).encode())
         spending = Spending(
             settings,
@@ -93,33 +93,18 @@ class DataprocSparkRunner(SparkRunner):
             training=self.training,
         )
         invocation = _follow(
-            PipesDataprocServerlessClient,
-            settings.parent,
             context,
             spending,
-            jobs.spark_batch(settings, main, ["--spec", f"{folder}/spec.json"]),
-            fingerprint,
+            PipesDataprocServerlessClient,
+            jobs.spark_batch(settings, main, ["--spec", staged.spec]),
+            staged,
             output,
-            partial(files.exists, output),
-            replace(job_limits(settings), objection=spending.objection),
+            lambda: [] if files.exists(output) else [output],
+            job_limits(settings),
         )
         stats = _stats(invocation)
         context.add_output_metadata(stats.pop(USAGE, {}))
         return stats
-
-
-class ContainerService(NamedTuple):
-    """One of Google's services that run containers."""
-
-    client: type[RemoteJobPipesClient]
-    describe: Callable[[GoogleCloudSettings, MachineSettings, Sequence[str], str], Any]
-    """The service's job that runs the launcher with these arguments on every machine."""
-    in_zone: bool = False
-    """Whether its machines are asked for in the one zone of the training."""
-
-    def parent(self, settings: GoogleCloudSettings) -> str:
-        """Where its jobs are made."""
-        return (settings.tpu_parent if self.in_zone else None) or settings.parent
 
 
 class CloudTrainingRunner(TrainingRunner, ABC):
@@ -128,7 +113,17 @@ class CloudTrainingRunner(TrainingRunner, ABC):
     cloud_config_path: str
     """The cloud project's file."""
 
-    service: ClassVar[ContainerService]
+    client: ClassVar[type[RemoteJobPipesClient]]
+
+    @staticmethod
+    @abstractmethod
+    def describe(
+        settings: GoogleCloudSettings,
+        machines: MachineSettings,
+        arguments: Sequence[str],
+        output: str,
+    ) -> Any:
+        """The service's job that runs the launcher with these arguments on every machine."""
 
     def train(self, context: dg.AssetExecutionContext, spec: TrainingSpec) -> TrainingResult:
         result = f"{spec.run_folder}/{RESULT_NAME}"
@@ -232,8 +227,7 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         )
 
     def estimate(self, tokens: int, parameters: int) -> str | None:
-        kind = self.service.client.jobs
-        return estimate_training(self._settings(), tokens, parameters, kind).line()
+        return estimate_training(self._settings(), tokens, parameters, self.client.jobs).line()
 
     def _settings(self) -> GoogleCloudSettings:
         return load_cloud_settings(Path(self.cloud_config_path))
@@ -249,43 +243,28 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         processes: int = 1,
         run_folder: str | None = None,
     ) -> None:
-        """Run a program as a job; one that ran before counts only with all that it has to leave.
+        """Run a program as a job.
 
         Args:
+            missing: what it has to leave and did not.
             processes: at least so many train together, where machines have no accelerators that
                 they would share; 0 for a program that is one process.
             run_folder: where the program saves what does not go by an interruption.
         """
         settings = self._settings()
-        fingerprint, folder = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
+        staged = _stage_spec(settings, module.rsplit(".", 1)[1], spec)
         count = machines.processes // machines.replicas
         if machines.accelerator_count == 0 and machines.tpu is None:
             count = max(count, processes // machines.replicas)
         launcher = ["--processes", str(count)]
         launcher += ["--accelerators", str(machines.accelerator_count)]
-        launcher += ["--spec", f"{folder}/spec.json"]
+        launcher += ["--spec", staged.spec]
         if processes:
             launcher += ["--launcher", "torchrun", "--", "-m", module]
         else:
             launcher += ["--launcher", "command", "--", "python", "-m", module]
-        job = self.service.describe(settings, machines, launcher, f"{folder}/output")
-        lease = jobs.lease_of(f"{folder}/output")
-        self._submit(
-            context,
-            settings,
-            machines,
-            job,
-            fingerprint,
-            output,
-            lambda: not missing(),
-            lease,
-            run_folder,
-        )
-        if lacking := missing():
-            raise UserError(
-                f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the "
-                "job then starts again."
-            )
+        job = self.describe(settings, machines, launcher, staged.output)
+        self._submit(context, settings, machines, job, staged, output, missing, run_folder)
 
     def _submit(
         self,
@@ -293,67 +272,42 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         settings: GoogleCloudSettings,
         machines: MachineSettings,
         job: Any,
-        fingerprint: str,
+        staged: "Staged",
         output: str,
-        accept_succeeded: Callable[[], bool] = lambda: True,
-        lease: str | None = None,
+        missing: Callable[[], list[str]] = list,
         run_folder: str | None = None,
     ) -> dg.PipesClientCompletedInvocation:
-        """Follow a job to its end, renewing its lease."""
-        price = hourly(settings, machines, self.service.client.jobs)
+        price = hourly(settings, machines, self.client.jobs)
+        saved = partial(last_saved, run_folder)
         spending = Spending(
-            settings,
-            machines.machine_type,
-            price,
-            machines.replicas,
-            context.run_id,
-            partial(last_saved, run_folder),
+            settings, machines.machine_type, price, machines.replicas, context.run_id, saved
         )
-        renewed = float("-inf")
-
-        def look(job: RemoteJob) -> str | None:
-            nonlocal renewed
-            if lease and time.monotonic() - renewed > RENEWAL_SECONDS:
-                renewed = time.monotonic()
-                files.write(lease, str(time.time()).encode())
-            return spending.objection(job)
-
-        limits = replace(job_limits(settings, machines), objection=look)
+        limits = job_limits(settings, machines)
         if run_folder:
             limits = replace(limits, progress=partial(newest_step, run_folder))
-        return _follow(
-            self.service.client,
-            self.service.parent(settings),
-            context,
-            spending,
-            job,
-            fingerprint,
-            output,
-            accept_succeeded,
-            limits,
-        )
+        return _follow(context, spending, self.client, job, staged, output, missing, limits)
 
 
 class VertexTrainingRunner(CloudTrainingRunner):
     """Runs them as Vertex AI custom jobs."""
 
-    service = ContainerService(PipesVertexCustomJobClient, jobs.custom_job)
+    client = PipesVertexCustomJobClient
+    describe = staticmethod(jobs.custom_job)
 
     def smoke_serving(self, context: dg.AssetExecutionContext, spec: SmokeSpec) -> dict[str, Any]:
         """Have the serve image parse its engine's arguments and answer; returns what was found."""
         settings = self._settings()
-        fingerprint, folder = _stage_spec(settings, "serving", spec)
-        job = jobs.serving_check_job(settings, f"{folder}/spec.json", f"{folder}/output")
+        staged = _stage_spec(settings, "serving", spec)
+        job = jobs.serving_check_job(settings, staged.spec, staged.output)
         machines = jobs.serving_check_machine(settings)
-        return _stats(
-            self._submit(context, settings, machines, job, fingerprint, f"{folder}/output")
-        )
+        return _stats(self._submit(context, settings, machines, job, staged, staged.output))
 
 
 class BatchTrainingRunner(CloudTrainingRunner):
     """Runs them on machines that Google Batch makes for each job, and deletes."""
 
-    service = ContainerService(PipesGoogleBatchClient, jobs.batch_job)
+    client = PipesGoogleBatchClient
+    describe = staticmethod(jobs.batch_job)
 
     def check_hardware(self, placement: PlacementSettings) -> None:
         super().check_hardware(placement)
@@ -367,7 +321,8 @@ class BatchTrainingRunner(CloudTrainingRunner):
 class TpuVmTrainingRunner(CloudTrainingRunner):
     """Trains on TPU machines that queued resources make for each job; evaluates by Google Batch."""
 
-    service = ContainerService(PipesTpuVmClient, jobs.tpu_job, in_zone=True)
+    client = PipesTpuVmClient
+    describe = staticmethod(jobs.tpu_job)
 
     def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
         batch = BatchTrainingRunner(cloud_config_path=self.cloud_config_path)
@@ -398,7 +353,6 @@ class TpuVmTrainingRunner(CloudTrainingRunner):
             )
 
 
-# A job that says it succeeded counts only with all that its artifact needs.
 def missing_of_training(spec: TrainingSpec) -> list[str]:
     """What a finished training did not leave, in order: its records, or files of its model."""
     index = files.find(f"{spec.export_folder}/{INDEX}")
@@ -431,39 +385,56 @@ def _read_result(folder: str) -> dict[str, Any]:
 
 
 def _follow(
-    kind: type[RemoteJobPipesClient],
-    parent: str,
     context: dg.AssetExecutionContext,
     spending: Spending,
+    kind: type[RemoteJobPipesClient],
     job: Any,
-    fingerprint: str,
+    staged: "Staged",
     output: str,
-    accept_succeeded: Callable[[], bool],
+    missing: Callable[[], list[str]],
     limits: Limits,
 ) -> dg.PipesClientCompletedInvocation:
-    """Run a job to its end; what it cost is the asset's metadata."""
+    """Run a job to its end, renewing its lease; what it cost is the asset's metadata.
+
+    One that ran before, or says that it succeeded, counts only with all that it has to leave.
+    """
     from dagster_gcp import GCSResource
+
+    settings, renewed = spending.settings, float("-inf")
 
     def prepare() -> None:
         """Before each submission: is there money left, and nothing left of a failed job?"""
         spending.check_before()
         files.remove(output)
 
-    settings = spending.settings
+    def look(job: RemoteJob) -> str | None:
+        nonlocal renewed
+        if time.monotonic() - renewed > RENEWAL_SECONDS:
+            renewed = time.monotonic()
+            files.write(jobs.lease_of(staged.output), str(time.time()).encode())
+        return spending.objection(job)
+
     storage = GCSResource(project=settings.project).get_client()
     reader = PipesGCSLiveMessageReader(
         bucket=settings.bucket, prefix=MESSAGES_FOLDER, client=storage
     )
     client = kind.jobs.connect(settings.region, settings.api_endpoint)
-    invocation = kind(reader, client, limits=limits).run(
+    # Cloud TPU makes its machines in a zone, all others in a region.
+    parent = settings.tpu_parent if kind is PipesTpuVmClient else None
+    invocation = kind(reader, client, limits=replace(limits, objection=look)).run(
         context=context,
-        parent=parent,
+        parent=parent or settings.parent,
         job=job,
-        fingerprint=fingerprint,
-        accept_succeeded=accept_succeeded,
+        fingerprint=staged.fingerprint,
+        accept_succeeded=lambda: not missing(),
         before_submit=prepare,
     )
     context.add_output_metadata(spending.metadata())
+    if lacking := missing():
+        raise UserError(
+            f"The job ended well, but left no {lacking[0]}. Materialize the asset again: the job "
+            "then starts again."
+        )
     return invocation
 
 
@@ -473,12 +444,28 @@ def _stats(invocation: dg.PipesClientCompletedInvocation) -> dict[str, Any]:
     return dict(stats)
 
 
-def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> tuple[str, str]:
-    """Write the spec where the job reads it: `(its fingerprint, the job's folder)`."""
+class Staged(NamedTuple):
+    """A spec where a job reads it."""
+
+    fingerprint: str
+    folder: str
+
+    @property
+    def spec(self) -> str:
+        """The file."""
+        return f"{self.folder}/spec.json"
+
+    @property
+    def output(self) -> str:
+        """The folder that Google's services know as the job's."""
+        return f"{self.folder}/output"
+
+
+def _stage_spec(settings: GoogleCloudSettings, job: str, spec: BaseModel) -> Staged:
     fingerprint = hash_json({"job": job, "spec": spec.model_dump(mode="json")})
-    folder = f"gs://{settings.bucket}/jobs/{job}-{fingerprint}"
-    files.write(f"{folder}/spec.json", spec.model_dump_json(indent=2).encode())
-    return fingerprint, folder
+    staged = Staged(fingerprint, f"gs://{settings.bucket}/jobs/{job}-{fingerprint}")
+    files.write(staged.spec, spec.model_dump_json(indent=2).encode())
+    return staged
 
 
 def job_limits(settings: GoogleCloudSettings, machines: MachineSettings | None = None) -> Limits:
