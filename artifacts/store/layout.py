@@ -12,13 +12,8 @@ SCRATCH_SUFFIX = ".scratch"
 """Of the folder beside a maker's output, for what it needs meanwhile."""
 MAKING_FOLDER = "making"
 """Of identities that are being made; one whose lease nobody holds was left by a dead maker."""
-LEASES_FOLDER = "leases"
 PIPELINES_FOLDER = "pipelines"
 RUNS_FOLDER = "runs"
-FORGOTTEN_FOLDER = "forgotten"
-REGISTRY_FOLDER = "registry"
-DECISIONS_FOLDER = "decisions"
-"""What people said of models, a second time: it is not restored together with the registry."""
 ENDPOINT_FOLDER = "endpoint"
 CACHE_FOLDER = "cache"
 """What decides speed, never a result."""
@@ -32,8 +27,6 @@ good, so that it is known again after it was removed."""
 RETIRED_FOLDER = "retired"
 """Manifests, without the list of files, of artifacts that were removed."""
 UPLOADS_FOLDER = "uploads"
-AUTOMATION_FOLDER = "automation"
-EXPERIMENTS_FOLDER = "experiments"
 
 
 def artifact(kind: str, fingerprint: str) -> str:
@@ -63,7 +56,7 @@ def damaged(place: str) -> str:
 
 def lease(name: str) -> str:
     """The lock of a lease."""
-    return f"{LEASES_FOLDER}/{name}.lock"
+    return f"leases/{name}.lock"
 
 
 def artifact_lease(kind: str, fingerprint: str) -> str:
@@ -78,7 +71,7 @@ def pipeline_record(pipeline: str) -> str:
 
 def trial_records(pipeline: str) -> str:
     """The folder of the records of a pipeline's trials."""
-    return f"{EXPERIMENTS_FOLDER}/{pipeline}"
+    return f"experiments/{pipeline}"
 
 
 def trial_record(pipeline: str, trial: str) -> str:
@@ -93,7 +86,7 @@ def run(run_id: str) -> str:
 
 def forgotten(pipeline: str) -> str:
     """The list of what a pipeline has forgotten."""
-    return f"{FORGOTTEN_FOLDER}/{pipeline}.json"
+    return f"forgotten/{pipeline}.json"
 
 
 def forgotten_copies(pipeline: str) -> str:
@@ -109,17 +102,18 @@ def forgotten_copy(pipeline: str) -> str:
 
 def certificates(pipeline: str) -> str:
     """The folder of signed statements on what a pipeline has forgotten."""
-    return f"{FORGOTTEN_FOLDER}/{pipeline}"
+    return f"forgotten/{pipeline}"
 
 
 def registry(pipeline: str) -> str:
     """The folder of a pipeline's model versions."""
-    return f"{REGISTRY_FOLDER}/{pipeline}"
+    return f"registry/{pipeline}"
 
 
 def decisions(pipeline: str) -> str:
-    """What people decided about a pipeline's models."""
-    return f"{DECISIONS_FOLDER}/{pipeline}.json"
+    """What people decided about a pipeline's models, a second time: it is not restored together
+    with the registry."""
+    return f"decisions/{pipeline}.json"
 
 
 def endpoint(pipeline: str) -> str:
@@ -129,7 +123,7 @@ def endpoint(pipeline: str) -> str:
 
 def automation(pipeline: str) -> str:
     """The folder of what automation knows about a pipeline's source text."""
-    return f"{AUTOMATION_FOLDER}/{pipeline}"
+    return f"automation/{pipeline}"
 
 
 def stopped(pipeline: str) -> str:

@@ -5,7 +5,7 @@ their inputs through it.
 """
 
 import fnmatch
-from collections.abc import Container
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -121,15 +121,22 @@ class Pipeline:
         """Make an artifact the current one of its asset; the one before is kept in the record."""
         asset = artifact.manifest.kind
 
-        def enter(content: bytes | None) -> bytes | None:
-            history = self._parse(content)
+        def enter(history: PipelineHistory) -> None:
             before = history.assets.get(asset)
-            if before and before.current.fingerprint == artifact.fingerprint:
-                return None
-            previous = [before.current, *before.previous] if before else []
-            entry = AssetPointer(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
-            history.assets[asset] = AssetHistory(current=entry, previous=previous)
-            return history.model_dump_json(indent=2).encode()
+            if before is None or before.current.fingerprint != artifact.fingerprint:
+                previous = [before.current, *before.previous] if before else []
+                entry = AssetPointer(fingerprint=artifact.fingerprint, since=datetime.now(UTC))
+                history.assets[asset] = AssetHistory(current=entry, previous=previous)
+
+        self._change(enter)
+
+    def _change(self, change: Callable[[PipelineHistory], None]) -> None:
+        """Change the record as one step; it stays untouched where nothing changes."""
+
+        def enter(content: bytes | None) -> bytes | None:
+            before, after = self._parse(content), self._parse(content)
+            change(after)
+            return None if after == before else after.model_dump_json(indent=2).encode()
 
         self.store.update(self.path, enter)
 
@@ -143,25 +150,22 @@ class Pipeline:
     def note(self, **about: object) -> None:
         """Note the pipeline's `file`, or how far its `registry` has come."""
 
-        def enter(content: bytes | None) -> bytes | None:
-            before = self._parse(content)
-            after = before.model_copy(update=about)
-            return None if after == before else after.model_dump_json(indent=2).encode()
+        def enter(history: PipelineHistory) -> None:
+            for name, value in about.items():
+                setattr(history, name, value)
 
-        self.store.update(self.path, enter)
+        self._change(enter)
 
     def forget(self, names: Container[tuple[str, str]]) -> None:
         """Take artifacts, by kind and fingerprint, out of what was current before."""
 
-        def drop(content: bytes | None) -> bytes | None:
-            history = self._parse(content)
+        def drop(history: PipelineHistory) -> None:
             for asset, entries in history.assets.items():
                 entries.previous = [
                     entry for entry in entries.previous if (asset, entry.fingerprint) not in names
                 ]
-            return history.model_dump_json(indent=2).encode()
 
-        self.store.update(self.path, drop)
+        self._change(drop)
 
     def explain_change(self, identity: Identity) -> list[str]:
         """What differs between an identity about to be made and the current artifact's."""

@@ -5,7 +5,7 @@ half-written is ever read. While its files change the artifact has no `manifest.
 waits in `manifest.before.json`. Killed and called again, rewriting goes on from there.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,8 +41,6 @@ def rewrite(
         artifact: of `find_rewritable`.
         contents: path in the artifact's folder and the file's new content, one at a time; without
             any, and with unchanged stats, nothing happens.
-        stats: the manifest's new ones.
-        reason: for the manifest's provenance.
 
     Returns:
         Paths of the files that were written.
@@ -52,7 +50,9 @@ def rewrite(
     written: list[str] = []
     with store.lease(layout.artifact_lease(before.kind, before.fingerprint)):
         resumed = not store.exists(before.kind, before.fingerprint)
-        for path, content in _announced(store, before, contents):
+        for path, content in contents:
+            # Before the first byte changes, and not at all where nothing is to change.
+            _set_aside(store, before)
             files.write(f"{artifact.url}/{path}", content)
             written.append(path)
         if not (written or resumed or stats != before.stats):
@@ -74,15 +74,6 @@ def rewrite(
     return written
 
 
-def _announced(
-    store: Store, before: Manifest, contents: Iterable[tuple[str, bytes]]
-) -> Iterator[tuple[str, bytes]]:
-    for path, content in contents:
-        # Before the first byte changes, and not at all where nothing is to change.
-        _set_aside(store, before)
-        yield path, content
-
-
 def _set_aside(store: Store, before: Manifest) -> None:
     folder = layout.artifact(before.kind, before.fingerprint)
     if store.exists(before.kind, before.fingerprint):
@@ -91,17 +82,15 @@ def _set_aside(store: Store, before: Manifest) -> None:
 
 
 def _entries(artifact: Artifact, changed: set[str]) -> list[FileEntry]:
-    if not artifact.store.is_local:
-        known = {entry.path: entry for entry in remote_entries(artifact.url)}
-        return [
-            known[entry.path] if entry.path in changed else entry
-            for entry in artifact.manifest.files
+    """The artifact's files, those that may have changed as they are now."""
+    url = artifact.url
+    if artifact.store.is_local:
+        urls = {path: f"{url}/{path}" for path in changed}
+        now = [
+            FileEntry(path=path, bytes=files.size(place), sha256=sha256_of(place))
+            for path, place in urls.items()
         ]
-
-    def entry_now(entry: FileEntry) -> FileEntry:
-        url = f"{artifact.url}/{entry.path}"
-        return FileEntry(path=entry.path, bytes=files.size(url), sha256=sha256_of(url))
-
-    return [
-        entry_now(entry) if entry.path in changed else entry for entry in artifact.manifest.files
-    ]
+    else:
+        now = [entry for entry in remote_entries(url) if entry.path in changed]
+    by_path = {entry.path: entry for entry in now}
+    return [by_path.get(entry.path, entry) for entry in artifact.manifest.files]

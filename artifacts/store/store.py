@@ -235,7 +235,18 @@ class Artifact:
     @property
     def path(self) -> Path:
         """A local folder with the files; from a store in the cloud they are fetched once."""
-        return self.store.local_copy(self)
+        if self.store.is_local:
+            return Path(self.url)
+        folder = cache_folder() / "artifacts" / self.url.removeprefix("gs://")
+        # Who fetched it again would cut the files that another process reads.
+        with local_lease(folder.with_name(f"{folder.name}.lock")):
+            manifest = dump_with_checksum(self.manifest)
+            # Another machine may have rewritten the artifact (`artifacts.store.rewrite`).
+            if files.find(folder / MANIFEST_NAME) != manifest:
+                download_folder(self.url, self.manifest.files, folder)
+                # Last, as in the store: a copy without it is fetched again.
+                (folder / MANIFEST_NAME).write_bytes(manifest)
+        return folder
 
     def verify(self, checksums: bool = True) -> None:
         """Compare every file with the manifest.
@@ -280,21 +291,6 @@ class Store:
         if self.is_local:
             return Path(self.root)
         return cache_folder() / "work" / self.root.removeprefix("gs://")
-
-    def local_copy(self, artifact: Artifact) -> Path:
-        """The folder of an artifact's files on this machine, fetched where it is in the cloud."""
-        if "://" not in artifact.url:
-            return Path(artifact.url)
-        folder = cache_folder() / "artifacts" / artifact.url.removeprefix("gs://")
-        # Who fetched it again would cut the files that another process reads.
-        with local_lease(folder.with_name(f"{folder.name}.lock")):
-            manifest = dump_with_checksum(artifact.manifest)
-            # Another machine may have rewritten the artifact (`artifacts.store.rewrite`).
-            if files.find(folder / MANIFEST_NAME) != manifest:
-                download_folder(artifact.url, artifact.manifest.files, folder)
-                # Last, as in the store: a copy without it is fetched again.
-                (folder / MANIFEST_NAME).write_bytes(manifest)
-        return folder
 
     def find(self, identity: Identity) -> Artifact | None:
         """The artifact of this identity, or what its libraries were found to make as well; None

@@ -258,7 +258,7 @@ def test_a_version_that_is_about_to_be_replaced_is_not_trained_further(
 ) -> None:
     automated.automate(quality={"then": "retrain"})
     store = made.folder / "store"
-    names = (layout.REGISTRY_FOLDER, layout.DECISIONS_FOLDER, layout.PIPELINES_FOLDER)
+    names = ("registry", "decisions", layout.PIPELINES_FOLDER)
     kept = [store / name for name in names]
     for folder in filter(Path.exists, kept):
         shutil.copytree(folder, automated.project.folder / folder.name)

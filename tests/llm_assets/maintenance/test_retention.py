@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from artifacts.checkpoints import commit, newest_step
 from artifacts.errors import DamagedArtifact
-from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Draft
@@ -261,7 +260,7 @@ def test_of_the_caches_the_least_recently_used_goes(weeks: Weeks) -> None:
 
 def test_what_takes_no_room_to_remove_goes_first(weeks: Weeks) -> None:
     """A full disk has none for the lease of an artifact, nor for the manifest that stays of it."""
-    leases = Path(weeks.store.root, layout.LEASES_FOLDER)
+    leases = Path(weeks.store.root, "leases")
     shutil.rmtree(leases)
     leases.write_text("where no lock can be written")
     cached = Path(weeks.store.root, "cache", "entry")
