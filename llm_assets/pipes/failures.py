@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,10 +58,6 @@ def is_resource_quota(message: str) -> bool:
 
 def explain(message: str, status: int | None, place: JobService) -> str:
     """Advice for an error's message and HTTP status; empty where there is none to give."""
-    return _explain_message(message, place) or _explain_status(message, status, place)
-
-
-def _explain_message(message: str, place: JobService) -> str:
     project, region = place.project, place.region
     if CLOCK.search(message):
         return (
@@ -100,11 +96,7 @@ def _explain_message(message: str, place: JobService) -> str:
             f"An organization policy forbids this: {policy[0]}. Ask who administers the "
             f"organization's policies for an exception for the project. {place.addresses}"
         ).rstrip()
-    return ""
-
-
-def _explain_status(message: str, status: int | None, place: JobService) -> str:
-    project, region = place.project, place.region
+    # What a message says comes first: a status has many causes.
     if status == 403:
         return (
             f"The identity that runs Dagster lacks a right. Ask the owner of project {project} for "
@@ -142,32 +134,30 @@ def failure_of(
         running: the console's page of a job that goes on all the same.
     """
     text, advice = refusal(error, doing, place)
-    parts = [text, advice]
-    if running:
-        parts.append(
-            "The job goes on and costs money: materialize the asset again and the run follows it, "
-            f"or cancel it at {running}"
-        )
-    description = "\n".join(part for part in parts if part)
-    return RemoteJobFailed(description=description, allow_retries=not advice)
+    goes_on = running and (
+        "The job goes on and costs money: materialize the asset again and the run follows it, "
+        f"or cancel it at {running}"
+    )
+    return _failure([text, advice, goes_on], advice)
 
 
 def failure_of_job(
     text: str, detail: str, links: Mapping[str, str], name: str, place: JobService
 ) -> RemoteJobFailed:
-    """The failure of a job that ended badly.
-
-    Args:
-        links: of `RemoteService.links`.
-    """
+    """The failure of a job that ended badly, with its `RemoteService.links`."""
     advice = explain(detail, None, place)
-    parts = [text, f"Reason given: {detail}" if detail else "", advice]
-    parts += [f"Look at {links['console']}", f"What it printed: {links['logs']}"]
-    return RemoteJobFailed(
-        description="\n".join(part for part in parts if part),
-        metadata={"job": name, **{key: MetadataValue.url(url) for key, url in links.items()}},
-        allow_retries=not advice,
-    )
+    told = [text, f"Reason given: {detail}" if detail else "", advice]
+    told += [f"Look at {links['console']}", f"What it printed: {links['logs']}"]
+    urls = {key: MetadataValue.url(url) for key, url in links.items()}
+    return _failure(told, advice, {"job": name, **urls})
+
+
+def _failure(
+    told: Sequence[str | None], advice: str, metadata: dict[str, Any] | None = None
+) -> RemoteJobFailed:
+    # What advice is for does not go well by itself the next time.
+    description = "\n".join(filter(None, told))
+    return RemoteJobFailed(description, metadata, allow_retries=not advice)
 
 
 def reported_on_closing(closed: Mapping[str, Any] | None) -> str:

@@ -18,7 +18,6 @@ from llm_assets.pipes.messages import PipesGCSLiveMessageReader
 from llm_assets.pipes.service import (
     KEY_LABEL,
     MESSAGES_LABEL,
-    AlreadyThere,
     Context,
     Limits,
     Phase,
@@ -26,6 +25,7 @@ from llm_assets.pipes.service import (
     RemoteService,
     Restarts,
     as_labels,
+    asset_names,
     key_of,
     parse_parent,
 )
@@ -82,11 +82,7 @@ class HeldSignals:
 
 
 def end_job(service: RemoteService, job: RemoteJob, report: Callable[[str], None]) -> None:
-    """Have a job ended, asking again while its service is busy.
-
-    Args:
-        report: gets one line for each try that failed.
-    """
+    """Have a job ended, asking again while its service is busy; `report` gets each try's fault."""
     failures.call_with_retries(partial(service.cancel, job), END_POLICY, report)
 
 
@@ -178,20 +174,26 @@ class RemoteRun:
 
     def _find_or_create(self) -> RemoteJob:
         """One try: whatever it does, doing it again after a lost reply starts no second job."""
+        from google.api_core.exceptions import AlreadyExists
+
         jobs = sorted(self.service.find(self.key), key=_age)
         existing = self._choose(jobs)
         if existing is not None:
             return self._settle_duplicates(jobs, existing)
         self._point_session_at(self._mark)
-        labels = as_labels(self.session.default_remote_invocation_info) | self._asset_label()
-        labels |= {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
+        named = self.session.default_remote_invocation_info
+        if assets := asset_names(self.context):
+            named = named | {"dagster-asset": "_".join(assets)}
+        labels = as_labels(named) | {KEY_LABEL: self.key, MESSAGES_LABEL: self._mark}
         attempt = len(jobs) + 1
         self.before_submit()
         while True:
+            short = self.key if attempt == 1 else f"{self.key}-{attempt}"
             try:
-                created = self.service.create(self.key, attempt, labels, self.session)
-            except AlreadyThere as taken:
-                existing = self._choose([taken.job])
+                created = self.service.submit(short, labels, self.session)
+            except AlreadyExists:
+                # Another process was faster, or a job of this name was of no use.
+                existing = self._choose([self.service.get(self.service.full_name(short))])
                 if existing is not None:
                     return existing
                 attempt += 1
@@ -226,12 +228,6 @@ class RemoteRun:
                 self.service.cancel(job)
         return chosen
 
-    def _asset_label(self) -> dict[str, str]:
-        if not self.context.has_assets_def:
-            return {}
-        keys = sorted("-".join(key.path) for key in self.context.selected_asset_keys)
-        return as_labels({"dagster-asset": "_".join(keys)})
-
     def _point_session_at(self, mark: str) -> None:
         self.reader.follow(f"{self.key}/{mark}")
         self.session.message_reader_params = self.reader.params()
@@ -263,12 +259,13 @@ class RemoteRun:
             if job.phase is not self.job.phase:
                 waiting_since = time.monotonic()
             self.job = job
-            self._stop_where_objected(job)
+            waited = time.monotonic() - waiting_since
+            if reason := self.limits.objection(job) or self._why_waits_no_more(job, waited):
+                self._cancel()
+                raise self._failure(f"{name} was cancelled: {reason}", job)
             if job.phase.ended:
                 self._guard(f"taking down {name}", partial(self.service.release, job))
                 return self._judge(self._with_reason(job))
-            if job.phase is Phase.WAITING:
-                self._give_up_waiting(time.monotonic() - waiting_since)
             self._signals.sleep(backoff.take())
 
     def _with_reason(self, job: RemoteJob) -> RemoteJob:
@@ -280,22 +277,13 @@ class RemoteRun:
             job = self._guard(f"a look at {job.name}", partial(self.service.get, job.name))
         return job
 
-    def _stop_where_objected(self, job: RemoteJob) -> None:
-        reason = self.limits.objection(job)
-        if reason:
-            self._cancel()
-            raise self._failure(f"{job.name} was cancelled: {reason}", job)
-
-    def _give_up_waiting(self, waited: float) -> None:
-        if waited < self.limits.pending_seconds:
-            return
-        assert self.job is not None
-        self._cancel()
-        raise self._failure(
-            f"{self.job.name} was never scheduled: it waited {waited:,.0f} s for machines and was "
-            f"cancelled. {self.service.place.region} may have none free: ask for another machine "
-            "or accelerator type or another region, or give it longer (`pending_hours`).",
-            self.job,
+    def _why_waits_no_more(self, job: RemoteJob, waited: float) -> str | None:
+        if job.phase is not Phase.WAITING or waited < self.limits.pending_seconds:
+            return None
+        return (
+            f"it was never scheduled, and waited {waited:,.0f} s for machines. "
+            f"{self.service.place.region} may have none free: ask for another machine or "
+            "accelerator type or another region, or give it longer (`pending_hours`)."
         )
 
     def _judge(self, job: RemoteJob) -> bool:

@@ -5,6 +5,7 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar
@@ -81,12 +82,16 @@ def parse_parent(parent: str) -> tuple[str, str]:
     return parts[1], parts[3]
 
 
+def asset_names(context: Context) -> list[str]:
+    """Of the assets that a run makes just now; none where an op is no asset's."""
+    keys = context.selected_asset_keys if context.has_assets_def else ()
+    return sorted("-".join(key.path) for key in keys)
+
+
 def key_of(context: Context, fingerprint: str | None) -> str:
     """The job's key, named after its assets or its op; without a fingerprint it is this run's and
     step's alone."""
-    name = context.op_handle.name
-    if context.has_assets_def:
-        name = "-".join(sorted("-".join(key.path) for key in context.selected_asset_keys))
+    name = "-".join(asset_names(context)) or context.op_handle.name
     if fingerprint is None:
         fingerprint = f"{context.run_id}/{name}/{context.retry_number}"
     return external_key(name, fingerprint)
@@ -166,24 +171,12 @@ def seconds(moment: Any) -> float:
 def delete(ask: Callable[[], Any], seconds: float) -> None:
     """Return once what a call asks to be deleted is gone, or was gone before.
 
-    Args:
-        ask: gives the operation that Google runs for it.
-        seconds: that Google may take.
+    The call gives the operation that Google runs for it, which may take so many seconds.
     """
     from google.api_core.exceptions import NotFound
 
-    try:
+    with suppress(NotFound):
         ask().result(timeout=seconds)
-    except NotFound:
-        return
-
-
-class AlreadyThere(Exception):
-    """Another process made a job of this name first."""
-
-    def __init__(self, job: RemoteJob) -> None:
-        super().__init__(job.name)
-        self.job = job
 
 
 class RemoteService(ABC):
@@ -253,25 +246,13 @@ class RemoteService(ABC):
         """The labels of a job of the service's own kind."""
         return dict(job.labels)
 
-    def create(
-        self, key: str, attempt: int, labels: Mapping[str, str], session: PipesSession
-    ) -> RemoteJob:
-        """Submit the job; raises AlreadyThere where its name is taken."""
-        from google.api_core.exceptions import AlreadyExists
-
-        short = key if attempt == 1 else f"{key}-{attempt}"
-        try:
-            return self.submit(short, labels, session)
-        except AlreadyExists as error:
-            raise AlreadyThere(self.get(self.full_name(short))) from error
-
     def full_name(self, short: str) -> str:
         """The resource name of a job of this short name."""
         return f"{self._parent}/{self.collection}/{short}"
 
     @abstractmethod
     def submit(self, short: str, labels: Mapping[str, str], session: PipesSession) -> RemoteJob:
-        """One call, or a few, that make the job; raises what Google raises."""
+        """One call, or a few, that make the job; AlreadyExists where its name is taken."""
 
     def get(self, name: str) -> RemoteJob:
         """The job as it is now."""

@@ -91,7 +91,7 @@ def start_tpu(google: LocalGoogle, settings: GoogleCloudSettings, run: str = RUN
     service = TpuVms(client, settings.tpu_parent, job)
     labels = {"pipeskey": "left", "dagster-run-id": run}
     files.remove(f"gs://{BUCKET}/left/machine.json")
-    service.create("left", 1, labels, session)
+    service.submit("left", labels, session)
     wait_until(lambda: service.find()[0].phase is Phase.RUNNING)
     return service
 
