@@ -78,10 +78,6 @@ SHARED_MEMORY_MB = 16_384
 """For the tensors that the processes of several accelerators exchange."""
 PREDICT_ROUTE = "/predict"
 HEALTH_ROUTE = "/health"
-NAME_VARIABLE = "MODEL_NAME"
-VERSION_VARIABLE = "MODEL_VERSION"
-FINGERPRINT_VARIABLE = "MODEL_FINGERPRINT"
-MEMORY_VARIABLE = "ENGINE_MEMORY_BYTES"
 PROBE_SECONDS = 10
 PROBE_TIMEOUT_SECONDS = 15
 """Longer than the time between two probes, as `Probe.timeout_seconds` asks."""
@@ -94,20 +90,13 @@ def container_spec(
 ) -> dict[str, Any]:
     """A `ModelContainerSpec`; the container tells clients which version answered them.
 
-    The startup probe gives the container `endpoint.start_minutes` to load the model; without one,
-    Vertex AI ends it after less than a minute.
-
-    Args:
-        name: what clients call the model: the pipeline's.
+    Clients call the model by the pipeline's name. The startup probe gives the container
+    `endpoint.start_minutes` to load it; without one, Vertex AI ends it after less than a minute.
     """
-    named = {
-        NAME_VARIABLE: name,
-        VERSION_VARIABLE: str(version),
-        FINGERPRINT_VARIABLE: fingerprint,
-    }
+    named = {"MODEL_NAME": name, "MODEL_VERSION": str(version), "MODEL_FINGERPRINT": fingerprint}
     memory = engine_memory(settings.endpoint)
     if memory is not None:
-        named[MEMORY_VARIABLE] = str(memory)
+        named["ENGINE_MEMORY_BYTES"] = str(memory)
     seconds = round(settings.endpoint.start_minutes * 60)
     by_prefix = settings.endpoint.openai_routes
     routes = {"invoke_route_prefix": "/*"} if by_prefix else {"predict_route": PREDICT_ROUTE}
@@ -116,7 +105,7 @@ def container_spec(
         "ports": [{"container_port": PORT}],
         **routes,
         "health_route": HEALTH_ROUTE,
-        "env": [{"name": name, "value": value} for name, value in named.items()],
+        "env": _as_env(named),
         "args": engine_arguments(settings.endpoint),
         "deployment_timeout": {"seconds": seconds},
         "startup_probe": {
@@ -180,7 +169,11 @@ def dedicated_resources(machines: EndpointMachineSettings) -> dict[str, Any]:
     }
 
 
-FOLDERS = ("AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
+FOLDERS = {
+    "AIP_MODEL_DIR": "model",
+    "AIP_CHECKPOINT_DIR": "checkpoints",
+    "AIP_TENSORBOARD_LOG_DIR": "logs",
+}
 """What Vertex AI calls a job's output folders, and the launcher reads."""
 HOUR = 3600
 SERVING_CHECK_HOURS = 1.0
@@ -218,7 +211,7 @@ def custom_job(
     container = {
         "image_uri": settings.images.tpu if machines.tpu else settings.images.cuda,
         "args": list(arguments),
-        "env": [{"name": n, "value": v} for n, v in _variables(settings, output).items()],
+        "env": _as_env(_variables(settings, output)),
     }
     return _job(settings, machines, container, output)
 
@@ -353,7 +346,7 @@ def serving_check_job(settings: GoogleCloudSettings, spec: str, output: str) -> 
     container = {
         "image_uri": settings.images.serve,
         "args": engine_arguments(settings.endpoint),
-        "env": [{"name": CHECK_VARIABLE, "value": spec}],
+        "env": _as_env({CHECK_VARIABLE: spec}),
     }
     return _job(settings, serving_check_machine(settings), container, output)
 
@@ -425,12 +418,13 @@ def lease_of(output: str) -> str:
 
 def _variables_of_own(settings: GoogleCloudSettings, output: str) -> dict[str, str]:
     """The same where no service says where folders are and mounts the bucket."""
-    folders = ("model", "checkpoints", "logs")
-    return {
-        **_variables(settings, output),
-        environment.MOUNT_VARIABLE: MOUNT,
-        **{name: f"{output}/{folder}/" for name, folder in zip(FOLDERS, folders, strict=True)},
-    }
+    folders = {name: f"{output}/{folder}/" for name, folder in FOLDERS.items()}
+    return {**_variables(settings, output), environment.MOUNT_VARIABLE: MOUNT, **folders}
+
+
+def _as_env(variables: dict[str, str]) -> list[dict[str, str]]:
+    """Variables as Vertex AI takes them."""
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _variables(settings: GoogleCloudSettings, output: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
@@ -119,11 +119,7 @@ def _dcus(cores: int) -> float:
 
 
 def unpriced(settings: GoogleCloudSettings, runner: TrainingPlace = "google_cloud") -> list[str]:
-    """Machine types of training and evaluation whose price is not known.
-
-    Args:
-        runner: where they run.
-    """
+    """Machine types of training and evaluation whose price is not known."""
     machines = (settings.training, settings.evaluation) if runner != "local" else ()
     return sorted({m.machine_type for m in machines if hourly(settings, m) is None})
 
@@ -144,9 +140,7 @@ def most_of_run(
 ) -> str:
     """The most that a run's jobs cost where no ceiling ends them, in words, as far as it is known.
 
-    Args:
-        runner: where training and evaluation run.
-        batches: whether Spark stages run as batches.
+    `batches` says whether Spark stages run as batches.
     """
     batch, starts = settings.batch, settings.restarts + 1
     told = "no `batch.maximum_executors` bounds a Spark batch"
@@ -174,8 +168,7 @@ LEDGER = "costs"
 RECORD_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class MachineHours:
+class MachineHours(NamedTuple):
     """Hours that the machines of jobs existed together, in the unit that is paid for."""
 
     total: float = 0.0
@@ -183,11 +176,6 @@ class MachineHours:
     """Of them those of spot and flex-start machines."""
     lost: float = 0.0
     """Those since the newest checkpoint, or without one all, of jobs whose machines were taken."""
-
-    def __add__(self, other: "MachineHours") -> "MachineHours":
-        return MachineHours(
-            self.total + other.total, self.spot + other.spot, self.lost + other.lost
-        )
 
 
 @dataclass
@@ -212,11 +200,10 @@ class Spending:
     training: TrainingPlace = "google_cloud"
     """Where training and evaluation run."""
     _jobs: dict[str, MachineHours] = field(default_factory=dict)
-    _began: dict[str, float] = field(default_factory=dict)
-    """When jobs had their machines; a service may not know any more once these are gone."""
-    _more: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of each job, when it was looked at last, in seconds since 1970, and the hours until then of
-    what it had beside its first machines."""
+    _seen: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Of each job, when it had its machines, which a service may not know any more once these are
+    gone; when it was looked at last; the hours until then of what it had beside its first machines.
+    """
     _before: tuple[float, float] | None = None
     """Of this month and of this run, in the ledger by other jobs; None before it is read."""
     _recorded: float = 0.0
@@ -224,7 +211,7 @@ class Spending:
     @property
     def hours(self) -> MachineHours:
         """Of the jobs that were followed here, so far."""
-        return sum(self._jobs.values(), MachineHours())
+        return MachineHours(*map(sum, zip(*self._jobs.values(), strict=True)))
 
     @property
     def dollars(self) -> float:
@@ -276,11 +263,11 @@ class Spending:
 
     def _count(self, job: RemoteJob) -> MachineHours:
         ended, name = job.ended or time.time(), _entry_name(job)
-        began = self._began[name] = min(job.started, self._began.get(name, job.started))
+        began, seen, more = self._seen.get(name, (job.started, job.started, 0.0))
+        began = min(job.started, began)
         # Dataproc counts a batch's hours when it has ended, and adds executors long before.
-        seen, more = self._more.get(name, (began, 0.0))
         more += (ended - seen) / HOUR * max(0.0, job.units - self.number)
-        self._more[name] = ended, more
+        self._seen[name] = began, ended, more
         total = job.billed_hours or (ended - began) / HOUR * self.number + more
         lost = 0.0
         if job.phase.ended and job.lost_machines:
@@ -380,22 +367,21 @@ def estimate(
 ) -> list[Estimate]:
     """Hours and dollars by stage.
 
-    A forward pass takes 2 operations a parameter and token.
-
-    Args:
-        corpus_bytes: text that the Spark stages read.
-        training_tokens: tokens of the whole training, repeats counted.
-        parameters: of the model.
+    The Spark stages read `corpus_bytes` of text; repeats are counted among `training_tokens`.
     """
     spark = START_HOURS + corpus_bytes / 1e6 / SPARK_MEGABYTES_A_SECOND / 3600
     measured = min(training_tokens, 10_000_000)
+    # Three models are measured, and a forward pass takes 2 operations a parameter and token.
     evaluation = _compute_hours(settings.evaluation, 3 * 2.0 * parameters * measured)
     batches = spark * SPARK_DCUS * dcu_hourly(settings)
+    # Of the endpoint's replicas, those that are always there.
+    price = hourly(settings, settings.endpoint)
+    replicas = price and price * settings.endpoint.minimum_replicas
     return [
         Estimate("clean_corpus, tokenized_shards", spark, batches),
         estimate_training(settings, training_tokens, parameters),
         Estimate("eval_metrics", evaluation, _dollars(settings, settings.evaluation, evaluation)),
-        Estimate("endpoint, a month of it", MONTH_HOURS, _endpoint_dollars(settings)),
+        Estimate("endpoint, a month of it", MONTH_HOURS, replicas and replicas * MONTH_HOURS),
     ]
 
 
@@ -421,11 +407,7 @@ def estimate_training(
 ) -> Estimate:
     """Hours and dollars of `checkpoint`: 6 operations a parameter and token (Kaplan et al. 2020).
 
-    Args:
-        settings: the cloud project's.
-        tokens: of the whole training, repeats counted.
-        parameters: of the model.
-        service: that makes the machines.
+    Repeats are counted among the tokens; `service` makes the machines.
     """
     hours = _compute_hours(settings.training, 6.0 * parameters * tokens)
     return Estimate("checkpoint", hours, _dollars(settings, settings.training, hours, service))
@@ -447,13 +429,7 @@ def _dollars(
     service: type[RemoteService] = VertexCustomJobs,
 ) -> float | None:
     price = hourly(settings, machines, service)
-    return None if price is None else price * hours * machines.replicas
-
-
-def _endpoint_dollars(settings: GoogleCloudSettings) -> float | None:
-    """A month of the replicas that are always there."""
-    price = hourly(settings, settings.endpoint)
-    return None if price is None else price * MONTH_HOURS * settings.endpoint.minimum_replicas
+    return price and price * hours * machines.replicas
 
 
 @dataclass(frozen=True)

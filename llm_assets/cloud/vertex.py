@@ -31,16 +31,10 @@ def rest_url(settings: GoogleCloudSettings, host: str) -> str:
     return settings.rest_endpoint or f"https://{host}"
 
 
-def get_json(session: Any, url: str) -> dict[str, Any]:
-    """A JSON answer; raises what `requests` raises."""
-    reply = session.get(url, timeout=REST_SECONDS)
-    reply.raise_for_status()
-    return reply.json()
-
-
-def post_json(session: Any, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON answer to a JSON body; raises what `requests` raises."""
-    reply = session.post(url, json=body, timeout=REST_SECONDS)
+def ask_json(session: Any, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON answer to a GET, or to a POST of a JSON body; raises what `requests` raises."""
+    method = "GET" if body is None else "POST"
+    reply = session.request(method, url, json=body, timeout=REST_SECONDS)
     reply.raise_for_status()
     return reply.json()
 
@@ -111,14 +105,17 @@ class Vertex:
         """Every item of all pages of a list; raises as `call` does."""
         return self.call(doing, lambda **given: list(function(**given)), **arguments)
 
-    def wait(self, doing: str, operation: Any, seconds: float) -> Any:
-        """The result of a long-running operation, awaited at most so many seconds.
+    def change(
+        self, doing: str, function: Callable[..., Any], seconds: float, **arguments: Any
+    ) -> Any:
+        """Call what begins a long-running operation, and await its result for so many seconds.
 
         Raises:
             VertexRefused: it failed, or took longer; then Google goes on with it.
         """
         from google.api_core.exceptions import GoogleAPICallError
 
+        operation = self.call(doing, function, **arguments)
         backoff = Backoff(0.2, LONGEST_POLL_SECONDS, factor=1.5)
         started = reported = time.monotonic()
         while not self.call(doing, lambda timeout: operation.done()):
@@ -137,12 +134,6 @@ class Vertex:
         except GoogleAPICallError as error:
             raise self.refusal(doing, error) from error
 
-    def change(
-        self, doing: str, function: Callable[..., Any], seconds: float, **arguments: Any
-    ) -> Any:
-        """Call what begins a long-running operation and wait for its result; raises as both do."""
-        return self.wait(doing, self.call(doing, function, **arguments), seconds)
-
     @property
     def console_url(self) -> str:
         """Where a person sees models and endpoints."""
@@ -159,7 +150,7 @@ class Vertex:
     def _client(self, kind: Callable[..., Any]) -> Any:
         from google.auth.exceptions import GoogleAuthError
 
-        host = f"{self.settings.region}-aiplatform.googleapis.com"
+        host = VertexCustomJobs.address.format(region=self.settings.region)
         try:
             return kind(client_options={"api_endpoint": self.settings.api_endpoint or host})
         except GoogleAuthError as error:

@@ -17,7 +17,7 @@ from llm_assets.cloud.settings import (
 )
 from llm_assets.cloud.setup.rights import APIS, Finding, check_rights
 from llm_assets.cloud.spending import how_to_price, most_of_run, unpriced
-from llm_assets.cloud.vertex import REST_SECONDS, get_json, open_session, rest_url
+from llm_assets.cloud.vertex import REST_SECONDS, ask_json, open_session, rest_url
 from llm_assets.config import TrainingPlace
 from llm_assets.pipes.failures import JobService, explain
 
@@ -171,7 +171,7 @@ def quota_limits(
     session = open_session()
     token = ""
     while True:
-        page = get_json(session, f"{url}&pageToken={token}" if token else url)
+        page = ask_json(session, f"{url}&pageToken={token}" if token else url)
         for metric in page.get("metrics", []):
             for limit in metric.get("consumerQuotaLimits", []):
                 values = [
@@ -331,7 +331,7 @@ def _check_apis(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
     url = f"{base}/v1/projects/{settings.project}/services:batchGet?{names}"
     states = {
         service["name"].rsplit("/", 1)[1]: service.get("state")
-        for service in get_json(open_session(), url).get("services", [])
+        for service in ask_json(open_session(), url).get("services", [])
     }
     for api, use in APIS.items():
         if states.get(api) == "ENABLED":

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.cloud.vertex import REST_SECONDS, open_session, post_json, rest_url
+from llm_assets.cloud.vertex import REST_SECONDS, ask_json, open_session, rest_url
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _granted(
         return set(bucket.test_iam_permissions(list(permissions), timeout=REST_SECONDS))
     host, name = _target(settings, resource).full_name.removeprefix("//").split("/", 1)
     url = f"{rest_url(settings, host)}/v1/{name}:testIamPermissions"
-    answer = post_json(session, url, {"permissions": list(permissions)})
+    answer = ask_json(session, url, {"permissions": list(permissions)})
     return set(answer.get("permissions", []))
 
 
@@ -235,7 +235,7 @@ def _troubleshoot(
         "fullResourceName": _target(settings, resource).full_name,
         "permission": permission,
     }
-    answer = post_json(session, f"{base}/v1/iam:troubleshoot", {"accessTuple": question})
+    answer = ask_json(session, f"{base}/v1/iam:troubleshoot", {"accessTuple": question})
     return str(answer.get("access", "ACCESS_STATE_UNSPECIFIED"))
 
 
