@@ -85,8 +85,7 @@ def _spent_hours(settings: PipelineSettings, now: datetime) -> float:
     # Dagster's import takes longer than all else of a command, and few have a budget.
     from dagster import DagsterInstance
 
-    from llm_assets.automation.launched import Runs, spent_hours
+    from llm_assets.automation.launched import Runs
 
     with DagsterInstance.from_config(str(home)) as instance:
-        runs = Runs(instance, settings).by_automation(now)
-        return spent_hours(settings.automation, runs, now)
+        return Runs(instance, settings).spent_hours(now)

@@ -20,7 +20,7 @@ from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
 from llm_assets.automation.decision import ENDED
-from llm_assets.automation.launched import UNFINISHED, Runs, spent_hours
+from llm_assets.automation.launched import UNFINISHED, Runs
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.history import last_ticks, switched_on
@@ -188,10 +188,10 @@ def _daemons(instance: DagsterInstance) -> Iterator[Metric]:
 
 
 def _budget(runs: Runs) -> Iterator[Metric]:
-    now, settings = datetime.now(UTC), runs.settings.automation
-    hours = spent_hours(settings, runs.by_automation(now), now)
     text = "Hours that runs launched by automation took in this calendar month."
-    yield GaugeMetricFamily("llm_assets_month_hours", text, value=hours)
-    if settings.hours is not None:
+    yield GaugeMetricFamily(
+        "llm_assets_month_hours", text, value=runs.spent_hours(datetime.now(UTC))
+    )
+    if (most := runs.settings.automation.hours) is not None:
         text = "Hours that such runs may take in a month."
-        yield GaugeMetricFamily("llm_assets_month_hours_limit", text, value=settings.hours)
+        yield GaugeMetricFamily("llm_assets_month_hours_limit", text, value=most)

@@ -18,7 +18,7 @@ from artifacts.shards.shard_set import text_numbers
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from artifacts.store.store import Store, layout
-from llm_assets.automation.launched import QUESTION_TAG, Runs, blackout, budget_spent
+from llm_assets.automation.launched import QUESTION_TAG, Runs
 from llm_assets.gate.verdict import Outcome, Verdict
 from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.state import GATE, ModelVersion, RegistryState
@@ -39,13 +39,8 @@ class TextSnapshot:
 
     @property
     def name(self) -> str:
-        """A short name of just this text."""
-        return name_of(self.fingerprints)
-
-
-def name_of(fingerprints: Mapping[str, str]) -> str:
-    """The short name of the text that a raw corpus was made from."""
-    return hash_json(fingerprints)
+        """A short name of just this text: the hash of a raw corpus's inputs."""
+        return hash_json(self.fingerprints)
 
 
 def text_of(opened: Mapping[str, OpenedSource]) -> TextSnapshot:
@@ -235,16 +230,15 @@ def request_run(
     Args:
         is_limited: whether blackout windows and the month's budget hold it back.
     """
-    settings = runs.settings.automation
-    key = run_key(question, runs.asking(question.name), settings, now)
+    key = run_key(question, runs.asking(question.name), runs.settings.automation, now)
     if isinstance(key, Wait):
         return key
     if busy := runs.unfinished():
         return Wait(f"Run {busy[0].run_id[:8]} ({busy[0].job_name}) is under way; waiting for it.")
     # First, so that a spent budget is told once and not after each blackout.
-    if is_limited and (reason := budget_spent(settings, runs.by_automation(now), now)):
+    if is_limited and (reason := runs.budget_spent(now)):
         return Wait(reason, is_alarm=True)
-    if is_limited and (reason := blackout(settings, now)):
+    if is_limited and (reason := runs.blackout(now)):
         return Wait(reason)
     tags = runs.tags(launched_by) | {QUESTION_TAG: question.name}
     return RunRequest(run_key=key, run_config=run_config, tags=tags)

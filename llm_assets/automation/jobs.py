@@ -9,6 +9,7 @@ from dagster import (
     AssetSelection,
     Config,
     DefaultScheduleStatus,
+    GraphDefinition,
     JobDefinition,
     OpExecutionContext,
     RunRequest,
@@ -16,7 +17,6 @@ from dagster import (
     ScheduleEvaluationContext,
     SkipReason,
     define_asset_job,
-    job,
     op,
     schedule,
 )
@@ -25,13 +25,7 @@ from pydantic import Field
 from artifacts.storage.files import is_local
 from llm_assets.assets.sources import source_specs
 from llm_assets.assets.stage import asset_key, own_resources, user_faults
-from llm_assets.automation.launched import (
-    PIPELINE_TAG,
-    SCHEDULE,
-    Runs,
-    blackout,
-    budget_spent,
-)
+from llm_assets.automation.launched import PIPELINE_TAG, SCHEDULE, Runs
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.endpoint.follow import serve_decision
@@ -145,17 +139,13 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
                 lambda wanted: wanted == target,
             )
 
-    @job(
-        name=settings.dagster_name(ROLLBACK),
-        config={"ops": {step: {"config": {"name": "", "reason": ""}}}},
+    return GraphDefinition(
+        settings.dagster_name(ROLLBACK),
+        node_defs=[roll_back_version],
         description="Returns to the version before the one that serves, as `llm-assets rollback "
         "--reason REASON` does: it gets all traffic as soon as it answers. Say below who decides, "
         "and why.",
-    )
-    def rollback() -> None:
-        roll_back_version()
-
-    return rollback
+    ).to_job(config={"ops": {step: {"config": {"name": "", "reason": ""}}}})
 
 
 def _cleaning(settings: PipelineSettings) -> JobDefinition:
@@ -175,12 +165,11 @@ def _cleaning(settings: PipelineSettings) -> JobDefinition:
                 report=context.log.info,
             )
 
-    @job(name=settings.dagster_name(CLEANING), config=NOTHING_TO_SET)
-    def cleaning() -> None:
-        """Removes what `retention` no longer keeps, as `llm-assets clean --yes` does."""
-        clean_store()
-
-    return cleaning
+    return GraphDefinition(
+        settings.dagster_name(CLEANING),
+        node_defs=[clean_store],
+        description="Removes what `retention` no longer keeps, as `llm-assets clean --yes` does.",
+    ).to_job(config=NOTHING_TO_SET)
 
 
 def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
@@ -190,9 +179,8 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
     starts it.
     """
     automation, zone = settings.automation, settings.automation.time_zone
-    cleans = is_local(settings.store)
+    on, off = DefaultScheduleStatus.RUNNING, DefaultScheduleStatus.STOPPED
     is_billed = any(getattr(one, "watermark_column", None) for one in settings.raw_corpus.sources)
-    is_on = automation.enabled or not is_billed
     return [
         _retraining(settings),
         ScheduleDefinition(
@@ -200,9 +188,7 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             job_name=settings.dagster_name(CLEANING),
             cron_schedule=settings.retention.cron,
             execution_timezone=zone,
-            default_status=DefaultScheduleStatus.RUNNING
-            if cleans
-            else DefaultScheduleStatus.STOPPED,
+            default_status=on if is_local(settings.store) else off,
             description="Removes what the `retention` settings no longer keep.",
         ),
         ScheduleDefinition(
@@ -210,9 +196,7 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             job_name=settings.dagster_name(OBSERVATION),
             cron_schedule=automation.observe_cron,
             execution_timezone=zone,
-            default_status=DefaultScheduleStatus.RUNNING
-            if is_on
-            else DefaultScheduleStatus.STOPPED,
+            default_status=on if automation.enabled or not is_billed else off,
             description="Records for each source whether it has changed, and builds nothing.",
         ),
     ]
@@ -232,9 +216,7 @@ def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
         runs = Runs(context.instance, settings)
         # Not the time that the tick is for, which after an outage is long past.
         now = datetime.now(UTC)
-        automation = settings.automation
-        spent = budget_spent(automation, runs.by_automation(now), now)
-        if reason := blackout(automation, now) or spent:
+        if reason := runs.blackout(now) or runs.budget_spent(now):
             yield SkipReason(reason)
             return
         yield RunRequest(

@@ -4,7 +4,7 @@ Blackout windows and the month's budget forbid it. A cursor is what a sensor rem
 to the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -16,15 +16,8 @@ from pydantic import BaseModel, ValidationError
 from artifacts.leases import is_gone
 from llm_assets.assets.sources import GROUP as SOURCES
 from llm_assets.config import PipelineSettings
-from llm_assets.history import (
-    BASE_MODEL_SENSOR,
-    ENDPOINT_SENSOR,
-    PIPELINE_TAG,
-    PROCESS_TAG,
-    QUALITY_SENSOR,
-    TEXT_SENSOR,
-)
-from llm_assets.operation_settings import DAYS, WINDOW, AutomationSettings
+from llm_assets.history import AUTOMATED, PIPELINE_TAG, PROCESS_TAG
+from llm_assets.operation_settings import DAYS, WINDOW
 
 Remembered = TypeVar("Remembered", bound=BaseModel)
 
@@ -41,8 +34,6 @@ LAUNCHED_BY_TAG = "llm_assets/launched_by"
 QUESTION_TAG = "llm_assets/question"
 LAST_EVENT_TAG = "llm_assets/last_event"
 """Of a run whose process died: when it was last heard of, in seconds since the epoch."""
-PROCESSES_SENSOR = "run_processes"
-LEFT_BEHIND_SENSOR = "jobs_left_behind"
 SCHEDULE = "weekly_retraining"
 UNFINISHED = [
     DagsterRunStatus.QUEUED,
@@ -54,11 +45,16 @@ UNFINISHED = [
 ASSET_JOB = "__ASSET_JOB"
 """What Dagster calls a run of assets that were chosen by hand."""
 MOST_DAYS_OF_A_MONTH = 32
+LAUNCHERS = [*AUTOMATED, SCHEDULE]
+"""Whose runs count for the month's budget."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What was launched for one pipeline."""
+    """What was launched for one pipeline, and what keeps more from being launched.
+
+    Times are given with a time zone.
+    """
 
     instance: DagsterInstance
     settings: PipelineSettings
@@ -66,16 +62,6 @@ class Runs:
     def tags(self, launched_by: str) -> dict[str, str]:
         """The tags of a run that automation launches."""
         return {PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: launched_by}
-
-    def by_automation(self, now: datetime) -> Sequence[RunRecord]:
-        """Those of the month that automation launched."""
-        every = (TEXT_SENSOR, ENDPOINT_SENSOR, BASE_MODEL_SENSOR, QUALITY_SENSOR, SCHEDULE)
-        return self.instance.get_run_records(
-            RunsFilter(
-                tags={PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: every},
-                updated_after=now - timedelta(days=MOST_DAYS_OF_A_MONTH),
-            )
-        )
 
     def asking(self, question: str) -> Sequence[RunRecord]:
         """Those that were launched for a question."""
@@ -104,54 +90,54 @@ class Runs:
         keys = run.asset_selection or ()
         return not keys or any(key.path[:-1] in folders for key in keys)
 
+    def blackout(self, now: datetime) -> str | None:
+        """That nothing is launched at this time; None where it may be."""
+        settings = self.settings.automation
+        local = now.astimezone(ZoneInfo(settings.time_zone))
+        for window in settings.blackouts:
+            if is_within(window, local):
+                return f"Nothing is launched during the blackout {window} ({settings.time_zone})."
+        return None
+
+    def budget_spent(self, now: datetime) -> str | None:
+        """That nothing is launched since the month's budget is spent; None where it is not."""
+        settings = self.settings.automation
+        if settings.hours is None:
+            return None
+        spent = self.spent_hours(now)
+        if spent < settings.hours:
+            return None
+        # Of two limits the one that is reached.
+        limit = (
+            f"{settings.hours:g} hours"
+            if settings.hours == settings.monthly_hours
+            else f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} per hour"
+        )
+        return (
+            f"The month's budget is spent: {spent:.2f} hours of runs; the limit is {limit}. "
+            "Launches resume next month; to launch earlier, raise `automation.monthly_hours` or "
+            "`automation.monthly_cost`."
+        )
+
+    def spent_hours(self, now: datetime) -> float:
+        """Hours that runs which automation launched have taken in the calendar month of the
+        settings' time zone."""
+        local = now.astimezone(ZoneInfo(self.settings.automation.time_zone))
+        began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+        launched = self.instance.get_run_records(
+            RunsFilter(
+                tags={PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: LAUNCHERS},
+                # Not since the month began: one that runs since before has no update in it.
+                updated_after=now - timedelta(days=MOST_DAYS_OF_A_MONTH),
+            )
+        )
+        return sum(_seconds_since(run, began, now.timestamp()) for run in launched) / 3600
+
 
 def has_died(run: DagsterRun) -> bool:
     """Whether the process that a run was begun in, on this machine, is gone for certain."""
     holder = run.tags.get(PROCESS_TAG)
     return holder is not None and is_gone(holder)
-
-
-def blackout(settings: AutomationSettings, now: datetime) -> str | None:
-    """That nothing is launched at this time, given with a time zone; None where it may be."""
-    local = now.astimezone(ZoneInfo(settings.time_zone))
-    for window in settings.blackouts:
-        if is_within(window, local):
-            return f"Nothing is launched during the blackout {window} ({settings.time_zone})."
-    return None
-
-
-def budget_spent(
-    settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime
-) -> str | None:
-    """That nothing is launched since the month's budget is spent; None where it is not.
-
-    Args:
-        runs: those that automation launched, of this month at least.
-        now: with a time zone.
-    """
-    if settings.hours is None:
-        return None
-    spent = spent_hours(settings, runs, now)
-    if spent < settings.hours:
-        return None
-    # Of two limits the one that is reached.
-    limit = (
-        f"{settings.hours:g} hours"
-        if settings.hours == settings.monthly_hours
-        else f"{settings.monthly_cost:g} at {settings.cost_per_hour:g} per hour"
-    )
-    return (
-        f"The month's budget is spent: {spent:.2f} hours of runs; the limit is {limit}. "
-        "Launches resume next month; to launch earlier, raise `automation.monthly_hours` or "
-        "`automation.monthly_cost`."
-    )
-
-
-def spent_hours(settings: AutomationSettings, runs: Iterable[RunRecord], now: datetime) -> float:
-    """Hours that runs have taken in the calendar month of the settings' time zone."""
-    local = now.astimezone(ZoneInfo(settings.time_zone))
-    began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    return sum(_seconds_since(run, began, now.timestamp()) for run in runs) / 3600
 
 
 def is_within(window: str, local: datetime) -> bool:

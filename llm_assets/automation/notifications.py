@@ -7,10 +7,7 @@ import json
 import os
 import smtplib
 import ssl
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable
 from email.message import EmailMessage
 from functools import partial
 
@@ -28,181 +25,23 @@ from dagster import (
     SensorEvaluationContext,
     SensorResult,
     run_status_sensor,
-    sensor,
 )
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
 from artifacts.store.store import Store, layout
-from llm_assets.assets.stage import failure_reason, own_resources, user_faults
-from llm_assets.automation.decision import TextQuestion, Wait, request_run
+from llm_assets.assets.stage import failure_reason
+from llm_assets.automation.decision import Wait
 from llm_assets.automation.jobs import (
     CLEANING,
-    RETRAINING,
     ROLLBACK,
-    training_config,
 )
-from llm_assets.automation.launched import QUALITY_SENSOR, Runs, read_cursor
+from llm_assets.automation.launched import Runs
 from llm_assets.config import PipelineSettings
-from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
 from llm_assets.history import NOTIFYING
 from llm_assets.operation_settings import EmailSettings, NotificationSettings
 from llm_assets.pipeline import PipelineResource
-from llm_assets.registry.base import Registry
-from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.state import ModelVersion
-from serving import endpoint as process
-from serving.comparison import JudgedDocument
 
-
-def build_quality_sensor(
-    settings: PipelineSettings, status: DefaultSensorStatus
-) -> SensorDefinition:
-    """The sensor `serving_quality`."""
-
-    @sensor(
-        name=settings.dagster_name(QUALITY_SENSOR),
-        job_name=settings.dagster_name(RETRAINING),
-        minimum_interval_seconds=CHECK_SECONDS,
-        default_status=status,
-        description="Counts the requests to the endpoint that failed and, for plain text, measures "
-        "bits per byte as a client would, on held-out documents of its version's evaluation. "
-        "`automation.quality` says how many may fail, and what happens otherwise.",
-    )
-    @own_resources(settings)
-    def serving_quality(
-        context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
-    ) -> SensorResult:
-        with user_faults():
-            return _look(context, pipeline, registry.open(pipeline))
-
-    return serving_quality
-
-
-def _look(
-    context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
-) -> SensorResult:
-    settings = pipeline.settings
-    if settings.platform != "local":
-        return SensorResult(skip_reason="Google Cloud's own alerts watch an endpoint there.")
-    running = process.status(endpoint_folder(settings))
-    state = models.state()
-    champion = state.find("champion")
-    if running is None or running.phase != "serving" or champion is None:
-        return SensorResult(
-            skip_reason="No endpoint is serving; `endpoint_follows` takes care of that."
-        )
-    documents = judged_documents(pipeline.store, champion)
-    with LiveEndpoint(running, ANSWER_SECONDS, LOOK_SECONDS) as live:
-        seen = _ask(live, documents, read_cursor(Requests, context.cursor), settings)
-    worse = f"Version {champion.version} performs worse than before:"
-    told: list[str] = []
-    for topic, faults, what in (
-        ("quality", seen.failures, worse),
-        ("quality_bits", seen.deviations, worse),
-        ("quality_silence", seen.silence, f"Version {champion.version} cannot be checked:"),
-    ):
-        # What nobody knows is neither told nor taken back.
-        if faults is None:
-            continue
-        alarm = f"{what} {' '.join(faults)}" if faults else None
-        # Each look counts other requests.
-        counted_as = f"{champion.version}: {len(faults)} faults"
-        tell_once(settings, pipeline.store, topic, alarm, context.log.warning, counted_as)
-        if alarm:
-            told.append(alarm)
-    cursor = seen.cursor.model_dump_json() if seen.cursor else context.cursor
-    if not told:
-        return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)
-    alarm = " ".join(told)
-    # No training helps an endpoint that does not answer.
-    if settings.automation.quality.then == "tell" or not (seen.failures or seen.deviations):
-        return SensorResult(skip_reason=alarm, cursor=cursor)
-    found = _retrain(context, settings, state.find("wanted"), champion.version)
-    if isinstance(found, Wait):
-        found = Wait(f"{alarm} {found.reason}")
-    return tick_result(found, cursor)
-
-
-@dataclass
-class _Seen:
-    """What one look at the endpoint found wrong, in words; None of what it could not tell."""
-
-    failures: list[str] | None = None
-    """Of clients' requests; too few of them tell nothing."""
-    deviations: list[str] | None = None
-    silence: list[str] = field(default_factory=list)
-    """That it does not answer."""
-    cursor: Requests | None = None
-    """From where on the next look counts."""
-
-
-def _ask(
-    live: LiveEndpoint,
-    documents: Sequence[JudgedDocument],
-    before: Requests | None,
-    settings: PipelineSettings,
-) -> _Seen:
-    seen = _Seen()
-    try:
-        counted = live.requests()
-        since = counted.since(before)
-        if since.all >= LEAST_REQUESTS:
-            seen.failures, seen.cursor = _failures(since, settings), counted
-        else:
-            # So that requests of several looks add up.
-            seen.cursor = counted.minus(since)
-        seen.deviations = live.deviations(documents)
-    except UserError as error:
-        seen.silence = [str(error)]
-    if seen.cursor:
-        with suppress(UserError):
-            # What was asked here is no client's request.
-            seen.cursor = seen.cursor.plus(live.requests().since(counted))
-    return seen
-
-
-def _failures(since: Requests, settings: PipelineSettings) -> list[str]:
-    quality = settings.automation.quality
-    if since.failed <= quality.most_failures * since.all:
-        return []
-    return [
-        f"{since.failed:,} of {since.all:,} requests failed since the last check; "
-        f"`automation.quality.most_failures` is {quality.most_failures:g}."
-    ]
-
-
-def _retrain(
-    context: SensorEvaluationContext,
-    settings: PipelineSettings,
-    wanted: ModelVersion | None,
-    version: int,
-) -> RunRequest | Wait:
-    if wanted is None or wanted.version != version:
-        named = f"version {wanted.version}" if wanted else "none"
-        return Wait(f"It is not trained further, since {named} is wanted.")
-    runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
-    asked = runs.asking(question.name)
-    # What the same training made did not help.
-    helpless = sum(run.dagster_run.status is DagsterRunStatus.SUCCESS for run in asked)
-    # The text may be unchanged, and what was made from it would be found again.
-    longer = 2**helpless
-    if longer > MOST_TIMES_LONGER:
-        told = f"Training it further, up to {MOST_TIMES_LONGER} times as long, did not help."
-        return Wait(told, is_alarm=True)
-    given = {"continue_from_champion": True, "from_version": version, "longer": longer}
-    config = training_config(settings, given)
-    return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)
-
-
-CHECK_SECONDS = 15 * 60
-"""Between two looks at the endpoint, each of which asks for its bits on held-out text."""
-MOST_TIMES_LONGER = 8
-"""Than usual, of a training that is to make a version serve as well as before."""
-ANSWER_SECONDS, LOOK_SECONDS = 20.0, 40.0
-"""For one answer of the endpoint and for all of a look: Dagster ends a tick after 60 s."""
-LEAST_REQUESTS = 20
-"""Fewer say nothing about the share that failed."""
 MOST_READ = 100
 """Of the newest events of an asset."""
 SECONDS = 10.0

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
-from llm_assets.automation.launched import TEXT_SENSOR
 from llm_assets.automation.sensors import build_sensors
 from llm_assets.config import load_settings
+from llm_assets.history import TEXT_SENSOR
 from llm_assets.metrics import GraphCollector
 from llm_assets.registry.base import LocalRegistry
 from recipes.spec import METRICS_NAME

@@ -18,16 +18,11 @@ from dagster import (
     build_sensor_context,
 )
 
-from llm_assets.automation.launched import (
-    ENDPOINT_SENSOR,
-    LAUNCHED_BY_TAG,
-    PIPELINE_TAG,
-    SCHEDULE,
-    TEXT_SENSOR,
-)
-from llm_assets.automation.run_processes import STARTED
+from llm_assets.automation.dead_runs import STARTED
+from llm_assets.automation.launched import LAUNCHED_BY_TAG, SCHEDULE
 from llm_assets.config import load_settings
 from llm_assets.definitions import build_definitions
+from llm_assets.history import ENDPOINT_SENSOR, PIPELINE_TAG, TEXT_SENSOR
 from tests.conftest import ROOT, Project, make_project
 from tests.dagster_services import daemon
 from tests.forked import run_command

@@ -10,7 +10,7 @@ from dagster import RunRequest
 from huggingface_hub import constants
 
 from artifacts.store.identity import Identity
-from llm_assets.automation.base_model import newest_revision
+from llm_assets.automation.sensors import newest_revision
 from recipes.model.base_model import BaseModelSettings, identify
 from tests.damage import flip_bit
 from tests.llm_assets.automation.conftest import Automated
@@ -73,7 +73,7 @@ def test_weights_are_read_again_only_when_the_files_changed(
     retrain_base(tmp_path)
     based.tick(SENSOR)
     after = json.loads(based.cursor or "")
-    assert after["files"] != before["files"] and after["identity"] != before["identity"]
+    assert after["state"] != before["state"] and after["identity"] != before["identity"]
 
 
 def test_a_model_that_is_still_being_copied_is_waited_for(based: Automated, tmp_path: Path) -> None:

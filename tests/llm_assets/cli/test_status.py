@@ -17,7 +17,6 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from artifacts.settings import read_yaml
 from llm_assets.alarms import MOST_SILENT_SECONDS
-from llm_assets.automation.launched import TEXT_SENSOR
 from llm_assets.cli.main import commands
 from llm_assets.cli.session import use_this_folders_history
 from llm_assets.cli.versions import screen
@@ -26,6 +25,7 @@ from llm_assets.history import (
     NOTIFYING,
     PIPELINE_TAG,
     PROCESS_TAG,
+    TEXT_SENSOR,
     is_switched_on,
     last_ticks,
     read_activity,

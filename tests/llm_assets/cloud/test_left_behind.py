@@ -24,7 +24,7 @@ from google.cloud.batch_v1 import BatchServiceClient, Job
 
 from artifacts.errors import UserError
 from artifacts.storage import files
-from llm_assets.automation import left_behind
+from llm_assets.automation import dead_runs
 from llm_assets.automation.launched import PIPELINE_TAG
 from llm_assets.cli.commands.cloud import machines
 from llm_assets.cloud.jobs import batch_job, lease_of, tpu_job
@@ -284,7 +284,7 @@ def test_sensor_ends_what_a_dead_run_left_behind_and_nothing_else(
             "base_model": {"folder": "/models/base"},
         }
     )
-    sensor = left_behind.build_left_behind_sensor(pipeline)
+    sensor = dead_runs.build_dead_run_sensors(pipeline)[1]
     billing = google.tpu.billing if stage == TPU_STAGE else google.batch.billing
     with DagsterInstance.ephemeral() as instance:
         tags = {PIPELINE_TAG: "manual"}
@@ -304,7 +304,7 @@ def test_sensor_ends_what_a_dead_run_left_behind_and_nothing_else(
         assert not tick() and billing()
         instance.report_run_failed(run, "killed")
         assert not tick() and billing(), "another run may follow it"
-        monkeypatch.setattr(left_behind, "ADOPTION_SECONDS", 0.0)
+        monkeypatch.setattr(dead_runs, "ADOPTION_SECONDS", 0.0)
         denied = grpc.StatusCode.PERMISSION_DENIED
         google.server.faults.add("ListCustomJobs", denied, "Permission denied.")
         with pytest.raises(Failure) as failed:

@@ -1,0 +1,139 @@
+"""Clears up after runs that have died: fails them, and ends what they left on Google Cloud.
+
+Dagster's launcher of local runs does not notice that a process died. Otherwise a run that was going
+when the machine lost its power counts as running for ever, and all runs that need the same pool
+wait for it.
+"""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dagster import (
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DefaultRunLauncher,
+    DefaultSensorStatus,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    sensor,
+)
+
+from artifacts.errors import UserError
+from artifacts.leases import process_started
+from llm_assets.assets.stage import user_faults
+from llm_assets.automation.launched import LAST_EVENT_TAG, LAUNCHED_BY_TAG, Runs, has_died
+from llm_assets.cloud.settings import load_cloud_settings
+from llm_assets.cloud.spending import ActiveJob, active_jobs, end_jobs
+from llm_assets.config import PipelineSettings
+from llm_assets.history import ENDPOINT_SENSOR
+
+PROCESSES_SECONDS, JOBS_SECONDS = 60, 300
+"""Between two looks at the processes, and at the jobs."""
+ADOPTION_SECONDS = 600.0
+"""After its run's end a job waits so long for another run to follow it."""
+MAX_RETRIES_TAG = "dagster/max_retries"
+"""How often Dagster launches a run again whose process died."""
+STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
+PROGRAMS = ("dagster", "multiprocessing")
+"""One of these is in the command line of a process that runs a run."""
+
+
+def build_dead_run_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
+    """The sensor of runs and, for a pipeline with work on Google Cloud, the one of jobs."""
+    of_jobs = [_jobs_left_behind(settings)] if settings.uses_cloud else []
+    return [_run_processes(settings), *of_jobs]
+
+
+def _run_processes(settings: PipelineSettings) -> SensorDefinition:
+    """The sensor `run_processes`, which looks where the code server launches its runs."""
+
+    @sensor(
+        name=settings.dagster_name("run_processes"),
+        minimum_interval_seconds=PROCESSES_SECONDS,
+        default_status=DefaultSensorStatus.RUNNING,
+        description="Fails runs whose process on this machine has died, so that others need not "
+        "wait for them and they can be launched again.",
+    )
+    def run_processes(context: SensorEvaluationContext) -> SkipReason:
+        instance = context.instance
+        died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
+        for run in died:
+            _tag(instance, settings, run)
+            instance.report_run_failed(run, "The run's process ended without reporting why.")
+        # Without a reason there is nothing that `llm-assets status` would tell.
+        return SkipReason(f"Failed: {', '.join(run.run_id for run in died)}" if died else None)
+
+    return run_processes
+
+
+def _tag(instance: DagsterInstance, settings: PipelineSettings, run: DagsterRun) -> None:
+    """Note of a run that died what is to be known before Dagster hears that it failed."""
+    events = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
+    for last in events:
+        instance.add_run_tags(run.run_id, {LAST_EVENT_TAG: str(last.timestamp)})
+    if run.tags.get(LAUNCHED_BY_TAG, ENDPOINT_SENSOR) == ENDPOINT_SENSOR:
+        return
+    runs, now = Runs(instance, settings), datetime.now(UTC)
+    if runs.blackout(now) or runs.budget_spent(now):
+        # Dagster would launch it again at once; whatever asked for it does when it may.
+        instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})
+
+
+def _has_ended(instance: DagsterInstance, run: DagsterRun) -> bool:
+    """Whether a run's process is gone; False where it is on another machine or not known."""
+    if has_died(run):
+        return True
+    if not isinstance(instance.run_launcher, DefaultRunLauncher):
+        return False
+    events = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+    pids = [int(found[1]) for event in events if (found := STARTED.search(event.message))]
+    return bool(pids) and not _is_there(pids[-1])
+
+
+def _is_there(pid: int) -> bool:
+    if process_started(pid) is None:
+        return False
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return any(program in command for program in PROGRAMS)
+
+
+def _jobs_left_behind(settings: PipelineSettings) -> SensorDefinition:
+    @sensor(
+        name=settings.dagster_name("jobs_left_behind"),
+        minimum_interval_seconds=JOBS_SECONDS,
+        default_status=DefaultSensorStatus.RUNNING,
+        description="Ends jobs on Google Cloud, with their machines, once their run has been over "
+        "for ten minutes and no run of the pipeline is active, since that might follow them. "
+        "`llm-assets machines` lists them.",
+    )
+    def jobs_left_behind(context: SensorEvaluationContext) -> SkipReason:
+        with user_faults():
+            cloud = load_cloud_settings()
+            runs = Runs(context.instance, settings)
+            jobs, unknown = active_jobs(cloud)
+            left = [job for job in jobs if _is_left(context.instance, runs, job)]
+            ended, refused = end_jobs(left, context.log.warning)
+            told = f"Ended: {', '.join(job.job.name for job in ended)}" if ended else None
+            if faults := [*unknown, *refused]:
+                raise UserError("\n".join([*([told] if told else []), *faults]))
+        return SkipReason(told)
+
+    return jobs_left_behind
+
+
+def _is_left(instance: DagsterInstance, runs: Runs, job: ActiveJob) -> bool:
+    """Whether a job's run is over for good; False where this Dagster does not know the run."""
+    record = instance.get_run_record_by_id(job.run)
+    if record is None or not runs.is_ours(record.dagster_run):
+        return False
+    run = record.dagster_run
+    if not run.is_finished and not has_died(run):
+        return False
+    ended = record.end_time or record.update_timestamp.timestamp()
+    return datetime.now(UTC).timestamp() - ended > ADOPTION_SECONDS and not runs.unfinished()
