@@ -50,7 +50,7 @@ class CachedFile:
     """Relative to the store's root."""
     bytes: int
     used: float
-    """When it was last read or written, as far as storage knows, in seconds since 1970."""
+    """When it was written, in seconds since 1970, which reading it renews (`artifacts.cache`)."""
 
 
 @dataclass
@@ -60,22 +60,32 @@ class Inventory:
     folders: dict[tuple[str, str], Folder] = field(default_factory=dict)
     cached: list[CachedFile] = field(default_factory=list)
 
-    def artifacts(self) -> Iterator[tuple[str, str]]:
+    def artifacts(self) -> list[tuple[str, str]]:
         """Kind and fingerprint of every folder that is, or may become, an artifact."""
-        return (key for key in sorted(self.folders) if self.may_be_artifact(*key))
+        return sorted(key for key in self.folders if may_be_artifact(*key))
 
-    def may_be_artifact(self, kind: str, name: str) -> bool:
-        """Whether `<kind>/<name>` is the name of an artifact, finished or not."""
-        return kind != layout.RUNS_FOLDER and bool(FINGERPRINT.fullmatch(name))
+    @property
+    def bytes(self) -> int:
+        """Of all that is stored."""
+        return sum(one.bytes for one in [*self.folders.values(), *self.cached])
+
+    def runs(self) -> list[str]:
+        """The names of all trainings."""
+        return sorted(name for kind, name in self.folders if kind == layout.RUNS_FOLDER)
+
+
+def may_be_artifact(kind: str, name: str) -> bool:
+    """Whether `<kind>/<name>` is the name of an artifact, finished or not."""
+    return kind != layout.RUNS_FOLDER and bool(FINGERPRINT.fullmatch(name))
 
 
 def take_inventory(store: Store) -> Inventory:
     """Walk over a store once; files directly under the root or a kind are left out."""
     found = Inventory()
-    for path, size, changed, used in _files(store):
+    for path, size, changed in _files(store):
         parts = PurePosixPath(path).parts
         if parts[0] == layout.CACHE_FOLDER:
-            found.cached.append(CachedFile(path, size, used))
+            found.cached.append(CachedFile(path, size, changed))
         elif len(parts) > 2:
             key = (parts[0], parts[1])
             if parts[0] == layout.RUNS_FOLDER:
@@ -89,27 +99,25 @@ def take_inventory(store: Store) -> Inventory:
     return found
 
 
-def _files(store: Store) -> Iterator[tuple[str, int, float, float]]:
-    """`(path, bytes, written at, used at)` of every file."""
+def _files(store: Store) -> Iterator[tuple[str, int, float]]:
+    """`(path, bytes, written at)` of every file."""
     if not store.is_local:
         for path, described in files.describe(store.root).items():
-            written = described["mtime"].timestamp()
-            yield path, described["size"], written, written
+            yield path, described["size"], described["mtime"].timestamp()
         return
-    # In a new project there is no store yet.
-    folders = [store.root] if os.path.isdir(store.root) else []
-    while folders:
-        # Running work renames and removes files and folders meanwhile.
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                    continue
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    path = entry.path[len(store.root) + 1 :]
-                    used = max(status.st_atime, status.st_mtime)
-                    yield path, status.st_size, status.st_mtime, used
+    for folder, _, names in os.walk(store.root, onerror=_raise_unless_gone):
+        for name in names:
+            # Running work renames and removes files meanwhile.
+            with suppress(FileNotFoundError):
+                path = f"{folder}/{name}"
+                status = os.lstat(path)
+                yield path[len(store.root) + 1 :], status.st_size, status.st_mtime
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    # A folder that cannot be read may hold what needs others: nobody knows what may go.
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 Name = tuple[str, str]
@@ -168,7 +176,7 @@ def read_contents(store: Store) -> Contents:
     }
     # Files in a bucket would have to be fetched for their checksums.
     check = partial(verify, checksums=store.is_local)
-    runs = {("checkpoint", name) for kind, name in inventory.folders if kind == layout.RUNS_FOLDER}
+    runs = {("checkpoint", name) for name in inventory.runs()}
     return Contents(
         inventory=inventory,
         manifests=manifests,
@@ -199,7 +207,12 @@ def plan_removals(
     oldest = now - settings.days * DAY_SECONDS
     lasting = dict(_lasting(contents, pipeline, state, settings))
     inputs = {name: manifest.inputs for name, manifest in contents.manifests.items()}
-    needed = reach(inputs | contents.running, _young(contents, settings, oldest) | lasting)
+    young = {
+        name: f"younger than {settings.days:g} days"
+        for name, manifest in contents.manifests.items()
+        if manifest.created_at.timestamp() >= oldest
+    }
+    needed = reach(inputs | contents.running, young | lasting)
     gone = {*withdrawn, *_outdated_weights(contents, state.versions, lasting)}
     needed = {name: reason for name, reason in needed.items() if name not in gone}
     explained = {item for version in state.versions for item in version.lineage.items()}
@@ -223,19 +236,10 @@ def remove(store: Store, removals: Sequence[Removal]) -> None:
             artifact = store.find_named(*removal.artifact)
             if artifact and removal.explains:
                 retire(store, artifact.manifest, f"`llm-assets clean` ({removal.reason})")
-            if artifact:
-                # First of its files: without it the artifact does not exist, so nobody reads half
-                # of one.
-                files.remove(f"{path}/{layout.MANIFEST_NAME}")
+            # First of its files: without it the artifact does not exist, so nobody reads half of
+            # one.
+            files.remove(f"{path}/{layout.MANIFEST_NAME}")
             files.remove(path)
-
-
-def _young(contents: Contents, settings: RetentionSettings, oldest: float) -> dict[Name, str]:
-    return {
-        name: f"younger than {settings.days:g} days"
-        for name, manifest in contents.manifests.items()
-        if manifest.created_at.timestamp() >= oldest
-    }
 
 
 def _outdated_weights(
@@ -257,11 +261,10 @@ def _lasting(
     contents: Contents, pipeline: str, state: RegistryState, settings: RetentionSettings
 ) -> Iterator[tuple[Name, str]]:
     """What is needed at any age; the last reason given for an artifact holds."""
-    aliases = state.aliases
     newest = sorted(version.version for version in state.versions)[-settings.versions :]
     for version in state.versions:
         number = version.version
-        lasting: list[str] = [alias for alias, at in aliases.items() if at == number]
+        lasting: list[str] = [*state.aliases_of(number)]
         if number in settings.keep:
             lasting.append("kept by the settings")
         if settings.versions and number in newest:
@@ -312,31 +315,26 @@ def _runs(
     }
     own = trained.pop(pipeline, set())
     of_others = set().union(*trained.values()) - own
-    for run in sorted(name for kind, name in folders if kind == layout.RUNS_FOLDER):
-        name = ("checkpoint", run)
-        place = f"{layout.RUNS_FOLDER}/{run}"
-        parts = {key: folder for key, folder in folders.items() if key[0] == place}
-        whole = [folders[(layout.RUNS_FOLDER, run)], *parts.values()]
+    for run in contents.inventory.runs():
+        name, place = ("checkpoint", run), f"{layout.RUNS_FOLDER}/{run}"
         if name in contents.running:
             continue
-        if name in contents.manifests and name in needed:
-            if settings.optimizer_state or run in of_others:
-                continue
-            for (_, part), folder in sorted(parts.items()):
-                if part.startswith(STATE_FOLDERS):
-                    yield Removal(
-                        f"{place}/{part}", "state of a finished training run", folder.bytes
-                    )
-        elif name in contents.manifests or max(part.changed for part in whole) < oldest:
-            finished = name in contents.manifests
+        parts = {part: folder for (kind, part), folder in folders.items() if kind == place}
+        whole = [folders[(layout.RUNS_FOLDER, run)], *parts.values()]
+        finished = name in contents.manifests
+        if finished and name in needed:
+            if not settings.optimizer_state and run not in of_others:
+                states = sorted(part for part in parts if part.startswith(STATE_FOLDERS))
+                why = "state of a finished training run"
+                yield from (Removal(f"{place}/{one}", why, parts[one].bytes) for one in states)
+        elif finished or max(part.changed for part in whole) < oldest:
             untouched = f"an unfinished training run, untouched for {settings.days:g} days or more"
             reason = "its checkpoint is deleted, too" if finished else untouched
             yield Removal(place, reason, sum(part.bytes for part in whole))
         else:
-            for step in contents.superfluous.get(name, []):
-                folder = parts[(place, f"step-{step}")]
-                reason = "the unfinished training run resumes from a later step"
-                yield Removal(f"{place}/step-{step}", reason, folder.bytes)
+            why = "the unfinished training run resumes from a later step"
+            states = [f"step-{step}" for step in contents.superfluous.get(name, [])]
+            yield from (Removal(f"{place}/{one}", why, parts[one].bytes) for one in states)
 
 
 def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
@@ -352,7 +350,7 @@ def _leftovers(contents: Contents, oldest: float) -> Iterator[Removal]:
             yield Removal(f"{kind}/{name}", "set aside or interrupted", folder.bytes)
             continue
         is_made = name == fingerprint and (kind, name) in made
-        if contents.inventory.may_be_artifact(kind, fingerprint) and not is_made:
+        if may_be_artifact(kind, fingerprint) and not is_made:
             yield Removal(f"{kind}/{name}", "never finished", folder.bytes)
 
 
@@ -448,14 +446,11 @@ def clean(
     contents, state, now = read_contents(record.store), registry.state(), time.time()
     withdrawn = find_withdrawn(record, state, forgetting, now)
     removals = plan_removals(contents, record.name, state, settings, now, withdrawn)
-    stored = sum(folder.bytes for folder in contents.inventory.folders.values())
-    stored += sum(file.bytes for file in contents.inventory.cached)
-    found = Cleaning(removals, stored - sum(removal.bytes for removal in removals))
+    found = Cleaning(removals, contents.inventory.bytes - sum(one.bytes for one in removals))
     _list(found, report)
     if delete:
         remove(record.store, removals)
-        gone = {each.artifact for each in removals if each.artifact and not each.explains}
-        record.forget({name for name in gone if name})
+        record.forget({one.artifact for one in removals if one.artifact and not one.explains})
     told = "Nothing to delete"
     if removals:
         what = f"{found.bytes / 1e6:,.1f} MB in {len(removals):,} folders and files"
@@ -479,13 +474,9 @@ def find_withdrawn(
 ) -> dict[Name, str]:
     """Checkpoints that were trained on forgotten text and whose time is over, with the reason."""
     serving = {found.model_fingerprint for alias in SERVING if (found := state.find(alias))}
+    over, why = now - settings.grace_days * DAY_SECONDS, "it was trained on forgotten text"
     return {
-        (
-            "checkpoint",
-            one.checkpoint,
-        ): f"version {one.version} was withdrawn on {one.at:%Y-%m-%d}: "
-        "it was trained on forgotten text"
+        ("checkpoint", one.checkpoint): f"version {one.version} was withdrawn on {one.at:%F}: {why}"
         for one in read_list(record.store, record.name).withdrawn
-        if one.checkpoint not in serving
-        and one.at.timestamp() <= now - settings.grace_days * DAY_SECONDS
+        if one.checkpoint not in serving and one.at.timestamp() <= over
     }

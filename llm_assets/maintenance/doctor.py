@@ -135,7 +135,7 @@ def examine(
     """
     store = record.store
     inventory = take_inventory(store)
-    stored, named = list(inventory.artifacts()), [parse_name(name) for name in names]
+    stored, named = inventory.artifacts(), [parse_name(name) for name in names]
     for kind, fingerprint in named:
         if (kind, fingerprint) not in stored:
             raise UserError(
@@ -308,7 +308,7 @@ def _restore_list(record: Pipeline, registry: Registry) -> None:
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
     """Checkpoints of trainings byte by byte, and whether their figures can be read."""
     again = "a training run that resumes uses what is intact"
-    for run in sorted(name for kind, name in inventory.folders if kind == layout.RUNS_FOLDER):
+    for run in inventory.runs():
         place = layout.run(run)
         for step, fault in checkpoints.find_damaged(f"{store.root}/{place}"):
             yield _aside(store, f"{place}/step-{step}", fault, again)

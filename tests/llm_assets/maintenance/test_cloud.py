@@ -46,7 +46,7 @@ def test_the_same_rules_hold_and_damage_is_set_aside(
     assert store.in_the_making() == []
 
     store.filesystem.pipe_file(f"{clean.url}/content", b"CLEAN_CORPUS")
-    (finding,) = check_artifacts(store, list(take_inventory(store).artifacts()))
+    (finding,) = check_artifacts(store, take_inventory(store).artifacts())
     assert finding.fault == "content has another checksum than its manifest"
     assert finding.repair
     finding.repair()
