@@ -8,9 +8,10 @@ artifact. Whoever needs it makes it again.
 import contextlib
 import fnmatch
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from artifacts.storage import files
 from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.manifest import find_faults
-from artifacts.store.pipelines import Pipeline, PipelineHistory, RegistryMark
+from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.certificate import restore_list
 from llm_assets.forgetting.erase import (
@@ -40,7 +41,7 @@ from llm_assets.maintenance.cleaning import Inventory, take_inventory
 from llm_assets.registry.base import Registry, read_decisions
 from llm_assets.registry.card import weights_at
 from llm_assets.registry.start import find_manifest, retire
-from llm_assets.registry.state import GATE, Alias, ModelVersion, RegistryDamaged, RegistryState
+from llm_assets.registry.state import GATE, Alias, RegistryDamaged, RegistryState
 from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
 from serving import endpoint as process
 from spark_jobs.clean.forgotten import read_signatures
@@ -150,10 +151,8 @@ def examine(
         findings += check_record(record, registry)
         findings += check_runs(store, inventory)
         findings += check_caches(store, inventory)
-        findings += check_retired(store)
         findings += check_forgotten(record, registry)
-        findings += check_making(store)
-        findings += check_editions(store)
+        findings += check_notes(store)
         if store.is_local:
             findings += check_endpoint(registry, endpoint)
     return Examination(store.root, len(artifacts), findings)
@@ -219,10 +218,8 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
     whether those of trials can be read."""
     store = record.store
     for trial in record.trials():
-        try:
-            trial.history()
-        except DamagedArtifact:
-            yield _aside(store, trial.path, "cannot be read", "the trial's next run writes it")
+        then = "the trial's next run writes it"
+        yield from _unreadable(store, trial.path, trial.history, then)
     place = layout.pipeline_record(record.name)
     try:
         history = record.history()
@@ -232,7 +229,10 @@ def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
             place, "cannot be read", remedy, partial(_restore_record, record, registry, place)
         )
         return
-    yield from _absent_current(store, place, history)
+    for asset, entries in history.assets.items():
+        if not store.exists(asset, entries.current.fingerprint):
+            fault = f"{asset} {entries.current.fingerprint} is current and no longer there"
+            yield StoreFault(place, fault, f"rebuild it: {make_command(asset)}", is_fault=False)
     dead = {
         (asset, entry.fingerprint)
         for asset, entries in history.assets.items()
@@ -316,10 +316,7 @@ def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
             continue
         folder = store.local_path(f"{store.root}/{place}")
         for name, read in ((RESULT_NAME, read_result), (METRICS_NAME, read_metrics)):
-            try:
-                read(folder)
-            except DamagedArtifact:
-                yield _aside(store, f"{place}/{name}", "cannot be read", again)
+            yield from _unreadable(store, f"{place}/{name}", partial(read, folder), again)
 
 
 def check_caches(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
@@ -347,7 +344,14 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
     place = layout.registry(pipeline)
     try:
         state = registry.state()
-        contradictions = [*find_contradictions(state), *_other_weights(store, state.versions)]
+        contradictions = [
+            *find_contradictions(state),
+            *(
+                f"version {one.version} points to other weights than those registered"
+                for one in state.versions
+                if weights_at(store, one.model_url) not in (None, one.weights)
+            ),
+        ]
     except RegistryDamaged as error:
         remedy = "restored to its newest readable state"
         yield StoreFault(place, first_line(error), remedy, registry.restore)
@@ -359,11 +363,11 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         yield StoreFault(
             place, fault, "restore it from a backup; something else than llm-assets changed it"
         )
-    try:
-        read_decisions(store, pipeline)
-    except DamagedArtifact:
-        then = "rewritten from the registry at its next change"
-        yield _aside(store, layout.decisions(pipeline), "cannot be read", then)
+    read, then = (
+        partial(read_decisions, store, pipeline),
+        "rewritten from the registry at its next change",
+    )
+    yield from _unreadable(store, layout.decisions(pipeline), read, then)
     current, pointed = _recorded(Pipeline(store, pipeline)), state.aliases
     behind: dict[tuple[str, str], list[int]] = defaultdict(list)
     for version in state.versions:
@@ -382,12 +386,6 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
             yield StoreFault(place, fault, remedy, is_fault=False)
 
 
-def _other_weights(store: Store, versions: Iterable[ModelVersion]) -> Iterator[str]:
-    for version in versions:
-        if weights_at(store, version.model_url) not in (None, version.weights):
-            yield f"version {version.version} points to other weights than those registered"
-
-
 def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFault]:
     """Whether the local endpoint, where it runs, serves the champion."""
     serves = process.status(state_folder)
@@ -404,40 +402,26 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFaul
         )
 
 
-def check_making(store: Store) -> Iterator[StoreFault]:
-    """Notes of what is being made, which a backup of another tool may have brought back in part."""
+def check_notes(store: Store) -> Iterator[StoreFault]:
+    """Small files beside the artifacts, which a backup of another tool may have brought back in
+    part: records of what was made, manifests of what is gone, notes of what is being made."""
+    for place in _places(store, layout.EDITIONS_FOLDER):
+        read = partial(store.read_editions, place)
+        yield from _unreadable(store, place, read, "rewritten by the next run")
+    for place in _places(store, layout.RETIRED_FOLDER):
+        read = partial(find_manifest, store, *place.split("/")[1:])
+        less = "`llm-assets explain VERSION` then says less about the versions built from it"
+        yield from _unreadable(store, place, read, less)
     for name in store.list_folder(layout.MAKING_FOLDER):
         place = f"{layout.MAKING_FOLDER}/{name}"
-        try:
-            Identity.model_validate_json(store.read_bytes(place) or b"")
-        except ValidationError:
-            removal = partial(files.remove, f"{store.root}/{place}")
-            yield StoreFault(place, "cannot be read", "removed", removal)
+        read = partial(Identity.model_validate_json, store.read_bytes(place) or b"")
+        yield from _unreadable(store, place, read, "nothing else needs it")
 
 
-def check_editions(store: Store) -> Iterator[StoreFault]:
-    """Records of what was made."""
-    for kind in store.list_folder(layout.EDITIONS_FOLDER):
-        for name in store.list_folder(f"{layout.EDITIONS_FOLDER}/{kind}"):
-            place = f"{layout.EDITIONS_FOLDER}/{kind}/{name}"
-            try:
-                store.read_editions(place)
-            except DamagedArtifact:
-                yield _aside(store, place, "cannot be read", "rewritten by the next run")
-
-
-def check_retired(store: Store) -> Iterator[StoreFault]:
-    """The manifests that stayed of what retention removed."""
-    for kind in sorted(store.list_folder(layout.RETIRED_FOLDER)):
-        for fingerprint in sorted(store.list_folder(f"{layout.RETIRED_FOLDER}/{kind}")):
-            try:
-                find_manifest(store, kind, fingerprint)
-            except DamagedArtifact:
-                place = layout.retired(kind, fingerprint)
-                then = (
-                    "`llm-assets explain VERSION` then says less about the versions built from it"
-                )
-                yield _aside(store, place, "cannot be read", then)
+def _places(store: Store, folder: str) -> Iterator[str]:
+    for kind in sorted(store.list_folder(folder)):
+        for name in sorted(store.list_folder(f"{folder}/{kind}")):
+            yield f"{folder}/{kind}/{name}"
 
 
 def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
@@ -464,23 +448,20 @@ def _recorded(record: Pipeline) -> set[str | None]:
         return set()
 
 
-def _absent_current(store: Store, place: str, history: PipelineHistory) -> Iterator[StoreFault]:
-    for asset, entries in history.assets.items():
-        fingerprint = entries.current.fingerprint
-        if not store.exists(asset, fingerprint):
-            yield StoreFault(
-                place,
-                f"{asset} {fingerprint} is current and no longer there",
-                f"rebuild it: {make_command(asset)}",
-                is_fault=False,
-            )
-
-
 def _is_known(store: Store, kind: str, fingerprint: str) -> bool:
     try:
         return find_manifest(store, kind, fingerprint) is not None
     except DamagedArtifact:
         return True
+
+
+def _unreadable(
+    store: Store, place: str, read: Callable[[], object], then: str
+) -> Iterator[StoreFault]:
+    try:
+        read()
+    except (DamagedArtifact, ValidationError):
+        yield _aside(store, place, "cannot be read", then)
 
 
 def _aside(store: Store, place: str, fault: str, then: str) -> StoreFault:
@@ -490,8 +471,11 @@ def _aside(store: Store, place: str, fault: str, then: str) -> StoreFault:
 
 def find_contradictions(state: RegistryState) -> Iterator[str]:
     """Name what cannot be true together; a state that only `RegistryState` changed has nothing."""
-    yield from _repeated("number", [found.version for found in state.versions])
-    yield from _repeated("model", [found.weights for found in state.versions])
+    numbers = Counter(f"number {found.version}" for found in state.versions)
+    models = Counter(f"model {found.weights}" for found in state.versions)
+    for what, count in [*numbers.items(), *models.items()]:
+        if count > 1:
+            yield f"the {what} is registered {count} times"
     known = {found.version: found for found in state.versions}
     if known and max(known) >= state.next_version:
         yield f"version {max(known)} exists, but {state.next_version} would be the next number"
@@ -506,23 +490,9 @@ def find_contradictions(state: RegistryState) -> Iterator[str]:
         yield f"version {state.champion} is the champion, but another one served last"
     if state.succession and state.is_rejected(known[state.succession[-1]].weights):
         yield f"version {state.succession[-1]} is wanted, though a person rejected it"
-    yield from _undeserved(state, known)
-
-
-def _repeated(what: str, values: list[int] | list[str]) -> Iterator[str]:
-    for value, count in Counter(values).items():
-        if count > 1:
-            yield f"the {what} {value} is registered {count} times"
-
-
-def _undeserved(state: RegistryState, known: dict[int, ModelVersion]) -> Iterator[str]:
-    """Moves by the gate without a verdict for them."""
-    moves = [known[move.version] for move in state.history if move.alias == "wanted"]
-    by = [move.by for move in state.history if move.alias == "wanted"]
-    for number in range(1, len(moves)):
-        new, old = moves[number], moves[number - 1]
-        if by[number] != GATE or new.is_base:
-            continue
-        verdicts = state.verdicts_of(new.weights)
-        if not any(found.promoted and found.against == old.weights for found in verdicts):
+    for before, move in pairwise(move for move in state.history if move.alias == "wanted"):
+        old, new = known[before.version], known[move.version]
+        verdicts = state.verdicts_of(new.weights, old.weights)
+        is_deserved = new.is_base or any(found.promoted for found in verdicts)
+        if move.by == GATE and not is_deserved:
             yield f"the gate moved to version {new.version} without a verdict for it"
