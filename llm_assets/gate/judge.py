@@ -97,33 +97,25 @@ def find_mismatch(
                 f"is {expected or 'no model'} now."
             )
     again = "Materialize `eval_metrics` again."
-    return [Reason(outcome=Outcome.OTHER_EVALUATION, text=f"{text} {again}") for text in texts]
+    return [Outcome.OTHER_EVALUATION.because(f"{text} {again}") for text in texts]
 
 
 def find_unusable(
     scores: pa.Table, evaluation: Mapping[str, Any], settings: GateSettings
 ) -> list[Reason]:
     """Why nothing can be concluded from these figures; empty where something can."""
-    if fault := evaluation.get("faults", {}).get("candidate"):
-        return [
-            Reason(
-                outcome=Outcome.CANDIDATE_UNREADABLE,
-                text=f"The candidate could not be measured: {fault} Train it again, with other "
-                "settings if its training diverged.",
-            )
-        ]
-    if fault := evaluation.get("faults", {}).get("incumbent"):
-        return [
-            Reason(
-                outcome=Outcome.INCUMBENT_UNREADABLE,
-                text=f"The incumbent could not be measured, so nothing shows that the candidate is "
-                f"better: {fault} Restore the incumbent's files, or approve by hand.",
-            )
-        ]
+    faults = evaluation.get("faults", {})
+    if fault := faults.get("candidate"):
+        text = f"The candidate could not be measured: {fault} Train it again, with other settings "
+        return [Outcome.CANDIDATE_UNREADABLE.because(f"{text}if its training diverged.")]
+    if fault := faults.get("incumbent"):
+        text = "The incumbent could not be measured, so nothing shows that the candidate is better:"
+        remedy = "Restore the incumbent's files, or approve by hand."
+        return [Outcome.INCUMBENT_UNREADABLE.because(f"{text} {fault} {remedy}")]
     models = evaluation.get("models", {})
     roles = [role for role in ("base", "candidate", "incumbent") if role in models]
     absent = [role for role in ("base", "candidate") if role not in models]
-    reasons = [_missing(f"The {role} model was not measured.") for role in absent]
+    reasons = [Outcome.MISSING.because(f"The {role} model was not measured.") for role in absent]
     metric = Metric.model_validate(evaluation["metric"])
     scored = [(task, role) for task in measured_tasks(metric) for role in roles]
     if evaluation.get("served_weights"):
@@ -131,15 +123,14 @@ def find_unusable(
     if settings.metric == "exam":
         scored += [(CLOSED_BOOK, role) for role in roles]
     for task, role in scored:
-        reasons += _faulty_scores(scores.filter(pc.equal(scores["task"], task)), task, role)
+        reasons += _faulty_scores(rows_of(scores, task), task, role)
     reasons += _faulty_metrics(evaluation.get("metrics", {}), metric, roles, settings)
     return reasons + _too_few(scores, settings)
 
 
 def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
     exam_decides = settings.metric == "exam"
-    task = CLOSED_BOOK if exam_decides else DOMAIN_TASK
-    rows = scores.filter(pc.equal(scores["task"], task))
+    rows = rows_of(scores, CLOSED_BOOK if exam_decides else DOMAIN_TASK)
     clusters = pc.count_distinct(rows["cluster"]).as_py()
     if clusters >= settings.minimum_documents:
         return []
@@ -153,7 +144,7 @@ def _too_few(scores: pa.Table, settings: GateSettings) -> list[Reason]:
         "measured, raise `eval_metrics.held_out_tokens`. Or decide yourself: "
         "`llm-assets approve VERSION --reason REASON`."
     )
-    return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
+    return [Outcome.TOO_FEW_DOCUMENTS.because(text)]
 
 
 def _faulty_metrics(
@@ -161,25 +152,21 @@ def _faulty_metrics(
 ) -> list[Reason]:
     named = {f"{task}_{metric.of(task).name}" for task in measured_tasks(metric)}
     absent = sorted((named | set(settings.floors)) - set(metrics))
-    reasons = [_missing(f"The metric {name} is missing.") for name in absent]
+    reasons = [Outcome.MISSING.because(f"The metric {name} is missing.") for name in absent]
     for name, by_role in metrics.items():
         for role in roles:
+            told = f"The metric {name} of the {role} model is"
             if role not in by_role:
-                reasons.append(_missing(f"The metric {name} of the {role} model is missing."))
+                reasons.append(Outcome.MISSING.because(f"{told} missing."))
             elif (value := by_role[role].get("value")) is None or not math.isfinite(value):
-                reasons.append(
-                    Reason(
-                        outcome=Outcome.NOT_FINITE,
-                        text=f"The metric {name} of the {role} model is not a finite number.",
-                    )
-                )
+                reasons.append(Outcome.NOT_FINITE.because(f"{told} not a finite number."))
     return reasons
 
 
 def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
     column = rows[f"score_{role}"] if f"score_{role}" in rows.column_names else None
     if column is None or not len(rows) or column.null_count:
-        return [_missing(f"Scores of the {role} model for {task} are missing.")]
+        return [Outcome.MISSING.because(f"Scores of the {role} model for {task} are missing.")]
     bad = ~np.isfinite(read_column(rows, f"score_{role}"))
     if not bad.any():
         return []
@@ -188,11 +175,12 @@ def _faulty_scores(rows: pa.Table, task: str, role: str) -> list[Reason]:
         f"{int(bad.sum())} {task} scores of the {role} model are not finite numbers, the first for "
         f"{first}: the model is damaged or its training diverged."
     )
-    return [Reason(outcome=Outcome.NOT_FINITE, text=text)]
+    return [Outcome.NOT_FINITE.because(text)]
 
 
-def _missing(text: str) -> Reason:
-    return Reason(outcome=Outcome.MISSING, text=text)
+def rows_of(scores: pa.Table, task: str) -> pa.Table:
+    """The scores of one task."""
+    return scores.filter(pc.equal(scores["task"], task))
 
 
 def read_column(rows: pa.Table, name: str) -> np.ndarray:
@@ -312,7 +300,7 @@ def compare(
 
     With a smallest effect it says also which gain would have been found.
     """
-    rows = scores.filter(pc.equal(scores["task"], task))
+    rows = rows_of(scores, task)
     of = {role: read_column(rows, f"score_{role}") for role in ("candidate", reference)}
     clusters = np.asarray(rows["cluster"].to_pylist())
     # The bounds are made for losses: what is better when higher is one with its sign turned.
@@ -347,7 +335,7 @@ def _judge_chance(
     if not Metric.model_validate(evaluation["metric"]).is_bits:
         return []
     task = DOMAIN_TASK if settings.metric == "exam" else comparisons[0].task
-    rows = scores.filter(pc.equal(scores["task"], task))
+    rows = rows_of(scores, task)
     predicted = float((read_column(rows, "tokens") - 1).sum())
     chance = math.log2(evaluation["vocab_size"])
     bits = float(read_column(rows, "score_candidate").sum()) / predicted
@@ -358,7 +346,7 @@ def _judge_chance(
         f"{chance:.2f}: it is hardly better than chance, or worse. Its training diverged or taught "
         f"it nothing{', or quantization destroyed what it learned' * (task == SERVED_TASK)}."
     )
-    return [Reason(outcome=Outcome.CHANCE, text=text)]
+    return [Outcome.CHANCE.because(text)]
 
 
 def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantization | None:
@@ -367,7 +355,7 @@ def _quantization(scores: pa.Table, evaluation: Mapping[str, Any]) -> Quantizati
         return None
     bits = {}
     for task in (DOMAIN_TASK, SERVED_TASK):
-        rows = scores.filter(pc.equal(scores["task"], task))
+        rows = rows_of(scores, task)
         needed = read_column(rows, "score_candidate").sum()
         bits[task] = float(needed / read_column(rows, "size").sum())
     return Quantization(
@@ -384,7 +372,7 @@ def _judge_decisive(comparisons: list[Comparison], settings: GateSettings) -> li
     if not against or comparisons[0].task != SERVED_TASK or judge_gain(exact, settings):
         return against
     text = f"{against[0].text} With its weights as they were trained it would have been better."
-    return [Reason(outcome=Outcome.QUANTIZATION, text=text)]
+    return [Outcome.QUANTIZATION.because(text)]
 
 
 def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
@@ -394,29 +382,26 @@ def judge_gain(found: Comparison, settings: GateSettings) -> list[Reason]:
         return []
     if found.difference == 0 and found.low == 0:
         text = f"Candidate and {found.reference} score the same on {_text(found)}."
-        return [Reason(outcome=Outcome.TIE, text=text)]
+        return [Outcome.TIE.because(text)]
     missed = "the upper bound is not below zero"
     if found.higher_is_better:
         missed = "the lower bound is not above zero"
     if is_better:
         missed = f"the smallest effect that matters is {settings.smallest_effect:g}"
-    text = f"On {_text(found)} the candidate's {_figures(found)} from the "
-    text += f"{found.reference}'s: "
-    power = f"{missed}. A gain of {found.detectable:.4f} would have been detected with 80% power."
+    power = f"A gain of {found.detectable:.4f} would have been detected with 80% power."
     if documents := found.documents_to_decide(settings.smallest_effect):
         power += (
             f" If the true gain is the measured one, about {documents:,} {_counted(found)} are "
             "needed."
         )
-    return [Reason(outcome=Outcome.NOT_BETTER, text=text + power)]
+    return [Outcome.NOT_BETTER.because(f"{_measured(found)}: {missed}. {power}")]
 
 
 def _judge_general(comparisons: list[Comparison], settings: GateSettings) -> list[Reason]:
     return [
-        Reason(
-            outcome=Outcome.GENERAL_REGRESSION,
-            text=f"On general English the candidate's {_figures(found)} from the base model's: "
-            f"the upper bound is above the tolerance of {settings.general_tolerance:g}.",
+        Outcome.GENERAL_REGRESSION.because(
+            f"On general English the candidate's {_figures(found)} from the base model's: "
+            f"the upper bound is above the tolerance of {settings.general_tolerance:g}."
         )
         for found in comparisons
         if found.task == GENERAL_TASK
@@ -429,23 +414,20 @@ def _judge_floors(metrics: Metrics, settings: GateSettings) -> list[Reason]:
     for name, floor in settings.floors.items():
         value = metrics[name]["candidate"]["value"]
         if value is None or value < floor:
-            reasons.append(
-                Reason(
-                    outcome=Outcome.BELOW_FLOOR,
-                    text=f"The candidate's {name} of {value:.4g} is under its floor of {floor:g}.",
-                )
-            )
+            text = f"The candidate's {name} of {value:.4g} is under its floor of {floor:g}."
+            reasons.append(Outcome.BELOW_FLOOR.because(text))
     return reasons
 
 
 def praise(found: Comparison, has_incumbent: bool) -> Reason:
     """What speaks for a candidate."""
-    return Reason(
-        outcome=Outcome.BETTER if has_incumbent else Outcome.NO_INCUMBENT,
-        text=("" if has_incumbent else "There is no incumbent yet. ")
-        + f"On {_text(found)} the candidate's {_figures(found)} from the "
-        f"{found.reference}'s.",
-    )
+    if has_incumbent:
+        return Outcome.BETTER.because(f"{_measured(found)}.")
+    return Outcome.NO_INCUMBENT.because(f"There is no incumbent yet. {_measured(found)}.")
+
+
+def _measured(found: Comparison) -> str:
+    return f"On {_text(found)} the candidate's {_figures(found)} from the {found.reference}'s"
 
 
 def _text(found: Comparison) -> str:

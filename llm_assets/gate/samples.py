@@ -118,7 +118,7 @@ def _too_few(found: Comparison, settings: GateSettings) -> list[Reason]:
         f"{settings.minimum_documents} are needed to decide. Raise lm-eval's --limit, or choose a "
         "larger task."
     )
-    return [Reason(outcome=Outcome.TOO_FEW_DOCUMENTS, text=text)]
+    return [Outcome.TOO_FEW_DOCUMENTS.because(text)]
 
 
 def _read(path: Path, chosen: str | None) -> list[tuple[str, dict[str, Any]]]:
@@ -192,8 +192,6 @@ def _same_questions(
     reference: dict[str, ScoredAnswer],
 ) -> None:
     ask_again = "Run both models on the same task with the same --limit."
-    if not asked.keys() & reference.keys():
-        raise UserError(f"{candidate} and {incumbent} have no question in common. {ask_again}")
     for path, missing in (
         (incumbent, asked.keys() - reference.keys()),
         (candidate, reference.keys() - asked.keys()),

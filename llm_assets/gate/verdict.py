@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from artifacts.settings import Settings
 
 CODE_VERSION = "7"
-
-
 DecidingMetric = Literal["held_out", "exam"]
 
 
@@ -76,12 +74,13 @@ class Outcome(StrEnum):
     CHANCE = "chance"
     QUANTIZATION = "quantization"
 
+    def because(self, text: str) -> "Reason":
+        """A finding of this kind."""
+        return Reason(outcome=self, text=text)
+
 
 UNCHANGING = frozenset(
-    {
-        *(Outcome.TOO_FEW_DOCUMENTS, Outcome.CANDIDATE_UNREADABLE),
-        *(Outcome.NOT_FINITE, Outcome.MISSING),
-    }
+    [Outcome.TOO_FEW_DOCUMENTS, Outcome.CANDIDATE_UNREADABLE, Outcome.NOT_FINITE, Outcome.MISSING]
 )
 """Reasons for which nothing is compared, and which hold for the question as long as the candidate's
 scores are those that were seen."""

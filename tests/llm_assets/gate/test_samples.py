@@ -132,7 +132,6 @@ def rename(lines: Lines) -> Lines:
     [
         (lambda lines: lines[:150], "lacks 50 questions.*such as doc_id 150: it was cut"),
         (rename, "line 1 and .*line 1: doc_id 0 is a different question"),
-        (lambda lines: [{**x, "doc_id": x["doc_id"] + 500} for x in lines], "no question in comm"),
         (lambda lines: lines + lines[:1], "line 201 answers the question 0 again, after .*line 1"),
         (lambda lines: [], "is empty. Give a file samples_TASK_TIME.jsonl"),
         (lambda lines: [{"text": "a"}], "line 1 is not a sample: it has no `doc_id`"),
