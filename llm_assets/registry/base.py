@@ -4,7 +4,7 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -56,11 +56,9 @@ class Registry(ABC):
         """The newest content that was read, and what it says: parsing takes far longer than reading
         where there are thousands of versions, and most who ask find what was there before."""
         self.folder = f"{store.root}/{layout.registry(pipeline)}"
-        """Where the registry's files are, as messages name it."""
-
-    @abstractmethod
-    def _reachable(self) -> AbstractContextManager[None]:
-        """Turns what keeps the registry from being asked into a RegistryUnreachable."""
+        """Where the registry's files are."""
+        self.place = self.folder
+        """As messages name it."""
 
     @abstractmethod
     def _published(self) -> set[int]:
@@ -75,6 +73,22 @@ class Registry(ABC):
         Args:
             touched: the versions that the change was about.
         """
+
+    def _faults(self) -> tuple[type[Exception], ...]:
+        """What keeps the registry from being asked."""
+        return (OSError,)
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Turn what keeps the registry from being asked into an error that says so."""
+        try:
+            yield
+        except self._faults() as error:
+            raise RegistryUnreachable(
+                f"The model registry {self.place} cannot be reached. "
+                f"{reason_of(error) or error}\nWithout it, which model serves is unknown, so "
+                "nothing was promoted."
+            ) from error
 
     @property
     def _record(self) -> Pipeline:
@@ -115,33 +129,27 @@ class Registry(ABC):
 
     def register_base(self, entry: ModelEntry) -> ModelVersion:
         """See `RegistryState.register_base`."""
-        return self._locate(self._change(lambda state: state.register_base(self._relative(entry))))
+        return self._change_version(lambda state: state.register_base(self._relative(entry)))
 
     def enter(self, entry: ModelEntry, verdict: Verdict) -> ModelVersion:
         """See `RegistryState.enter`; raises IncumbentChanged."""
-        return self._locate(self._change(lambda state: state.enter(self._relative(entry), verdict)))
+        return self._change_version(lambda state: state.enter(self._relative(entry), verdict))
 
     def approve(
         self, version: int, name: str, reason: str, shown: int | None = None
     ) -> ModelVersion:
         """See `RegistryState.approve`, and for `shown` `RegistryState.as_shown`."""
-        return self._locate(
-            self._change(lambda state: state.as_shown(shown).approve(version, name, reason))
-        )
+        return self._change_version(lambda state: state.approve(version, name, reason), shown)
 
     def reject(
         self, version: int, name: str, reason: str, shown: int | None = None
     ) -> ModelVersion:
         """See `RegistryState.reject`, and for `shown` `RegistryState.as_shown`."""
-        return self._locate(
-            self._change(lambda state: state.as_shown(shown).reject(version, name, reason))
-        )
+        return self._change_version(lambda state: state.reject(version, name, reason), shown)
 
     def roll_back(self, name: str, reason: str, shown: int | None = None) -> ModelVersion:
         """See `RegistryState.roll_back`, and for `shown` `RegistryState.as_shown`."""
-        return self._locate(
-            self._change(lambda state: state.as_shown(shown).roll_back(name, reason))
-        )
+        return self._change_version(lambda state: state.roll_back(name, reason), shown)
 
     def confirm(self, version: int, found: str = "", wanted: int | None = None) -> bool:
         """See `RegistryState.confirm`."""
@@ -188,6 +196,11 @@ class Registry(ABC):
             self._note(state)
             self._publish(state, state.versions)
         return state
+
+    def _change_version(
+        self, transition: Callable[[RegistryState], ModelVersion], shown: int | None = None
+    ) -> ModelVersion:
+        return self._locate(self._change(lambda state: transition(state.as_shown(shown))))
 
     def _change(self, transition: Callable[[RegistryState], Result]) -> Result:
         # Read before the state, which others may change in between.
@@ -338,15 +351,3 @@ class LocalRegistry(Registry):
             card = render_card(state, self._locate(version)).encode()
             if not path.exists() or path.read_bytes() != card:
                 files.write(path, card)
-
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        """Turn a folder or file that cannot be read into an error that says so."""
-        try:
-            yield
-        except OSError as error:
-            raise RegistryUnreachable(
-                f"The model registry {self.folder} cannot be read or written. "
-                f"{reason_of(error) or error}\nWithout it, which model serves is unknown, so "
-                "nothing was promoted."
-            ) from error

@@ -8,8 +8,6 @@ read: Vertex AI gives the labels of a version mixed with those of its model.
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,8 +39,7 @@ class VertexModelRegistry(Registry):
     def __init__(self, store: Store, pipeline: str, vertex: Vertex) -> None:
         super().__init__(store, pipeline)
         self._vertex = vertex
-        self._model_id = pipeline
-        self._name = f"{vertex.parent}/models/{pipeline}"
+        self.place = f"{vertex.parent}/models/{pipeline}"
 
     def resource_name(self, version: int) -> str:
         """The upload that holds a version, as Vertex AI names it, made where it is missing.
@@ -61,15 +58,11 @@ class VertexModelRegistry(Registry):
         missing = [version for version in state.versions if version.version not in uploads]
         for version in {v.version: v for v in [*missing, *touched]}.values():
             located = self._locate(version)
-            self._store.write_bytes(
-                f"registry/{self._model_id}/versions/{version.version}/{CARD_NAME}",
-                render_card(state, located).encode(),
-            )
+            card = self._path(f"versions/{version.version}/{CARD_NAME}")
+            self._store.write_bytes(card, render_card(state, located).encode())
             upload = self._ensure_upload(located, uploads)
             uploads[version.version] = upload
-            labels = self._labels(state, version)
-            if dict(upload.labels) != labels:
-                self._update_labels(self._upload_name(upload), version.version, labels)
+            self._update_labels(upload, version.version, self._labels(state, version))
             self._attach_evaluation(self._upload_name(upload), version)
         self._move_aliases(state, uploads)
 
@@ -99,13 +92,13 @@ class VertexModelRegistry(Registry):
         from google.cloud import aiplatform_v1
 
         model = aiplatform_v1.Model(
-            display_name=self._model_id,
+            display_name=self.name,
             description=f"The versions of {self.folder}",
             version_description=self._describe(version),
             artifact_uri=version.model_url,
             container_spec=self._container(version),
         )
-        place = {"model_id": self._model_id} if is_first else {"parent_model": self._name}
+        place = {"model_id": self.name} if is_first else {"parent_model": self.place}
         request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
         uploaded = self._vertex.change(
             f"the upload of version {version.version}",
@@ -113,7 +106,7 @@ class VertexModelRegistry(Registry):
             UPLOAD_SECONDS,
             request=request,
         )
-        return f"{self._name}@{uploaded.model_version_id}"
+        return f"{self.place}@{uploaded.model_version_id}"
 
     def _merge(self, name: str, aliases: list[str]) -> None:
         self._vertex.call(
@@ -123,17 +116,17 @@ class VertexModelRegistry(Registry):
             version_aliases=aliases,
         )
 
-    def _update_labels(self, name: str, version: int, labels: dict[str, str]) -> None:
+    def _update_labels(self, upload: Any, version: int, labels: dict[str, str]) -> None:
         from google.cloud import aiplatform_v1
         from google.protobuf.field_mask_pb2 import FieldMask
 
-        model = aiplatform_v1.Model(name=name, labels=labels)
-        self._vertex.call(
-            f"new labels of version {version}",
-            self._vertex.models.update_model,
-            model=model,
-            update_mask=FieldMask(paths=["labels"]),
-        )
+        if dict(upload.labels) != labels:
+            self._vertex.call(
+                f"new labels of version {version}",
+                self._vertex.models.update_model,
+                model=aiplatform_v1.Model(name=self._upload_name(upload), labels=labels),
+                update_mask=FieldMask(paths=["labels"]),
+            )
 
     def _attach_evaluation(self, name: str, version: ModelVersion) -> None:
         """Show a version's figures in the console; what Vertex AI does not take is only reported.
@@ -171,14 +164,14 @@ class VertexModelRegistry(Registry):
 
         try:
             found = self._vertex.list_all(
-                "the list of versions", self._vertex.models.list_model_versions, name=self._name
+                "the list of versions", self._vertex.models.list_model_versions, name=self.place
             )
         except NotFound:
             return {}
         for upload in found:
             if not NUMBER.fullmatch(upload.version_description.removeprefix(self._versions)):
                 raise RegistryUnreachable(
-                    f"The model {self._name} belongs to another store ({upload.version_description}"
+                    f"The model {self.place} belongs to another store ({upload.version_description}"
                     f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
                     f"store. If somebody edited the description of version {upload.version_id} in "
                     "the console, restore it."
@@ -193,7 +186,7 @@ class VertexModelRegistry(Registry):
 
     def _container(self, version: ModelVersion) -> dict[str, Any]:
         settings = self._vertex.settings
-        return container_spec(settings, self._model_id, version.version, version.model_fingerprint)
+        return container_spec(settings, self.name, version.version, version.model_fingerprint)
 
     def _labels(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
         """For people: the last word on a model is a person's, else the gate's."""
@@ -213,21 +206,13 @@ class VertexModelRegistry(Registry):
         return int(model.version_description.removeprefix(self._versions).partition(" ")[0])
 
     def _upload_name(self, upload: Any) -> str:
-        return f"{self._name}@{upload.version_id}"
+        return f"{self.place}@{upload.version_id}"
 
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        """Turn what keeps the registry from being asked into an error that says so."""
+    def _faults(self) -> tuple[type[Exception], ...]:
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError
 
-        try:
-            yield
-        except (VertexRefused, OSError, GoogleAPICallError, GoogleAuthError) as error:
-            raise RegistryUnreachable(
-                f"The model registry {self._name} cannot be reached: {error}\nWithout it, "
-                "which model serves is unknown, so nothing was promoted."
-            ) from error
+        return (*super()._faults(), VertexRefused, GoogleAPICallError, GoogleAuthError)
 
 
 def _figure_labels(metrics: dict[str, Any]) -> dict[str, str]:
