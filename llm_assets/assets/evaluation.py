@@ -19,8 +19,17 @@ from artifacts.store.store import Artifact, Draft
 from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
-from llm_assets.assets.page import page_link, render_page
-from llm_assets.assets.stage import BuildPlan, drawn, one_line, readable, stage, table
+from llm_assets.assets.page import render_page
+from llm_assets.assets.stage import (
+    OBJECTS,
+    BuildPlan,
+    drawn,
+    link,
+    one_line,
+    readable,
+    stage,
+    table,
+)
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares
@@ -169,26 +178,18 @@ def base_entry(base: Artifact) -> ModelEntry:
 
 def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> ModelEntry:
     """A `checkpoint` artifact as the registry records it, with what was measured of it."""
-    source = model_source(candidate)
+    source, judged = model_source(candidate), lineage(evaluation)
     return ModelEntry(
         weights=source.fingerprint,
         model_fingerprint=candidate.fingerprint,
         model_url=source.path,
         license=license,
-        lineage=_lineage(candidate, evaluation),
+        # The evaluation may be on newer text than the weights were trained on, which is none of it.
+        lineage={kind: judged[kind] for kind in JUDGED_BY if kind in judged} | lineage(candidate),
         coverage=candidate.stats["coverage"],
         dollars=dollars_of(evaluation),
         evaluation=evaluation.stats,
     )
-
-
-def _lineage(candidate: Artifact, evaluation: Artifact) -> dict[str, str]:
-    """What a candidate was made from and judged by.
-
-    The evaluation may be on newer text than the weights were trained on, which is none of it.
-    """
-    judged = {kind: one for kind, one in lineage(evaluation).items() if kind in JUDGED_BY}
-    return judged | lineage(candidate)
 
 
 def model_source(artifact: Artifact) -> ModelSource:
@@ -229,19 +230,13 @@ def eval_view(artifact: Artifact) -> dict[str, Any]:
 def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of `eval_metrics` from its stats; None stands for a figure that is not finite."""
     metrics = stats["metrics"]
-    values = [
-        (
-            _spaced(metric),
-            *(number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES),
-        )
-        for metric, roles in metrics.items()
-    ]
-    bounds = [
-        (_spaced(metric), role, number(roles[role]["low"]), number(roles[role]["high"]))
-        for metric, roles in metrics.items()
-        for role in ROLES
-        if roles.get(role, UNMEASURED).get("low") is not None
-    ]
+    values, bounds = [], []
+    for name, roles in metrics.items():
+        told = [number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES]
+        values.append((_spaced(name), *told))
+        for role in ROLES:
+            if (low := roles.get(role, UNMEASURED).get("low")) is not None:
+                bounds.append((_spaced(name), role, number(low), number(roles[role]["high"])))
     metric = Metric.model_validate(stats["metric"])
     held_out = metrics[f"held_out_{metric.name}"]
     plotted = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
@@ -257,7 +252,7 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
             "intervals": figures.intervals(
                 f"{metric.unit} on held-out text, with 95% intervals",
                 metric.unit,
-                _drawable({role: tuple(map(of.get, BOUNDS)) for role, of in held_out.items()}),
+                {role: tuple(map(of.get, BOUNDS)) for role, of in held_out.items()},
             ),
         }
         | {name: value for name, value in plotted.items() if value is not None}
@@ -267,28 +262,23 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
-    judged = stats.get("exam")
-    if not judged:
+    if not (judged := stats.get("exam")):
         return {}
     shares = ([name, *map(number, values)] for name, *values in exam_shares(stats))
-    return {
-        "exam_result": judged["sentence"],
-        "exam": table(["condition", "base", "candidate"], shares),
-    }
+    told = table(["condition", "base", "candidate"], shares)
+    return {"exam_result": judged["sentence"], "exam": told}
 
 
 def samples_view(evaluation: Artifact) -> dict[str, Any]:
     """What base and candidate write after the same beginnings, side by side; none where none do."""
     samples = read_samples(evaluation)
-    base, candidate = samples.get("base", []), samples.get("candidate", [])
-    written = [
-        (of_base["prompt"], of_base["completion"], of_candidate["completion"])
-        for of_base, of_candidate in zip(base, candidate, strict=False)
+    pairs = zip(samples.get("base", []), samples.get("candidate", []), strict=False)
+    rows = [
+        [_legible(text) for text in (one["prompt"], one["completion"], other["completion"])]
+        for one, other in pairs
     ]
-    if not written:
-        return {}
-    rows = (map(_legible, texts) for texts in written)
-    return {"samples": table(["after", "the base model says", "the candidate says"], rows)}
+    heads = ["after", "the base model says", "the candidate says"]
+    return {"samples": table(heads, rows)} if rows else {}
 
 
 def _legible(text: str) -> str:
@@ -298,9 +288,8 @@ def _legible(text: str) -> str:
 
 def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:
     """Role to what that model wrote, from an `eval_metrics` artifact."""
-    samples: dict[str, list[dict[str, str]]] = json.loads(
-        (evaluation.path / SAMPLES_NAME).read_text()
-    )
+    content = (evaluation.path / SAMPLES_NAME).read_text()
+    samples: dict[str, list[dict[str, str]]] = json.loads(content)
     return samples
 
 
@@ -317,11 +306,6 @@ def _confusion(stats: Mapping[str, Any]) -> dict[str, Any]:
 def _spaced(name: str) -> str:
     """A name that may be broken at its spaces, so that its table fits the page."""
     return name.replace("_", " ")
-
-
-def _drawable(rows: Mapping[str, tuple[Any, Any, Any]]) -> dict[str, tuple[float, float, float]]:
-    """Those of which value and bounds are numbers."""
-    return {name: bounds for name, bounds in rows.items() if None not in bounds}
 
 
 def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
@@ -402,10 +386,11 @@ def eval_metrics(
         against = ModelSource(path=incumbent.model_url, fingerprint=incumbent.weights)
         drawn = settings.drawn_for(challenge.candidate.fingerprint)
         spec = evaluation_spec(pipeline, draft, checkpoint, shards, base_model, against, drawn)
+        asked: dict[str, Any] = {"question": question}
         if exam:
             libraries = spec.libraries | installed(EXAM_LIBRARIES)
-            spec = spec.model_copy(update={"exam": exam.url, "libraries": libraries})
-        spec = spec.model_copy(update={"question": question})
+            asked |= {"exam": exam.url, "libraries": libraries}
+        spec = spec.model_copy(update=asked)
         draft.stats |= training.evaluate(context, spec)
         draft.stats |= serving.measure(pipeline.settings, spec, context.log.info)
 
@@ -459,23 +444,19 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         )
         for c in compared
     ]
-    metadata = {
+    heads = ["comparison", "difference", "interval", "confidence", "measured on"]
+    return {
         "summary": "promoted" if verdict.promoted else "rejected",
         "promoted": verdict.promoted,
         "reasons": verdict.summary,
         "earlier_comparisons_without_promotion": verdict.look - 1,
-        "comparisons": table(
-            ["comparison", "difference", "interval", "confidence", "measured on"], rows
-        ),
+        "comparisons": table(heads, rows),
         "differences": figures.intervals(
             "Candidate minus reference",
             _units(compared),
-            _drawable(
-                {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in compared}
-            ),
+            {f"{c.task} against {c.reference}": (c.low, c.difference, c.high) for c in compared},
         ),
-    }
-    return metadata | samples_view(evaluation)
+    } | samples_view(evaluation)
 
 
 def _units(compared: list[Comparison]) -> str:
@@ -581,7 +562,7 @@ def model_version(
             "summary": f"version {version.version} {describe_outcome(state, verdict)}",
             "version": version.version,
             "trained_on": describe_coverage(version),
-            "page": page_link(f"{pipeline.store.root}/{place}"),
+            "page": link(f"{pipeline.store.root}/{place}", OBJECTS),
             **cost,
         }
 

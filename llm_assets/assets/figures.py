@@ -63,7 +63,7 @@ class Picture:
     draw: "partial[Any]"
     """Gives matplotlib's figure; its first argument is the title."""
 
-    def markdown(self, cache: str | None = None) -> MarkdownMetadataValue:
+    def markdown(self, cache: str) -> MarkdownMetadataValue:
         """The picture, from the cache if it was drawn before: a run without changes shows all of
         them again, and matplotlib takes a second to import and draw."""
         drawn = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
@@ -125,13 +125,17 @@ def bars(title: str, x_label: str, y_label: str, counts: Mapping[int, int]) -> A
 
 
 @picture
-def intervals(title: str, x_label: str, rows: Mapping[str, tuple[float, float, float]]) -> Any:
-    """One line a row: a value between the low and the high end of its interval."""
+def intervals(title: str, x_label: str, rows: Mapping[str, Sequence[Any]]) -> Any:
+    """One line a row: a value between the low and the high end of its interval.
+
+    Rows are left out of which one of these is no number.
+    """
+    rows = {name: bounds for name, bounds in rows.items() if None not in bounds}
     figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(rows), 2))
-    for position, (low, value, high) in enumerate(reversed(list(rows.values()))):
+    for position, (low, value, high) in enumerate(reversed(rows.values())):
         axes.plot([low, high], [position, position], color=MUTED, linewidth=3)
         axes.plot([value], [position], marker="o", color=INK)
-    axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
+    axes.set_yticks(range(len(rows)), list(reversed(rows)))
     axes.set_ylim(-0.6, len(rows) - 0.4)
     return figure
 

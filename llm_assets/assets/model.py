@@ -25,8 +25,8 @@ from llm_assets.assets import figures
 from llm_assets.assets.stage import (
     BuildPlan,
     check_files,
-    folder_link,
     from_here,
+    link,
     materialization,
     stage,
 )
@@ -154,7 +154,7 @@ def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
         f"validation_{unit.replace(' ', '_')}": after,
         "validation_before": before,
         "loss_curve": figures.curve("Training loss", "step", "loss", {"loss": losses}),
-        "run_folder": folder_link(run),
+        "run_folder": link(run),
         "tensorboard": f"tensorboard --logdir {from_here(run)}/{TENSORBOARD_NAME}",
     }
 
@@ -230,8 +230,24 @@ def checkpoint(
         start = find_start(pipeline.record, models, identity, start, config.from_version)
         identity = identity.extend(inputs={START_INPUT: start.fingerprint})
 
-    def run_folder(fingerprint: str) -> str:
-        return f"{store.root}/{layout.run(fingerprint)}"
+    run = f"{store.root}/{layout.run(identity.fingerprint)}"
+
+    def spec(run_folder: str, output: str, settings: RecipeSettings) -> TrainingSpec:
+        """A training that exports into a folder; its resumable state is in another, the run's."""
+        return TrainingSpec(
+            run_id=identity.fingerprint,
+            title=f"{pipeline.settings.name}-{identity.fingerprint[:TITLE_CHARACTERS]}",
+            shards_folder=shards.url,
+            shards=ShardStats.model_validate(shards.stats),
+            base_model_folder=start.path,
+            run_folder=run_folder,
+            export_folder=f"{output}/{MODEL_FOLDER}",
+            training=settings,
+            seen=find_seen(start),
+            row_order=ROW_ORDER,
+            libraries=identity.libraries,
+            inputs=identity.inputs,
+        )
 
     def build(draft: Draft) -> None:
         if JUDGED_TAG in context.run.tags:
@@ -241,18 +257,15 @@ def checkpoint(
         serving.check(pipeline.settings, Path(start.path), context.log.info)
         if estimate := training_estimate(training, settings, shards, base_model):
             context.log.info(f"Expected for {estimate}")
-        folder = run_folder(identity.fingerprint)
-        spec = _training_spec(identity, folder, draft.url, settings, shards, start)
-        title = f"{pipeline.settings.name}-{identity.fingerprint[:TITLE_CHARACTERS]}"
-        spec = spec.model_copy(update={"title": title})
-        train_into(store, draft, spec, train)
+        train_into(store, draft, spec(run, draft.url, settings), train)
         draft.stats[CHOSEN] = chosen
 
     def compare(artifact: Artifact) -> Comparison:
         if not settings.has_first_step:
             return
-        folder = f"{run_folder(identity.fingerprint)}-sample"
-        train(_training_spec(identity, folder, folder, _first_step(settings), shards, start))
+        folder = f"{run}-sample"
+        sample = spec(folder, folder, _first_step(settings))
+        train(sample.model_copy(update={"title": f"{sample.title}-sample"}))
         stored, now = (read_metrics(url)[0] for url in (artifact.url, folder))
         files.remove(folder)
         for name in ("loss", "gradient_norm"):
@@ -262,9 +275,9 @@ def checkpoint(
     def finish(artifact: Artifact) -> dict[str, float]:
         # The run's state is kept under the name of its checkpoint, which is another where the
         # content decided it.
-        run, place = layout.run(identity.fingerprint), layout.run(artifact.fingerprint)
-        if run != place and store.list_folder(run) and not store.list_folder(place):
-            files.move(f"{store.root}/{run}", f"{store.root}/{place}")
+        place = f"{store.root}/{layout.run(artifact.fingerprint)}"
+        if files.list_names(run) and not files.list_names(place):
+            files.move(run, place)
         return cost(artifact)
 
     return BuildPlan(identity, build, compare, finish)
@@ -280,30 +293,6 @@ def _need_held_out(pipeline: PipelineResource, shards: Artifact) -> None:
     clusters = pc.count_distinct(held_out["cluster"]).as_py()
     if obstacle := held_out_obstacle(clusters, 0 if is_trained else divisible, pipeline.settings):
         raise UserError(obstacle)
-
-
-def _training_spec(
-    identity: Identity,
-    run_folder: str,
-    output: str,
-    settings: RecipeSettings,
-    shards: Artifact,
-    start: ModelSource,
-) -> TrainingSpec:
-    """A training that exports into a folder; its resumable state is in another, the run's."""
-    return TrainingSpec(
-        run_id=identity.fingerprint,
-        shards_folder=shards.url,
-        shards=ShardStats.model_validate(shards.stats),
-        base_model_folder=start.path,
-        run_folder=run_folder,
-        export_folder=f"{output}/{MODEL_FOLDER}",
-        training=settings,
-        seen=find_seen(start),
-        row_order=ROW_ORDER,
-        libraries=identity.libraries,
-        inputs=identity.inputs,
-    )
 
 
 def _first_step(settings: RecipeSettings) -> RecipeSettings:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from dagster import MarkdownMetadataValue, MetadataValue
+from dagster import MarkdownMetadataValue
 from markdown_it import MarkdownIt
 
-from llm_assets.assets.stage import escape_markdown, from_here
+from llm_assets.assets.stage import escape_markdown
 from llm_assets.registry.card import FIGURES, number
 
 _PAGE = """\
@@ -58,14 +58,6 @@ def render_page(
     told = [_section(heading, shown) for heading, shown in sections.items() if shown]
     body = _MARKDOWN.render("\n\n".join([head, *told, figures + rest]))
     return _PAGE.format(title=escape(title), body=body, provenance=escape(provenance))
-
-
-def page_link(url: str) -> MetadataValue:
-    """The page for the UI: a file to open, or its address in Cloud Storage."""
-    if url.startswith("gs://"):
-        address = url.removeprefix("gs://")
-        return MetadataValue.url(f"https://storage.cloud.google.com/{address}")
-    return MetadataValue.path(from_here(url))
 
 
 def _section(heading: str, shown: Mapping[str, Any]) -> str:

@@ -45,6 +45,7 @@ from llm_assets.pipeline import Compare, PipelineResource
 
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 BUCKETS = "https://console.cloud.google.com/storage/browser"
+OBJECTS = "https://storage.cloud.google.com"
 INPUT_TAG = "dagster/input_data_version"
 CHANGED = "changed_for_this_run"
 IO_MANAGER = "io_manager"
@@ -379,7 +380,7 @@ def materialization(
     """The result of a stage: its fingerprint is the data version."""
     told: dict[str, Any] = {
         "fingerprint": artifact.fingerprint,
-        "folder": folder_link(artifact.url),
+        "folder": link(artifact.url),
         "bytes_stored": sum(entry.bytes for entry in artifact.manifest.files),
     }
     # In this order the UI shows them: what was made before where it lies.
@@ -406,17 +407,16 @@ def readable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def folder_link(url: str) -> MetadataValue:
-    """A folder of the store: a path to copy, or Google's page of a bucket's folder."""
+def link(url: str, shown_by: str = BUCKETS) -> MetadataValue:
+    """What lies in the store: a path to copy, or its address at Google, of a folder by default."""
     if url.startswith("gs://"):
-        return MetadataValue.url(f"{BUCKETS}/{url.removeprefix('gs://')}")
+        return MetadataValue.url(f"{shown_by}/{url.removeprefix('gs://')}")
     return MetadataValue.path(from_here(url))
 
 
 def from_here(url: str) -> str:
     """A path within the project as its commands take it: a whole one is too long for the UI."""
-    here = f"{os.getcwd()}/"
-    return url.removeprefix(here)
+    return url.removeprefix(f"{os.getcwd()}/")
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> MarkdownMetadataValue:

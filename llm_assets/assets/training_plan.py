@@ -28,9 +28,6 @@ def continue_from_champion(
     The budget is the given one, or one pass over the documents that arrived since the wanted model
     was trained, together with what is seen again or replayed beside them, whichever is longer. A
     recipe that starts from random weights keeps its start.
-
-    Args:
-        longer: multiplies the budget.
     """
     stats = ShardStats.model_validate(shards.stats)
     usual = total_steps(settings, stats)
