@@ -186,9 +186,6 @@ def run_key(
     """The key of the run to launch for a question, by the runs that were launched for it before.
 
     It is the same for every tick that decides on this launch.
-
-    Args:
-        runs: those, in any order.
     """
     ordered = sorted(runs, key=lambda run: run.create_timestamp)
     for run in ordered:

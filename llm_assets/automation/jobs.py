@@ -45,13 +45,8 @@ resources are configured by."""
 
 
 def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[Any]:
-    """All jobs of a pipeline, filled in as its file says.
-
-    Args:
-        stages: what `retraining` makes; other assets of the code location are left alone.
-    """
-    keys = {name: asset_key(settings, name) for name in ("eval_metrics", "model_version")}
-    served = asset_key(settings, "endpoint")
+    """All jobs of a pipeline, filled in as its file says; `retraining` makes these stages."""
+    evaluated = [asset_key(settings, name) for name in ("eval_metrics", "model_version")]
     tags = {PIPELINE_TAG: settings.name}
     return [
         define_asset_job(
@@ -65,7 +60,7 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[A
         ),
         define_asset_job(
             settings.dagster_name("evaluation"),
-            AssetSelection.assets(*keys.values()),
+            AssetSelection.assets(*evaluated),
             config=NOTHING_TO_SET,
             description="Evaluates the current checkpoint against the wanted version and asks the "
             "gate.",
@@ -73,7 +68,7 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[A
         ),
         define_asset_job(
             settings.dagster_name(REDEPLOYMENT),
-            AssetSelection.assets(served),
+            AssetSelection.assets(asset_key(settings, "endpoint")),
             config=NOTHING_TO_SET,
             description="Serves the wanted version if it does not serve yet.",
             tags=tags,

@@ -45,9 +45,6 @@ def procedure(candidate: Artifact, judged_by: Mapping[str, Any]) -> str:
 
     These are the settings of every stage. The text is not among them, since it arrives, nor the
     code, which nobody chooses by one pipeline's scores, nor a budget that follows from the text.
-
-    Args:
-        judged_by: settings of evaluation and gate.
     """
     chosen: dict[str, Any] = {"judged_by": judged_by}
     for kind, fingerprint in lineage(candidate).items():
@@ -95,8 +92,9 @@ def render_card(state: RegistryState, version: ModelVersion) -> str:
         f"- Cost: {describe_cost(version)}",
         *([] if version.is_base else [PAGE_LINE]),
         "",
-        *_story(state, version),
     ]
+    if story := tell_story(state, version):
+        lines += ["## Verdicts and decisions", "", *(f"- {line}" for line in story), ""]
     lines += figures_table(version)
     lines += ["## Made from", ""]
     lines += [f"- {asset}: `{fingerprint}`" for asset, fingerprint in version.lineage.items()]
@@ -141,23 +139,17 @@ def compare_figures(versions: Sequence[ModelVersion]) -> list[str]:
 
 def tell_story(state: RegistryState, version: ModelVersion) -> list[str]:
     """What was found and decided about a version's model, one line each, oldest first."""
-    found = [
-        (
-            verdict.at,
-            f"{'promoted' if verdict.promoted else 'rejected'} by the gate: {verdict.summary}",
-        )
-        for verdict in state.verdicts_of(version.weights)
-    ]
-    said = [
-        (one.at, f"{'approved' if one.approved else 'rejected'} by {one.name}: {one.reason}")
-        for one in state.decisions_of(version.weights)
-    ]
-    served = [
-        (move.at, f"champion: {move.reason}")
-        for move in state.history
-        if move.alias == "champion" and move.version == version.version
-    ]
-    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found + said + served)]
+    found = []
+    for verdict in state.verdicts_of(version.weights):
+        outcome = "promoted" if verdict.promoted else "rejected"
+        found.append((verdict.at, f"{outcome} by the gate: {verdict.summary}"))
+    for said in state.decisions_of(version.weights):
+        outcome = "approved" if said.approved else "rejected"
+        found.append((said.at, f"{outcome} by {said.name}: {said.reason}"))
+    for move in state.history:
+        if move.alias == "champion" and move.version == version.version:
+            found.append((move.at, f"champion: {move.reason}"))
+    return [f"{at:%Y-%m-%d %H:%M} UTC {text}" for at, text in sorted(found)]
 
 
 def describe_outcome(state: RegistryState, verdict: Verdict) -> str:
@@ -181,7 +173,8 @@ def describe_coverage(version: ModelVersion) -> str:
     """How much of the text to train on a version has seen, in words."""
     if version.coverage is None:
         return "no text of this pipeline" if version.is_base else "an unknown share of the text"
-    share = _percent(version.coverage)
+    covered = version.coverage
+    share = "less than 0.1%" if 0 < covered < 0.001 else f"{100 * covered:.1f}%"
     return f"{share} of the training split, including what the versions that it continues read"
 
 
@@ -197,25 +190,12 @@ def training_cost(stats: Mapping[str, Any], cost_per_hour: float | None) -> dict
     """Seconds that a checkpoint's training took and, where an hour has a price, the cost of them.
 
     Nothing where that is not on record, as of one that an earlier release made.
-
-    Args:
-        stats: of the `checkpoint` artifact.
-        cost_per_hour: `automation.cost_per_hour`.
     """
     seconds = stats.get("training_seconds")
     if seconds is None:
         return {}
     found = {"training_seconds": seconds}
     return found if cost_per_hour is None else found | {"cost": seconds / 3600 * cost_per_hour}
-
-
-def _percent(share: float) -> str:
-    return "less than 0.1%" if 0 < share < 0.001 else f"{100 * share:.1f}%"
-
-
-def _story(state: RegistryState, version: ModelVersion) -> list[str]:
-    story = tell_story(state, version)
-    return ["## Verdicts and decisions", "", *(f"- {line}" for line in story), ""] if story else []
 
 
 def number(value: float | None) -> str:

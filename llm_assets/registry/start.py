@@ -22,18 +22,12 @@ from recipes.evaluation.settings import ModelSource
 
 REMOVED = "removed"
 """In the provenance of such a manifest: when its artifact went, and by what."""
-
-
 EXAMPLES = "dropped_examples"
 """In the stats of a corpus: the first words of some documents that were dropped."""
 
 
 def retire(store: Store, manifest: Manifest, by: str) -> None:
-    """Keep what a manifest says of an artifact that is about to be removed.
-
-    Args:
-        by: what removes it, and why.
-    """
+    """Keep what a manifest says of an artifact that is about to be removed, and by what and why."""
     kind, fingerprint = manifest.kind, manifest.fingerprint
     place = layout.retired(kind, fingerprint)
     for name in (TRAINED_NAME, SEEN_NAME):
@@ -63,9 +57,7 @@ def drop_retired_examples(store: Store, kind: str, fingerprint: str) -> None:
 def find_manifest(store: Store, kind: str, fingerprint: str) -> Manifest | None:
     """The manifest of an artifact, be it still there or removed; None where neither."""
     artifact = store.find_named(kind, fingerprint)
-    if artifact:
-        return artifact.manifest
-    return _find_retired(store, kind, fingerprint)
+    return artifact.manifest if artifact else _find_retired(store, kind, fingerprint)
 
 
 def _find_retired(store: Store, kind: str, fingerprint: str) -> Manifest | None:
@@ -113,18 +105,14 @@ def find_start(
         from_version: takes the wanted version's place, whatever was made already.
 
     Raises:
-        RegistryUnreachable: the registry cannot be asked.
-        UnknownVersion: it has no such version.
         UserError: training cannot, or may not, continue from that version.
     """
+    state = registry.state()
     models = {
-        version.model_fingerprint: ModelSource(
-            path=version.model_url, fingerprint=version.model_fingerprint
-        )
-        for version in registry.versions()
+        one.model_fingerprint: ModelSource(path=one.model_url, fingerprint=one.model_fingerprint)
+        for one in state.versions
     } | {base.fingerprint: base}
     if from_version is not None:
-        state = registry.state()
         version = state.get(from_version)
         if state.is_rejected(version.weights):
             raise UserError(
@@ -143,7 +131,7 @@ def find_start(
         started = wanted.extend(inputs={START_INPUT: model.fingerprint})
         if recorded in record.store.names(started):
             return model
-    decided = registry.find("wanted")
+    decided = state.find("wanted")
     if decided is None or not _has_base(record.store, decided, base):
         return base
     return models[decided.model_fingerprint]
