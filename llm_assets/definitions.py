@@ -9,18 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from dagster import (
-    AssetChecksDefinition,
-    AssetSpec,
-    BetaWarning,
-    Definitions,
-    Field,
-    FreshnessPolicy,
-    TableColumn,
-    TableSchema,
-    definitions,
-    multi_or_in_process_executor,
-)
+import dagster as dg
 
 from artifacts.errors import UserError, reason_of
 
@@ -55,11 +44,11 @@ MEANINGS = {
     "label": "The class, for classification.",
 }
 """Column to what it holds."""
-EXECUTOR = multi_or_in_process_executor.configured(
+EXECUTOR = dg.multi_or_in_process_executor.configured(
     lambda given: given,
     name="in_process_or_multi",
-    config_schema=Field(
-        multi_or_in_process_executor.config_schema.config_type, default_value={"in_process": {}}
+    config_schema=dg.Field(
+        dg.multi_or_in_process_executor.config_schema.config_type, default_value={"in_process": {}}
     ),
 )
 """Dagster's default one the other way round: a process for each step takes seconds to start."""
@@ -98,7 +87,7 @@ with reason_alone():
     from llm_assets.platform import build_resources
 
 
-def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
+def build_definitions(settings: PipelineSettings, path: str) -> dg.Definitions:
     """The graph of one pipeline file, which goes with any other definitions.
 
     Raises:
@@ -129,13 +118,13 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
         **build_resources(settings, path),
         IO_MANAGER: ArtifactIOManager(config_path=path),
     }
-    return Definitions(
+    return dg.Definitions(
         assets=[
             *assets,
             observable_sources(settings).map_asset_specs(partial(present, settings=settings)),
             build_experiments(settings).map_asset_specs(partial(present, settings=settings)),
         ],
-        asset_checks=cast(list[AssetChecksDefinition], checks),
+        asset_checks=cast(list[dg.AssetChecksDefinition], checks),
         jobs=build_jobs(settings, [asset_key(settings, stage.name) for stage in stages]),
         schedules=build_schedules(settings),
         sensors=[*build_sensors(settings), *build_notifications(settings)],
@@ -144,8 +133,8 @@ def build_definitions(settings: PipelineSettings, path: str) -> Definitions:
 
 
 def present(
-    spec: AssetSpec, settings: PipelineSettings, columns: "pa.Schema | None" = None
-) -> AssetSpec:
+    spec: dg.AssetSpec, settings: PipelineSettings, columns: "pa.Schema | None" = None
+) -> dg.AssetSpec:
     """A spec with owners, tags and columns, in its pipeline's group: so the graph opens whole."""
     name, days = spec.key.path[-1], settings.automation.fresh_days
     is_stage = spec.group_name not in (EXPERIMENTS, SOURCES)
@@ -154,27 +143,28 @@ def present(
     described = {}
     if columns is not None:
         shown = [
-            TableColumn(field.name, str(field.type), MEANINGS.get(field.name)) for field in columns
+            dg.TableColumn(field.name, str(field.type), MEANINGS.get(field.name))
+            for field in columns
         ]
-        described["dagster/column_schema"] = TableSchema(shown)
+        described["dagster/column_schema"] = dg.TableSchema(shown)
     return spec.replace_attributes(
         owners=list(settings.owners),
         group_name=settings.name,
         tags={**spec.tags, "pipeline": settings.name, "stage": str(spec.group_name)},
         metadata={**spec.metadata, **described},
-        freshness_policy=FreshnessPolicy.time_window(fail_window=window) if window else None,
+        freshness_policy=dg.FreshnessPolicy.time_window(fail_window=window) if window else None,
     )
 
 
 # Observable assets; every command would print it.
-warnings.filterwarnings("ignore", ".*(observable_source_asset|execution_type)", BetaWarning)
+warnings.filterwarnings("ignore", ".*(observable_source_asset|execution_type)", dg.BetaWarning)
 
 
-@definitions
-def defs() -> Definitions:
+@dg.definitions
+def defs() -> dg.Definitions:
     """The graph of the pipeline file in force."""
     with reason_alone():
         make_history_private()
         path = config_path()
         own = build_definitions(load_settings(path), str(path))
-    return Definitions.merge(own, Definitions(executor=EXECUTOR))
+    return dg.Definitions.merge(own, dg.Definitions(executor=EXECUTOR))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
-from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+import dagster as dg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -47,7 +47,7 @@ class GraphCollector(Collector):
         settings: PipelineSettings,
         record: Pipeline,
         registry: Registry,
-        open_history: Callable[[], AbstractContextManager[DagsterInstance]],
+        open_history: Callable[[], AbstractContextManager[dg.DagsterInstance]],
         report: Report,
     ) -> None:
         """Nothing is read yet.
@@ -145,9 +145,9 @@ def _training(store: Store) -> dict[str, float]:
     return {}
 
 
-def _runs(instance: DagsterInstance) -> Iterator[Metric]:
-    def count(status: DagsterRunStatus) -> int:
-        return instance.get_runs_count(RunsFilter(statuses=[status]))
+def _runs(instance: dg.DagsterInstance) -> Iterator[Metric]:
+    def count(status: dg.DagsterRunStatus) -> int:
+        return instance.get_runs_count(dg.RunsFilter(statuses=[status]))
 
     waiting = {status.value.lower(): count(status) for status in UNFINISHED}
     yield _family("runs", "Runs that are waiting or running.", "status", waiting)
@@ -157,14 +157,14 @@ def _runs(instance: DagsterInstance) -> Iterator[Metric]:
     last = {
         status.value.lower(): record.end_time
         for status in ENDED
-        for record in instance.get_run_records(RunsFilter(statuses=[status]), limit=1)
+        for record in instance.get_run_records(dg.RunsFilter(statuses=[status]), limit=1)
         if record.end_time
     }
     text = "When the newest run of this status ended."
     yield _family("run_end_timestamp_seconds", text, "status", last)
 
 
-def _ticks(instance: DagsterInstance, settings: PipelineSettings) -> Iterator[Metric]:
+def _ticks(instance: dg.DagsterInstance, settings: PipelineSettings) -> Iterator[Metric]:
     running = switched_on(instance, settings)
     last = last_ticks(instance, running)
     at = {name: tick.timestamp for name, tick in last.items()}
@@ -180,7 +180,7 @@ def _ticks(instance: DagsterInstance, settings: PipelineSettings) -> Iterator[Me
     yield _family("tick_failed", "1 if the last tick failed, else 0.", "name", failed)
 
 
-def _daemons(instance: DagsterInstance) -> Iterator[Metric]:
+def _daemons(instance: dg.DagsterInstance) -> Iterator[Metric]:
     beats = instance.get_daemon_heartbeats()
     at = {name.lower(): heartbeat.timestamp for name, heartbeat in beats.items()}
     text = "When a part of the daemon last sent a heartbeat."

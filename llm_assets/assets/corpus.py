@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dagster import AssetCheckResult, AssetCheckSeverity, AssetExecutionContext
+import dagster as dg
 
 import recipes.evaluation
 from artifacts.libraries import changes, installed
@@ -79,15 +79,15 @@ def _text_view(stats: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def every_file_was_read(raw_corpus: Artifact) -> AssetCheckResult:
+def every_file_was_read(raw_corpus: Artifact) -> dg.AssetCheckResult:
     """Every file and row found in the sources was read; those left out are counted by kind."""
     stats = raw_corpus.stats
     kinds = Counter(stats["unread"]) + Counter(stats["dropped"])
     left = kinds.total()
     counts = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds.items())
-    return AssetCheckResult(
+    return dg.AssetCheckResult(
         passed=not left,
-        severity=AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.WARN,
         description=f"Files or documents left out: {left:,} ({counts}); the asset's metadata "
         "names the first of each kind."
         if left
@@ -110,7 +110,7 @@ def every_file_was_read(raw_corpus: Artifact) -> AssetCheckResult:
     ],
 )
 def raw_corpus(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     spark: SparkRunner,
     identity: Identity,
@@ -201,10 +201,10 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def corpus_is_not_empty(clean_corpus: Artifact) -> AssetCheckResult:
+def corpus_is_not_empty(clean_corpus: Artifact) -> dg.AssetCheckResult:
     """At least one document is left after cleaning."""
     documents = clean_corpus.stats["documents"]
-    return AssetCheckResult(passed=documents > 0, metadata={"documents": documents})
+    return dg.AssetCheckResult(passed=documents > 0, metadata={"documents": documents})
 
 
 @stage(
@@ -217,7 +217,7 @@ def corpus_is_not_empty(clean_corpus: Artifact) -> AssetCheckResult:
     blocking_checks=[corpus_is_not_empty],
 )
 def clean_corpus(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     spark: SparkRunner,
     identity: Identity,
@@ -381,17 +381,17 @@ def shards_view(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def no_cluster_in_two_splits(tokenized_shards: Artifact) -> AssetCheckResult:
+def no_cluster_in_two_splits(tokenized_shards: Artifact) -> dg.AssetCheckResult:
     """No duplicate cluster has documents in two splits."""
     stats = ShardStats.model_validate(tokenized_shards.stats)
     shared = find_shared_clusters(tokenized_shards.url, stats)
-    return AssetCheckResult(
+    return dg.AssetCheckResult(
         passed=not shared,
         metadata={"shared_clusters": len(shared), "examples": ", ".join(shared[:5])},
     )
 
 
-def shards_match_their_checksums(tokenized_shards: Artifact) -> AssetCheckResult:
+def shards_match_their_checksums(tokenized_shards: Artifact) -> dg.AssetCheckResult:
     """Every file has the size and the checksum of its manifest."""
     return check_files(tokenized_shards)
 
@@ -406,7 +406,7 @@ def shards_match_their_checksums(tokenized_shards: Artifact) -> AssetCheckResult
     blocking_checks=[no_cluster_in_two_splits, shards_match_their_checksums],
 )
 def tokenized_shards(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     spark: SparkRunner,
     training: TrainingRunner,

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import dagster as dg
 import pyarrow.parquet as pq
-from dagster import AssetCheckResult, AssetCheckSeverity, AssetExecutionContext
 
 from artifacts.libraries import installed
 from artifacts.shards.format import ShardStats
@@ -308,7 +308,7 @@ def _spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
+def figures_are_finite(eval_metrics: Artifact) -> dg.AssetCheckResult:
     """Every figure of the candidate's evaluation is a number."""
     metrics, faults = (eval_metrics.stats[name] for name in ("metrics", "faults"))
     values = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
@@ -316,9 +316,9 @@ def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
     said = f"Not finite: {', '.join(missing)}" if missing else "All figures are finite numbers."
     if "candidate" in faults:
         said = f"The candidate was not measured: {faults['candidate']}"
-    return AssetCheckResult(
+    return dg.AssetCheckResult(
         passed=not missing,
-        severity=AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.WARN,
         description=said,
         metadata={"figures": len(values), "not_finite": len(missing)},
     )
@@ -333,7 +333,7 @@ def figures_are_finite(eval_metrics: Artifact) -> AssetCheckResult:
     checks=[figures_are_finite],
 )
 def eval_metrics(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     training: TrainingRunner,
     registry: RegistryResource,
@@ -493,7 +493,7 @@ def version_page(
     return render_page(title, card, shown, explain(store, state, version))
 
 
-def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:
+def candidate_is_promoted(model_version: Artifact) -> dg.AssetCheckResult:
     """Shows the gate's verdict and blocks nothing: `endpoint` serves the wanted version."""
     verdict = read_verdict(model_version)
     differences = {
@@ -501,9 +501,9 @@ def candidate_is_promoted(model_version: Artifact) -> AssetCheckResult:
         for compared in verdict.comparisons
         if math.isfinite(compared.difference)
     }
-    return AssetCheckResult(
+    return dg.AssetCheckResult(
         passed=verdict.promoted,
-        severity=AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.WARN,
         description=" ".join(model_version.stats["reasons"]),
         metadata=readable(differences),
     )

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from dagster import AssetExecutionContext
+import dagster as dg
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
@@ -85,7 +85,7 @@ def _share(answers: list[tuple[float, float]]) -> str:
 
 @stage(code_version=CODE_VERSION, group="evaluation", kinds={"python"}, view=exam_view)
 def exam(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     identity: Identity,
     settings: ExamSettings,
     clean_corpus: Artifact,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec
 
-from dagster import MarkdownMetadataValue, MetadataValue
+import dagster as dg
 
 from artifacts.cache import cache_key, cached
 
@@ -63,13 +63,13 @@ class Picture:
     draw: "partial[Any]"
     """Gives matplotlib's figure; its first argument is the title."""
 
-    def markdown(self, cache: str) -> MarkdownMetadataValue:
+    def markdown(self, cache: str) -> dg.MarkdownMetadataValue:
         """The picture, from the cache if it was drawn before: a run without changes shows all of
         them again, and matplotlib takes a second to import and draw."""
         drawn = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
         key = cache_key("picture", __name__, ["matplotlib"], drawn=drawn)
         encoded = base64.b64encode(cached(cache, key, self._as_png)).decode()
-        return MetadataValue.md(f"![{self.draw.args[0]}](data:image/png;base64,{encoded})")
+        return dg.MetadataValue.md(f"![{self.draw.args[0]}](data:image/png;base64,{encoded})")
 
     def _as_png(self) -> bytes:
         buffer = io.BytesIO()

@@ -5,14 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow.compute as pc
-from dagster import (
-    AssetCheckResult,
-    AssetCheckSeverity,
-    AssetExecutionContext,
-    Config,
-    MaterializeResult,
-)
 from pydantic import Field
 
 from artifacts.errors import UserError
@@ -60,7 +54,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float8": 5e-2}
 sums are taken in another order, by other processors or another number of workers."""
 
 
-class CheckpointConfig(Config):
+class CheckpointConfig(dg.Config):
     """How a run continues from earlier ones, beside the settings."""
 
     continue_from_champion: bool = Field(
@@ -89,7 +83,7 @@ def base_model_view(artifact: Artifact) -> dict[str, Any]:
     return {"summary": f"{artifact.stats['parameters']:,} parameters", **artifact.stats}
 
 
-def weights_match_their_checksums(base_model: Artifact) -> AssetCheckResult:
+def weights_match_their_checksums(base_model: Artifact) -> dg.AssetCheckResult:
     """Every file of the base model has the size and the checksum of its manifest."""
     return check_files(base_model)
 
@@ -102,7 +96,7 @@ def weights_match_their_checksums(base_model: Artifact) -> AssetCheckResult:
     blocking_checks=[weights_match_their_checksums],
 )
 def base_model(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     identity: Identity,
     settings: BaseModelSettings,
@@ -159,7 +153,7 @@ def checkpoint_view(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
+def loss_is_finite_and_falls(checkpoint: Artifact) -> dg.AssetCheckResult:
     """Every step's loss is a number, and the validation loss ends lower than it started.
 
     This check does not block: a candidate that diverged gets the gate's verdict, with its reasons.
@@ -170,9 +164,9 @@ def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
     bad = sum(loss is None or not math.isfinite(loss) for loss in losses)
     falls = None not in (start, end) and end < start
     said = "Every loss is a number." if not bad else f"{bad} losses are not finite numbers."
-    return AssetCheckResult(
+    return dg.AssetCheckResult(
         passed=not bad and falls and not stats["diverged"],
-        severity=AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.WARN,
         description=f"{stats['diverged'] or said} On validation text, {stats['validation_unit']}: "
         f"{number(start)} before, {number(end)} after.",
         metadata={"losses_not_finite": bad, "validation_falls": falls},
@@ -188,7 +182,7 @@ def loss_is_finite_and_falls(checkpoint: Artifact) -> AssetCheckResult:
     checks=[loss_is_finite_and_falls],
 )
 def checkpoint(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     config: CheckpointConfig,
     pipeline: PipelineResource,
     training: TrainingRunner,
@@ -198,7 +192,7 @@ def checkpoint(
     settings: RecipeSettings,
     tokenized_shards: Artifact,
     base_model: Artifact,
-) -> BuildPlan | MaterializeResult:
+) -> BuildPlan | dg.MaterializeResult:
     """The trained model: resumable state under `runs/`, and an exported Hugging Face folder.
 
     `validation_...` shows what it has learned (`validation_before` is where it started), and

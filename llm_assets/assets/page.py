@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from dagster import MarkdownMetadataValue
+import dagster as dg
 from markdown_it import MarkdownIt
 
 from llm_assets.assets.stage import escape_markdown
@@ -65,7 +65,7 @@ def _section(heading: str, shown: Mapping[str, Any]) -> str:
     lines, blocks = [], []
     for name, value in shown.items():
         label = name.replace("_", " ")
-        if isinstance(value, MarkdownMetadataValue):
+        if isinstance(value, dg.MarkdownMetadataValue):
             blocks.append(f"### {label}\n\n{value.md_str}")
         else:
             told = number(value) if isinstance(value, float) else str(value)

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from dagster import (
-    AssetCheckResult,
-    AssetCheckSeverity,
-    AssetExecutionContext,
-    DataVersion,
-    MaterializeResult,
-    MetadataValue,
-)
+import dagster as dg
 
 from artifacts.store.store import Artifact
 from llm_assets.assets.evaluation import read_verdict
@@ -30,7 +23,7 @@ def _named(version: ModelVersion | None) -> str:
 
 def wanted_version_serves(
     pipeline: PipelineResource, registry: RegistryResource
-) -> AssetCheckResult:
+) -> dg.AssetCheckResult:
     """The endpoint has confirmed that it serves the wanted version, which was decided on last."""
     state = registry.open(pipeline).state()
     wanted, champion = state.find("wanted"), state.find("champion")
@@ -38,9 +31,9 @@ def wanted_version_serves(
         name: version.version if version else -1
         for name, version in (("wanted", wanted), ("serving", champion))
     }
-    return AssetCheckResult(
+    return dg.AssetCheckResult(
         passed=wanted is not None and wanted == champion,
-        severity=AssetCheckSeverity.ERROR,
+        severity=dg.AssetCheckSeverity.ERROR,
         description=f"wanted: {_named(wanted)}, serving: {_named(champion)}",
         metadata=numbers,
     )
@@ -54,12 +47,12 @@ def wanted_version_serves(
     checks=[wanted_version_serves],
 )
 def endpoint(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     registry: RegistryResource,
     serving: ServingPlatform,
     model_version: Artifact,
-) -> MaterializeResult:
+) -> dg.MaterializeResult:
     """The wanted version, answering requests; a rejected candidate does not change it.
 
     A new version takes over in steps. `llm-assets rollback` returns to the previous version at
@@ -77,7 +70,7 @@ def endpoint(
         kept += f"; WARNING: version {served.instead_of} is wanted but cannot be served"
     told: dict[str, Any] = {
         "summary": f"version {champion.version} at {served.url}{kept}",
-        "url": MetadataValue.url(served.url),
+        "url": dg.MetadataValue.url(served.url),
         "predict_url": served.predict_url,
         "authorization": served.authorization,
         "version": champion.version,
@@ -89,7 +82,7 @@ def endpoint(
         "engine": served.engine,
         "compared": served.compared,
     }
-    return MaterializeResult(
-        data_version=DataVersion(champion.model_fingerprint),
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(champion.model_fingerprint),
         metadata=readable({name: it for name, it in told.items() if it not in ("", None)}),
     )

@@ -11,19 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from dagster import (
-    AssetExecutionContext,
-    AssetKey,
-    AssetMaterialization,
-    AssetObservation,
-    AssetsDefinition,
-    AssetSpec,
-    DagsterInstance,
-    DataVersion,
-    MetadataValue,
-    ObserveResult,
-    multi_observable_source_asset,
-)
+import dagster as dg
 
 from artifacts.store.identity import hash_json
 from llm_assets.assets.stage import asset_key, own_resources, user_faults
@@ -45,16 +33,16 @@ LAST = 20
 _LETTERS = {*string.ascii_letters, *string.digits, "_"}
 
 
-def source_key(settings: PipelineSettings, name: str) -> AssetKey:
+def source_key(settings: PipelineSettings, name: str) -> dg.AssetKey:
     """The key of a source's asset; a character that Dagster refuses is written as its number."""
     written = "".join(one if one in _LETTERS else f"_{ord(one):x}_" for one in name)
-    return AssetKey([*asset_key(settings, GROUP).path, written])
+    return dg.AssetKey([*asset_key(settings, GROUP).path, written])
 
 
-def source_specs(settings: PipelineSettings) -> list[AssetSpec]:
+def source_specs(settings: PipelineSettings) -> list[dg.AssetSpec]:
     """An asset for each source."""
     return [
-        AssetSpec(
+        dg.AssetSpec(
             source_key(settings, source.name),
             description=f"The source `{source.name}` of the pipeline file, as last observed.",
             group_name=GROUP,
@@ -66,7 +54,7 @@ def source_specs(settings: PipelineSettings) -> list[AssetSpec]:
 
 def source_versions(
     settings: PipelineSettings, opened: Mapping[str, OpenedSource]
-) -> dict[AssetKey, str]:
+) -> dict[dg.AssetKey, str]:
     """The data version of each source: its fingerprint, or a hash of those of its packages."""
     return {
         source_key(settings, name): source.fingerprints.get(name) or hash_json(source.fingerprints)
@@ -90,18 +78,18 @@ def look(pipeline: PipelineResource) -> dict[str, OpenedSource]:
         return open_sources(settings.raw_corpus, apart=store.root, digests=digests)
 
 
-def observable_sources(settings: PipelineSettings) -> AssetsDefinition:
+def observable_sources(settings: PipelineSettings) -> dg.AssetsDefinition:
     """The assets of all sources, which a person may have observed as well."""
 
-    @multi_observable_source_asset(
+    @dg.multi_observable_source_asset(
         name=settings.dagster_name("observe_sources"),
         specs=source_specs(settings),
         can_subset=True,
     )
     @own_resources(settings)
     def observe_sources(
-        context: AssetExecutionContext, pipeline: PipelineResource
-    ) -> Iterator[ObserveResult]:
+        context: dg.AssetExecutionContext, pipeline: PipelineResource
+    ) -> Iterator[dg.ObserveResult]:
         with user_faults(pipeline):
             opened = look(pipeline)
         for seen, _ in _seen(context.instance, pipeline.settings, opened, {}):
@@ -112,7 +100,7 @@ def observable_sources(settings: PipelineSettings) -> AssetsDefinition:
 
 
 def observe(
-    instance: DagsterInstance,
+    instance: dg.DagsterInstance,
     settings: PipelineSettings,
     opened: Mapping[str, OpenedSource],
     read: Mapping[str, Mapping[str, int]] | None = None,
@@ -127,18 +115,18 @@ def observe(
         if not is_known or read is not None:
             assert seen.asset_key and seen.data_version
             tags = {VERSION_TAG: seen.data_version.value}
-            observation = AssetObservation(seen.asset_key, metadata=seen.metadata, tags=tags)
+            observation = dg.AssetObservation(seen.asset_key, metadata=seen.metadata, tags=tags)
             instance.report_runless_asset_event(observation)
 
 
 def _seen(
-    instance: DagsterInstance,
+    instance: dg.DagsterInstance,
     settings: PipelineSettings,
     opened: Mapping[str, OpenedSource],
     read: Mapping[str, Mapping[str, int]],
-) -> Iterator[tuple[ObserveResult, bool]]:
+) -> Iterator[tuple[dg.ObserveResult, bool]]:
     """What there is to say of each source, and whether Dagster knows this version of it."""
-    versions, own = source_versions(settings, opened), MetadataValue.text(settings.name)
+    versions, own = source_versions(settings, opened), dg.MetadataValue.text(settings.name)
     for (name, source), (key, version) in zip(opened.items(), versions.items(), strict=True):
         seen = (one.asset_observation for one in instance.fetch_observations(key, LAST).records)
         ours = (one for one in seen if one and one.metadata.get(PIPELINE, own) == own)
@@ -146,12 +134,15 @@ def _seen(
         is_known = last is not None and last.tags.get(VERSION_TAG) == version
         metadata: dict[str, Any] = dict(last.metadata) if last and is_known else {}
         metadata[PIPELINE] = own
-        metadata.setdefault(LAST_CHANGE, MetadataValue.timestamp(time.time()))
+        metadata.setdefault(LAST_CHANGE, dg.MetadataValue.timestamp(time.time()))
         if source.sizes:
             metadata |= {"files": len(source.sizes), "file_bytes": sum(source.sizes.values())}
         metadata |= read.get(name, {})
-        yield ObserveResult(key, metadata=metadata, data_version=DataVersion(version)), is_known
+        yield (
+            dg.ObserveResult(key, metadata=metadata, data_version=dg.DataVersion(version)),
+            is_known,
+        )
         if not is_known:
             # By these alone Dagster tells whether an asset is fresh.
-            made = AssetMaterialization(key, metadata=metadata, tags={VERSION_TAG: version})
+            made = dg.AssetMaterialization(key, metadata=metadata, tags={VERSION_TAG: version})
             instance.report_runless_asset_event(made)

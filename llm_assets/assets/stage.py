@@ -16,22 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+import dagster as dg
 import pyarrow as pa
-from dagster import (
-    AssetCheckResult,
-    AssetExecutionContext,
-    AssetKey,
-    AssetsDefinition,
-    Config,
-    ConfigurableResource,
-    DataVersion,
-    Failure,
-    MarkdownMetadataValue,
-    MaterializeResult,
-    MetadataValue,
-    asset,
-    asset_check,
-)
 
 from artifacts.errors import DamagedArtifact, UserError, reason_of, shown_in_line
 from artifacts.program.lifetime import use_own_temporary_folder
@@ -56,7 +42,7 @@ _MARKDOWN = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
 """Characters by which Markdown formats, links or ends a cell; not the `_` within a name."""
 Metadata = Mapping[str, Any]
 """What people see of an artifact, by names: `summary` is its line on the terminal."""
-Check = Callable[..., AssetCheckResult]
+Check = Callable[..., dg.AssetCheckResult]
 """Its parameters are as a stage's."""
 
 
@@ -73,7 +59,7 @@ class BuildPlan:
     """Has a sample come out by the libraries installed now; see `PipelineResource.find`."""
     finish: Callable[[Artifact], Metadata | None] = lambda artifact: None
     """What each run does once it exists; returns what of it no manifest tells."""
-    outside: Mapping[AssetKey, str] = field(default_factory=dict)
+    outside: Mapping[dg.AssetKey, str] = field(default_factory=dict)
     """Data versions of what it reads and nobody here makes, which Dagster looked up too early."""
 
 
@@ -81,7 +67,7 @@ class BuildPlan:
 class Stage:
     """One asset of the graph."""
 
-    plan: Callable[..., BuildPlan | MaterializeResult]
+    plan: Callable[..., BuildPlan | dg.MaterializeResult]
     """Its name is the asset's, its docstring what the UI says of it. It gives the result itself
     where there is nothing to build."""
     code_version: str
@@ -99,7 +85,7 @@ class Stage:
     """Of its table, for the UI."""
     planned_again_on: type[Exception] | tuple[()] = ()
     """What `build` raises where what was planned from has changed since."""
-    outside: Callable[[PipelineSettings], Sequence[AssetKey]] = lambda settings: ()
+    outside: Callable[[PipelineSettings], Sequence[dg.AssetKey]] = lambda settings: ()
     """Assets that it reads and nobody here makes."""
 
     @property
@@ -114,17 +100,17 @@ class Stage:
         parameter = inspect.signature(self.plan).parameters.get("settings")
         return settings.stage(self.name, parameter.annotation) if parameter else None
 
-    def asset(self, settings: PipelineSettings) -> AssetsDefinition:
+    def asset(self, settings: PipelineSettings) -> dg.AssetsDefinition:
         """The Dagster asset, whose foreseeable faults end the step with their message alone."""
 
-        def run(context: AssetExecutionContext, **given: Any) -> MaterializeResult:
+        def run(context: dg.AssetExecutionContext, **given: Any) -> dg.MaterializeResult:
             with user_faults(given["pipeline"]):
                 return self.materialize(
                     given | {"context": context}, context.op_execution_context.op_config
                 )
 
         section, options = self.section(settings), _run_options(self.plan)
-        return asset(
+        return dg.asset(
             key=asset_key(settings, self.name),
             config_schema={
                 **(config_fields(section, self.name) if section else {}),
@@ -147,14 +133,14 @@ class Stage:
         )(
             own_resources(settings)(
                 _for_dagster(
-                    run, self.plan, context=AssetExecutionContext, pipeline=PipelineResource
+                    run, self.plan, context=dg.AssetExecutionContext, pipeline=PipelineResource
                 )
             )
         )
 
     def materialize(
         self, given: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> MaterializeResult:
+    ) -> dg.MaterializeResult:
         """Make what is current in a pipeline, in the step of a Dagster run.
 
         Args:
@@ -180,7 +166,7 @@ class Stage:
 
     def _materialize(
         self, given: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> MaterializeResult:
+    ) -> dg.MaterializeResult:
         pipeline: PipelineResource = given["pipeline"]
         settings = self.section(pipeline.settings)
         current = _current(self.plan, pipeline, self.name)
@@ -196,7 +182,7 @@ class Stage:
             chosen = {name: options[name] for name in of_run.model_fields if name in options}
             own["config"] = of_run(**chosen)
         plan = _call(self.plan, {**given, **current, **own})
-        if isinstance(plan, MaterializeResult):
+        if isinstance(plan, dg.MaterializeResult):
             return plan
 
         def build(draft: Draft) -> None:
@@ -222,14 +208,14 @@ class Stage:
         written = {self.name: by_file.model_dump(mode="json")}
         return [(key, str(value), str(value_at(written, key))) for key, value in changed.items()]
 
-    def asset_checks(self, settings: PipelineSettings) -> Iterator[AssetsDefinition]:
+    def asset_checks(self, settings: PipelineSettings) -> Iterator[dg.AssetsDefinition]:
         """Its checks, each of what is current."""
         for check in (*self.blocking_checks, *self.checks):
 
-            def run(check: Check = check, **given: Any) -> AssetCheckResult:
+            def run(check: Check = check, **given: Any) -> dg.AssetCheckResult:
                 return _call(check, given | _current(check, given["pipeline"], self.name))
 
-            yield asset_check(
+            yield dg.asset_check(
                 asset=asset_key(settings, self.name),
                 name=check.__name__,
                 description=inspect.getdoc(check),
@@ -237,7 +223,7 @@ class Stage:
             )(own_resources(settings)(_for_dagster(run, check, pipeline=PipelineResource)))
 
 
-def stage(**fields: Any) -> Callable[[Callable[..., BuildPlan | MaterializeResult]], Stage]:
+def stage(**fields: Any) -> Callable[[Callable[..., BuildPlan | dg.MaterializeResult]], Stage]:
     """Make a function the `plan` of a `Stage`, whose other fields are given."""
     return lambda plan: Stage(plan, **fields)
 
@@ -259,7 +245,7 @@ def _current(
     }
 
 
-def _run_options(function: Callable[..., Any]) -> type[Config] | None:
+def _run_options(function: Callable[..., Any]) -> type[dg.Config] | None:
     """What a function takes of the run's config beside its settings."""
     parameter = inspect.signature(function).parameters.get("config")
     return parameter.annotation if parameter else None
@@ -294,7 +280,8 @@ def own_resources(
         names = {
             settings.resource_key(name): name
             for name, one in signature.parameters.items()
-            if inspect.isclass(one.annotation) and issubclass(one.annotation, ConfigurableResource)
+            if inspect.isclass(one.annotation)
+            and issubclass(one.annotation, dg.ConfigurableResource)
         }
         keys = {name: key for key, name in names.items()}
 
@@ -340,7 +327,7 @@ def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
         if reason is None:
             raise
         sys.tracebacklimit = 0
-        raise Failure(description=reason, allow_retries=False) from None
+        raise dg.Failure(description=reason, allow_retries=False) from None
 
 
 def was_interrupted(failure: Any) -> bool:
@@ -360,23 +347,23 @@ def failure_reason(failure: Any) -> str:
     return str(error.message).strip()
 
 
-def asset_key(settings: PipelineSettings, name: str) -> AssetKey:
+def asset_key(settings: PipelineSettings, name: str) -> dg.AssetKey:
     """The key of one of the pipeline's assets."""
-    return AssetKey([settings.key_prefix, name] if settings.key_prefix else [name])
+    return dg.AssetKey([settings.key_prefix, name] if settings.key_prefix else [name])
 
 
-def check_files(artifact: Artifact) -> AssetCheckResult:
+def check_files(artifact: Artifact) -> dg.AssetCheckResult:
     """Whether every file has the size and the checksum of the artifact's manifest."""
     try:
         artifact.verify()
     except DamagedArtifact as error:
-        return AssetCheckResult(passed=False, description=str(error))
-    return AssetCheckResult(passed=True, metadata={"files": len(artifact.manifest.files)})
+        return dg.AssetCheckResult(passed=False, description=str(error))
+    return dg.AssetCheckResult(passed=True, metadata={"files": len(artifact.manifest.files)})
 
 
 def materialization(
     artifact: Artifact, metadata: Mapping[str, Any], tags: Mapping[str, str] | None = None
-) -> MaterializeResult:
+) -> dg.MaterializeResult:
     """The result of a stage: its fingerprint is the data version."""
     told: dict[str, Any] = {
         "fingerprint": artifact.fingerprint,
@@ -384,8 +371,8 @@ def materialization(
         "bytes_stored": sum(entry.bytes for entry in artifact.manifest.files),
     }
     # In this order the UI shows them: what was made before where it lies.
-    return MaterializeResult(
-        data_version=DataVersion(artifact.fingerprint),
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(artifact.fingerprint),
         metadata=readable(drawn(metadata, artifact.store.cache)) | told,
         tags=tags,
     )
@@ -407,11 +394,11 @@ def readable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def link(url: str, shown_by: str = BUCKETS) -> MetadataValue:
+def link(url: str, shown_by: str = BUCKETS) -> dg.MetadataValue:
     """What lies in the store: a path to copy, or its address at Google, of a folder by default."""
     if url.startswith("gs://"):
-        return MetadataValue.url(f"{shown_by}/{url.removeprefix('gs://')}")
-    return MetadataValue.path(from_here(url))
+        return dg.MetadataValue.url(f"{shown_by}/{url.removeprefix('gs://')}")
+    return dg.MetadataValue.path(from_here(url))
 
 
 def from_here(url: str) -> str:
@@ -419,11 +406,11 @@ def from_here(url: str) -> str:
     return url.removeprefix(f"{os.getcwd()}/")
 
 
-def table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> MarkdownMetadataValue:
+def table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> dg.MarkdownMetadataValue:
     """A table for the UI; `none` where it has no rows."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     filled = ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
-    return MetadataValue.md("\n".join([*lines, *filled]) if filled else "none")
+    return dg.MetadataValue.md("\n".join([*lines, *filled]) if filled else "none")
 
 
 def _cell(value: Any) -> str:

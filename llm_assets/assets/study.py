@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dagster import AssetExecutionContext
+import dagster as dg
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
@@ -48,7 +48,7 @@ def study_view(artifact: Artifact) -> dict[str, Any]:
     columns=CLEAN_SCHEMA,
 )
 def study(
-    context: AssetExecutionContext,
+    context: dg.AssetExecutionContext,
     pipeline: PipelineResource,
     spark: SparkRunner,
     identity: Identity,

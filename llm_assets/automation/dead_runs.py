@@ -9,17 +9,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dagster import (
-    DagsterEventType,
-    DagsterInstance,
-    DagsterRun,
-    DefaultRunLauncher,
-    DefaultSensorStatus,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
-    sensor,
-)
+import dagster as dg
 
 from artifacts.errors import UserError
 from artifacts.leases import process_started
@@ -41,35 +31,35 @@ PROGRAMS = ("dagster", "multiprocessing")
 """One of these is in the command line of a process that runs a run."""
 
 
-def build_dead_run_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
+def build_dead_run_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
     """The sensor of runs and, for a pipeline with work on Google Cloud, the one of jobs."""
     of_jobs = [_jobs_left_behind(settings)] if settings.uses_cloud else []
     return [_run_processes(settings), *of_jobs]
 
 
-def _run_processes(settings: PipelineSettings) -> SensorDefinition:
+def _run_processes(settings: PipelineSettings) -> dg.SensorDefinition:
     """The sensor `run_processes`, which looks where the code server launches its runs."""
 
-    @sensor(
+    @dg.sensor(
         name=settings.dagster_name("run_processes"),
         minimum_interval_seconds=PROCESSES_SECONDS,
-        default_status=DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Fails runs whose process on this machine has died, so that others need not "
         "wait for them and they can be launched again.",
     )
-    def run_processes(context: SensorEvaluationContext) -> SkipReason:
+    def run_processes(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         instance = context.instance
         died = [run for run in Runs(instance, settings).started() if _has_ended(instance, run)]
         for run in died:
             _tag(instance, settings, run)
             instance.report_run_failed(run, "The run's process ended without reporting why.")
         # Without a reason there is nothing that `llm-assets status` would tell.
-        return SkipReason(f"Failed: {', '.join(run.run_id for run in died)}" if died else None)
+        return dg.SkipReason(f"Failed: {', '.join(run.run_id for run in died)}" if died else None)
 
     return run_processes
 
 
-def _tag(instance: DagsterInstance, settings: PipelineSettings, run: DagsterRun) -> None:
+def _tag(instance: dg.DagsterInstance, settings: PipelineSettings, run: dg.DagsterRun) -> None:
     """Note of a run that died what is to be known before Dagster hears that it failed."""
     events = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
     for last in events:
@@ -82,13 +72,13 @@ def _tag(instance: DagsterInstance, settings: PipelineSettings, run: DagsterRun)
         instance.add_run_tags(run.run_id, {MAX_RETRIES_TAG: "0"})
 
 
-def _has_ended(instance: DagsterInstance, run: DagsterRun) -> bool:
+def _has_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
     """Whether a run's process is gone; False where it is on another machine or not known."""
     if has_died(run):
         return True
-    if not isinstance(instance.run_launcher, DefaultRunLauncher):
+    if not isinstance(instance.run_launcher, dg.DefaultRunLauncher):
         return False
-    events = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+    events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
     pids = [int(found[1]) for event in events if (found := STARTED.search(event.message))]
     return bool(pids) and not _is_there(pids[-1])
 
@@ -103,16 +93,16 @@ def _is_there(pid: int) -> bool:
     return any(program in command for program in PROGRAMS)
 
 
-def _jobs_left_behind(settings: PipelineSettings) -> SensorDefinition:
-    @sensor(
+def _jobs_left_behind(settings: PipelineSettings) -> dg.SensorDefinition:
+    @dg.sensor(
         name=settings.dagster_name("jobs_left_behind"),
         minimum_interval_seconds=JOBS_SECONDS,
-        default_status=DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Ends jobs on Google Cloud, with their machines, once their run has been over "
         "for ten minutes and no run of the pipeline is active, since that might follow them. "
         "`llm-assets machines` lists them.",
     )
-    def jobs_left_behind(context: SensorEvaluationContext) -> SkipReason:
+    def jobs_left_behind(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         with user_faults():
             cloud = load_cloud_settings()
             runs = Runs(context.instance, settings)
@@ -122,12 +112,12 @@ def _jobs_left_behind(settings: PipelineSettings) -> SensorDefinition:
             told = f"Ended: {', '.join(job.job.name for job in ended)}" if ended else None
             if faults := [*unknown, *refused]:
                 raise UserError("\n".join([*([told] if told else []), *faults]))
-        return SkipReason(told)
+        return dg.SkipReason(told)
 
     return jobs_left_behind
 
 
-def _is_left(instance: DagsterInstance, runs: Runs, job: ActiveJob) -> bool:
+def _is_left(instance: dg.DagsterInstance, runs: Runs, job: ActiveJob) -> bool:
     """Whether a job's run is over for good; False where this Dagster does not know the run."""
     record = instance.get_run_record_by_id(job.run)
     if record is None or not runs.is_ours(record.dagster_run):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import dagster as dg
 import numpy as np
-from dagster import DagsterRunStatus, RunRecord, RunRequest
 
 from artifacts.shards.shard_set import text_numbers
 from artifacts.storage import files
@@ -93,7 +93,7 @@ def _as_array(text: TextSnapshot) -> np.ndarray:
 
 MORE_MAY_HELP = {Outcome.NOT_BETTER, Outcome.TIE}
 """Reasons of the gate's that longer training can remove."""
-ENDED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _is_worth_more(judged: Sequence[Verdict], settings: AutomationSettings) -> b
 
 def run_key(
     question: TextQuestion,
-    runs: Sequence[RunRecord],
+    runs: Sequence[dg.RunRecord],
     settings: AutomationSettings,
     now: datetime,
 ) -> str | Wait:
@@ -197,7 +197,7 @@ def run_key(
     last = ordered[-1]
     # Not a count, which falls when somebody deletes a run: Dagster launches no key a second time.
     key = f"{question.name}-{last.dagster_run.run_id}"
-    if last.dagster_run.status is DagsterRunStatus.CANCELED:
+    if last.dagster_run.status is dg.DagsterRunStatus.CANCELED:
         return Wait(f"Run {_short(last)} for this was canceled: not launched again.", is_alarm=True)
     if tries > settings.retries:
         return Wait(
@@ -221,7 +221,7 @@ def request_run(
     launched_by: str,
     run_config: dict[str, Any] | None = None,
     is_limited: bool = True,
-) -> RunRequest | Wait:
+) -> dg.RunRequest | Wait:
     """The run that is to answer a question now, or why none is launched.
 
     Args:
@@ -238,8 +238,8 @@ def request_run(
     if is_limited and (reason := runs.blackout(now)):
         return Wait(reason)
     tags = runs.tags(launched_by) | {QUESTION_TAG: question.name}
-    return RunRequest(run_key=key, run_config=run_config, tags=tags)
+    return dg.RunRequest(run_key=key, run_config=run_config, tags=tags)
 
 
-def _short(run: RunRecord) -> str:
+def _short(run: dg.RunRecord) -> str:
     return run.dagster_run.run_id[:8]

@@ -4,22 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from dagster import (
-    AssetKey,
-    AssetSelection,
-    Config,
-    DefaultScheduleStatus,
-    GraphDefinition,
-    JobDefinition,
-    OpExecutionContext,
-    RunRequest,
-    ScheduleDefinition,
-    ScheduleEvaluationContext,
-    SkipReason,
-    define_asset_job,
-    op,
-    schedule,
-)
+import dagster as dg
 from pydantic import Field
 
 from artifacts.storage.files import is_local
@@ -44,38 +29,38 @@ NOTHING_TO_SET: dict[str, Any] = {}
 resources are configured by."""
 
 
-def build_jobs(settings: PipelineSettings, stages: Sequence[AssetKey]) -> list[Any]:
+def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> list[Any]:
     """All jobs of a pipeline, filled in as its file says; `retraining` makes these stages."""
     evaluated = [asset_key(settings, name) for name in ("eval_metrics", "model_version")]
     tags = {PIPELINE_TAG: settings.name}
     return [
-        define_asset_job(
+        dg.define_asset_job(
             settings.dagster_name(RETRAINING),
-            AssetSelection.assets(*stages),
+            dg.AssetSelection.assets(*stages),
             config=training_config(settings, _as_in_the_file(settings)),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
             "it. What has not changed is not rebuilt. The settings below apply to this run; "
             "you can add any other setting of an asset.",
             tags=tags,
         ),
-        define_asset_job(
+        dg.define_asset_job(
             settings.dagster_name("evaluation"),
-            AssetSelection.assets(*evaluated),
+            dg.AssetSelection.assets(*evaluated),
             config=NOTHING_TO_SET,
             description="Evaluates the current checkpoint against the wanted version and asks the "
             "gate.",
             tags=tags,
         ),
-        define_asset_job(
+        dg.define_asset_job(
             settings.dagster_name(REDEPLOYMENT),
-            AssetSelection.assets(asset_key(settings, "endpoint")),
+            dg.AssetSelection.assets(asset_key(settings, "endpoint")),
             config=NOTHING_TO_SET,
             description="Serves the wanted version if it does not serve yet.",
             tags=tags,
         ),
-        define_asset_job(
+        dg.define_asset_job(
             settings.dagster_name(OBSERVATION),
-            AssetSelection.assets(*(spec.key for spec in source_specs(settings))),
+            dg.AssetSelection.assets(*(spec.key for spec in source_specs(settings))),
             config=NOTHING_TO_SET,
             description="Checks whether the sources have changed, and builds nothing.",
         ),
@@ -99,22 +84,22 @@ def _as_in_the_file(settings: PipelineSettings) -> dict[str, Any]:
     }
 
 
-class RollbackConfig(Config):
+class RollbackConfig(dg.Config):
     """Who rolls back, and why."""
 
     name: str = Field(description="Who decides; recorded with the version.")
     reason: str = Field(description="Reason, recorded with the decision.")
 
 
-def _rollback(settings: PipelineSettings) -> JobDefinition:
+def _rollback(settings: PipelineSettings) -> dg.JobDefinition:
     step = settings.dagster_name("roll_back_version")
 
     # In no pool: a run that trains holds all its pools until it ends, and this is for an emergency.
     # The registry is changed by compare-and-set, and the endpoint has a lease.
-    @op(name=step)
+    @dg.op(name=step)
     @own_resources(settings)
     def roll_back_version(
-        context: OpExecutionContext,
+        context: dg.OpExecutionContext,
         config: RollbackConfig,
         pipeline: PipelineResource,
         registry: RegistryResource,
@@ -134,7 +119,7 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
                 lambda wanted: wanted == target,
             )
 
-    return GraphDefinition(
+    return dg.GraphDefinition(
         settings.dagster_name(ROLLBACK),
         node_defs=[roll_back_version],
         description="Returns to the version before the one that serves, as `llm-assets rollback "
@@ -143,11 +128,11 @@ def _rollback(settings: PipelineSettings) -> JobDefinition:
     ).to_job(config={"ops": {step: {"config": {"name": "", "reason": ""}}}})
 
 
-def _cleaning(settings: PipelineSettings) -> JobDefinition:
-    @op(name=settings.dagster_name("clean_store"), pool="registry")
+def _cleaning(settings: PipelineSettings) -> dg.JobDefinition:
+    @dg.op(name=settings.dagster_name("clean_store"), pool="registry")
     @own_resources(settings)
     def clean_store(
-        context: OpExecutionContext, pipeline: PipelineResource, registry: RegistryResource
+        context: dg.OpExecutionContext, pipeline: PipelineResource, registry: RegistryResource
     ) -> None:
         """Remove what the `retention` settings no longer keep; the log lists it first."""
         with user_faults():
@@ -160,25 +145,25 @@ def _cleaning(settings: PipelineSettings) -> JobDefinition:
                 report=context.log.info,
             )
 
-    return GraphDefinition(
+    return dg.GraphDefinition(
         settings.dagster_name(CLEANING),
         node_defs=[clean_store],
         description="Removes what `retention` no longer keeps, as `llm-assets clean --yes` does.",
     ).to_job(config=NOTHING_TO_SET)
 
 
-def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
+def build_schedules(settings: PipelineSettings) -> list[dg.ScheduleDefinition]:
     """Retraining at `retrain_cron`, cleaning at `retention.cron`, and looks at the sources.
 
     A store of one's own is cleaned unless somebody stops the schedule; one in the cloud if somebody
     starts it.
     """
     automation, zone = settings.automation, settings.automation.time_zone
-    on, off = DefaultScheduleStatus.RUNNING, DefaultScheduleStatus.STOPPED
+    on, off = dg.DefaultScheduleStatus.RUNNING, dg.DefaultScheduleStatus.STOPPED
     is_billed = any(getattr(one, "watermark_column", None) for one in settings.raw_corpus.sources)
     return [
         _retraining(settings),
-        ScheduleDefinition(
+        dg.ScheduleDefinition(
             name=settings.dagster_name("weekly_cleaning"),
             job_name=settings.dagster_name(CLEANING),
             cron_schedule=settings.retention.cron,
@@ -186,7 +171,7 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
             default_status=on if is_local(settings.store) else off,
             description="Removes what the `retention` settings no longer keep.",
         ),
-        ScheduleDefinition(
+        dg.ScheduleDefinition(
             name=settings.dagster_name("source_observation"),
             job_name=settings.dagster_name(OBSERVATION),
             cron_schedule=automation.observe_cron,
@@ -197,24 +182,26 @@ def build_schedules(settings: PipelineSettings) -> list[ScheduleDefinition]:
     ]
 
 
-def _retraining(settings: PipelineSettings) -> ScheduleDefinition:
-    @schedule(
+def _retraining(settings: PipelineSettings) -> dg.ScheduleDefinition:
+    @dg.schedule(
         name=settings.dagster_name(SCHEDULE),
         cron_schedule=settings.retrain_cron,
         job_name=settings.dagster_name(RETRAINING),
         execution_timezone=settings.automation.time_zone,
-        default_status=DefaultScheduleStatus.STOPPED,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
         description="Materializes the graph at `retrain_cron`, except what has not changed. "
         "The sensor `source_text_changed` does so as soon as there is new text.",
     )
-    def weekly_retraining(context: ScheduleEvaluationContext) -> Iterator[RunRequest | SkipReason]:
+    def weekly_retraining(
+        context: dg.ScheduleEvaluationContext,
+    ) -> Iterator[dg.RunRequest | dg.SkipReason]:
         runs = Runs(context.instance, settings)
         # Not the time that the tick is for, which after an outage is long past.
         now = datetime.now(UTC)
         if reason := runs.blackout(now) or runs.budget_spent(now):
-            yield SkipReason(reason)
+            yield dg.SkipReason(reason)
             return
-        yield RunRequest(
+        yield dg.RunRequest(
             run_config=training_config(
                 settings, {"continue_from_champion": settings.automation.continue_from_champion}
             ),

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from zoneinfo import ZoneInfo
 
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
+import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from artifacts.leases import is_gone
@@ -36,11 +36,11 @@ LAST_EVENT_TAG = "llm_assets/last_event"
 """Of a run whose process died: when it was last heard of, in seconds since the epoch."""
 SCHEDULE = "weekly_retraining"
 UNFINISHED = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
 ]
 ASSET_JOB = "__ASSET_JOB"
 """What Dagster calls a run of assets that were chosen by hand."""
@@ -56,30 +56,30 @@ class Runs:
     Times are given with a time zone.
     """
 
-    instance: DagsterInstance
+    instance: dg.DagsterInstance
     settings: PipelineSettings
 
     def tags(self, launched_by: str) -> dict[str, str]:
         """The tags of a run that automation launches."""
         return {PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: launched_by}
 
-    def asking(self, question: str) -> Sequence[RunRecord]:
+    def asking(self, question: str) -> Sequence[dg.RunRecord]:
         """Those that were launched for a question."""
         return self.instance.get_run_records(
-            RunsFilter(tags={PIPELINE_TAG: self.settings.name, QUESTION_TAG: question})
+            dg.RunsFilter(tags={PIPELINE_TAG: self.settings.name, QUESTION_TAG: question})
         )
 
-    def unfinished(self) -> list[DagsterRun]:
+    def unfinished(self) -> list[dg.DagsterRun]:
         """Those of this pipeline that wait or run, whoever launched them."""
-        runs = self.instance.get_runs(RunsFilter(statuses=UNFINISHED))
+        runs = self.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
         return [run for run in runs if self.is_ours(run) and not has_died(run)]
 
-    def started(self) -> list[DagsterRun]:
+    def started(self) -> list[dg.DagsterRun]:
         """Those of this pipeline that count as running, whether or not their process is there."""
-        runs = self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        runs = self.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
         return [run for run in runs if self.is_ours(run)]
 
-    def is_ours(self, run: DagsterRun) -> bool:
+    def is_ours(self, run: dg.DagsterRun) -> bool:
         """Whether a run is of this pipeline, as far as its tags and assets tell."""
         if PIPELINE_TAG in run.tags:
             return run.tags[PIPELINE_TAG] == self.settings.name
@@ -125,7 +125,7 @@ class Runs:
         local = now.astimezone(ZoneInfo(self.settings.automation.time_zone))
         began = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
         launched = self.instance.get_run_records(
-            RunsFilter(
+            dg.RunsFilter(
                 tags={PIPELINE_TAG: self.settings.name, LAUNCHED_BY_TAG: LAUNCHERS},
                 # Not since the month began: one that runs since before has no update in it.
                 updated_after=now - timedelta(days=MOST_DAYS_OF_A_MONTH),
@@ -134,7 +134,7 @@ class Runs:
         return sum(_seconds_since(run, began, now.timestamp()) for run in launched) / 3600
 
 
-def has_died(run: DagsterRun) -> bool:
+def has_died(run: dg.DagsterRun) -> bool:
     """Whether the process that a run was begun in, on this machine, is gone for certain."""
     holder = run.tags.get(PROCESS_TAG)
     return holder is not None and is_gone(holder)
@@ -163,7 +163,7 @@ def _has_day(first: str | None, last: str | None, local: datetime) -> bool:
     return (local.weekday() - begin) % 7 <= (end - begin) % 7
 
 
-def _seconds_since(run: RunRecord, began: float, now: float) -> float:
+def _seconds_since(run: dg.RunRecord, began: float, now: float) -> float:
     if run.start_time is None:
         return 0.0
     ended = run.end_time or now

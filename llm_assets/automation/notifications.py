@@ -11,21 +11,8 @@ from collections.abc import Callable
 from email.message import EmailMessage
 from functools import partial
 
+import dagster as dg
 import httpx
-from dagster import (
-    AssetRecordsFilter,
-    DagsterError,
-    DagsterEventType,
-    DagsterRunStatus,
-    DefaultSensorStatus,
-    EventLogEntry,
-    RunRequest,
-    RunStatusSensorContext,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    run_status_sensor,
-)
 
 from artifacts.errors import UserError
 from artifacts.progress import Report
@@ -48,7 +35,7 @@ SECONDS = 10.0
 ENCRYPTED, STARTTLS = 465, 587
 
 
-def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
+def build_notifications(settings: PipelineSettings) -> list[dg.SensorDefinition]:
     """Sensors that tell of failed and of ended runs; none where nobody is to be told.
 
     Where a message can be sent in no way the tick fails, and the next one sends it: Dagster's
@@ -63,14 +50,14 @@ def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
     return [
         _status_sensor(
             settings,
-            DagsterRunStatus.FAILURE,
+            dg.DagsterRunStatus.FAILURE,
             of_failed,
             "Sends a message when a run has failed, as `notifications` says.",
             _failure,
         ),
         _status_sensor(
             settings,
-            DagsterRunStatus.SUCCESS,
+            dg.DagsterRunStatus.SUCCESS,
             of_verdicts,
             "Sends a message with the gate's verdict when a run has built one, as `notifications` "
             "says.",
@@ -81,22 +68,22 @@ def build_notifications(settings: PipelineSettings) -> list[SensorDefinition]:
 
 def _status_sensor(
     settings: PipelineSettings,
-    status: DagsterRunStatus,
+    status: dg.DagsterRunStatus,
     name: str,
     description: str,
-    describe: Callable[[RunStatusSensorContext], str | None],
-) -> SensorDefinition:
+    describe: Callable[[dg.RunStatusSensorContext], str | None],
+) -> dg.SensorDefinition:
     # These have no tag of the pipeline's, since runs that train do not wait for them. What the
     # observation cannot read is told once, by `source_text_changed`.
     own_jobs = {settings.dagster_name(job) for job in (CLEANING, ROLLBACK)}
 
-    @run_status_sensor(
+    @dg.run_status_sensor(
         run_status=status,
         name=settings.dagster_name(name),
-        default_status=DefaultSensorStatus.RUNNING,
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description=description,
     )
-    def tell_of_run(context: RunStatusSensorContext) -> None:
+    def tell_of_run(context: dg.RunStatusSensorContext) -> None:
         run = context.dagster_run
         is_ours = run.job_name in own_jobs or Runs(context.instance, settings).is_ours(run)
         if not is_ours:
@@ -106,15 +93,15 @@ def _status_sensor(
                 send(settings.notifications, f"{settings.name}: {text}", context.log.warning)
             except UserError as error:
                 # After any other error Dagster moves its cursor on, and the message is never sent.
-                raise DagsterError(str(error)) from None
+                raise dg.DagsterError(str(error)) from None
 
     return tell_of_run
 
 
-def _failure(context: RunStatusSensorContext) -> str:
+def _failure(context: dg.RunStatusSensorContext) -> str:
     """What failed, and the verdict that the run made before, which no other run tells."""
     run = context.dagster_run
-    events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
+    events = context.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     failed = [event.dagster_event for event in events if event.dagster_event]
     reasons = [f"{one.step_key}: {failure_reason(one.step_failure_data)}" for one in failed]
     reasons = reasons or [context.dagster_event.message or ""]
@@ -123,10 +110,12 @@ def _failure(context: RunStatusSensorContext) -> str:
     return f"run {run.run_id[:8]} ({run.job_name}) failed. " + " ".join(reasons)
 
 
-def _verdict(context: RunStatusSensorContext) -> str | None:
+def _verdict(context: dg.RunStatusSensorContext) -> str | None:
     """The gate's verdict, where the run made one, or was the first to register it."""
     run = context.dagster_run
-    events = context.instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION)
+    events = context.instance.all_logs(
+        run.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+    )
     for event in events:
         made = event.asset_materialization
         if made is None or made.asset_key.path[-1] != "model_version":
@@ -137,35 +126,35 @@ def _verdict(context: RunStatusSensorContext) -> str | None:
     return None
 
 
-def _is_first(context: RunStatusSensorContext, event: EventLogEntry) -> bool:
+def _is_first(context: dg.RunStatusSensorContext, event: dg.EventLogEntry) -> bool:
     """Whether no run before came so far with this verdict: one that failed while it entered the
     verdict in the registry has made it, and told of nothing."""
     made = event.asset_materialization
     assert made is not None
-    before = AssetRecordsFilter(made.asset_key, before_timestamp=event.timestamp)
+    before = dg.AssetRecordsFilter(made.asset_key, before_timestamp=event.timestamp)
     earlier = context.instance.fetch_materializations(before, MOST_READ).records
     known = [one.asset_materialization.metadata for one in earlier if one.asset_materialization]
     return all(one.get("fingerprint") != made.metadata.get("fingerprint") for one in known)
 
 
 def conclude(
-    context: SensorEvaluationContext,
+    context: dg.SensorEvaluationContext,
     pipeline: PipelineResource,
     topic: str,
-    found: RunRequest | Wait,
+    found: dg.RunRequest | Wait,
     cursor: str | None = None,
-) -> SensorResult:
+) -> dg.SensorResult:
     """The result of a tick, which tells once of what waits for a person (`tell_once`)."""
     alarm = found.reason if isinstance(found, Wait) and found.is_alarm else None
     tell_once(pipeline.settings, pipeline.store, topic, alarm, context.log.warning)
     return tick_result(found, cursor)
 
 
-def tick_result(found: RunRequest | Wait, cursor: str | None) -> SensorResult:
+def tick_result(found: dg.RunRequest | Wait, cursor: str | None) -> dg.SensorResult:
     """The run that a tick asks for, or why it asks for none."""
     if isinstance(found, Wait):
-        return SensorResult(skip_reason=found.reason, cursor=cursor)
-    return SensorResult(run_requests=[found], cursor=cursor)
+        return dg.SensorResult(skip_reason=found.reason, cursor=cursor)
+    return dg.SensorResult(run_requests=[found], cursor=cursor)
 
 
 def tell_once(

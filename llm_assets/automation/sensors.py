@@ -10,15 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dagster import (
-    DagsterRunStatus,
-    DefaultSensorStatus,
-    RunRequest,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    sensor,
-)
+import dagster as dg
 from pydantic import BaseModel, ConfigDict
 
 from artifacts.errors import OF_ONE_REQUEST, UserError
@@ -60,11 +52,11 @@ from serving.comparison import JudgedDocument
 from serving.state import StateFolder
 from spark_jobs.read.files.streams import SourceChanged
 
-Look = Callable[[SensorEvaluationContext, PipelineResource, Registry], SensorResult]
+Look = Callable[[dg.SensorEvaluationContext, PipelineResource, Registry], dg.SensorResult]
 """One tick of a sensor."""
 
 
-def build_sensors(settings: PipelineSettings) -> list[SensorDefinition]:
+def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
     """The sensors of a pipeline."""
     every = settings.automation.check_seconds
     return [
@@ -118,21 +110,21 @@ def _sensor(
     seconds: int,
     look: Look,
     description: str,
-) -> SensorDefinition:
+) -> dg.SensorDefinition:
     """A sensor that `automation.enabled` switches on."""
     is_on = settings.automation.enabled
 
-    @sensor(
+    @dg.sensor(
         name=settings.dagster_name(name),
         job_name=settings.dagster_name(job),
         minimum_interval_seconds=seconds,
-        default_status=DefaultSensorStatus.RUNNING if is_on else DefaultSensorStatus.STOPPED,
+        default_status=dg.DefaultSensorStatus.RUNNING if is_on else dg.DefaultSensorStatus.STOPPED,
         description=description,
     )
     @own_resources(settings)
     def tick(
-        context: SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
-    ) -> SensorResult:
+        context: dg.SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
+    ) -> dg.SensorResult:
         with user_faults():
             return look(context, pipeline, registry.open(pipeline))
 
@@ -165,13 +157,13 @@ NEWEST_VERSIONS = 50
 
 
 def _look_at_text(
-    context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
-) -> SensorResult:
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
+) -> dg.SensorResult:
     settings, now = pipeline.settings, datetime.now(UTC)
     try:
         opened = look(pipeline)
     except SourceChanged as error:
-        return SensorResult(skip_reason=f"{error}; checking again at the next tick")
+        return dg.SensorResult(skip_reason=f"{error}; checking again at the next tick")
     except UserError as error:
         told = str(error)
         lasting = OF_ONE_REQUEST.sub("", told)
@@ -193,14 +185,14 @@ def _look_at_text(
 
 
 def _decide_on_text(
-    context: SensorEvaluationContext,
+    context: dg.SensorEvaluationContext,
     pipeline: PipelineResource,
     state: RegistryState,
     known: dict[int, str],
     text: TextSnapshot,
     cursor: Watched,
     now: datetime,
-) -> RunRequest | Wait:
+) -> dg.RunRequest | Wait:
     settings = pipeline.settings
     automation = settings.automation
     versions = [one for one in state.versions if known.get(one.version) == text.name]
@@ -244,8 +236,8 @@ BASE = "base_model"
 
 
 def _look_at_base_model(
-    context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
-) -> SensorResult:
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
+) -> dg.SensorResult:
     # Of a model on the Hub, which is pinned, there is nothing to remember.
     is_on_hub = pipeline.settings.base_model.hub is not None
     known = None if is_on_hub else _watch_files(pipeline.settings, context.cursor)
@@ -269,8 +261,8 @@ def _watch_files(settings: PipelineSettings, cursor: str | None) -> Watched:
 
 
 def _decide_on_base_model(
-    context: SensorEvaluationContext, pipeline: PipelineResource, known: Watched | None
-) -> RunRequest | Wait:
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, known: Watched | None
+) -> dg.RunRequest | Wait:
     settings, base = pipeline.settings, pipeline.settings.base_model
     if settings.automation.new_base_model == "ignore":
         return Wait("`automation.new_base_model` is `ignore`.")
@@ -343,15 +335,15 @@ def newest_revision(name: str) -> str | None:
 
 
 def _look_at_endpoint(
-    context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
-) -> SensorResult:
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
+) -> dg.SensorResult:
     found = _decide_on_endpoint(context, pipeline, models.state())
     return conclude(context, pipeline, "endpoint", found)
 
 
 def _decide_on_endpoint(
-    context: SensorEvaluationContext, pipeline: PipelineResource, state: RegistryState
-) -> RunRequest | Wait:
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, state: RegistryState
+) -> dg.RunRequest | Wait:
     settings, now = pipeline.settings, datetime.now(UTC)
     wanted, champion = state.find("wanted"), state.find("champion")
     if wanted is None or champion is None:
@@ -390,16 +382,16 @@ LEAST_REQUESTS = 20
 
 
 def _look_at_quality(
-    context: SensorEvaluationContext, pipeline: PipelineResource, models: Registry
-) -> SensorResult:
+    context: dg.SensorEvaluationContext, pipeline: PipelineResource, models: Registry
+) -> dg.SensorResult:
     settings = pipeline.settings
     if settings.platform != "local":
-        return SensorResult(skip_reason="Google Cloud's own alerts watch an endpoint there.")
+        return dg.SensorResult(skip_reason="Google Cloud's own alerts watch an endpoint there.")
     running = process.status(endpoint_folder(settings))
     state = models.state()
     champion = state.find("champion")
     if running is None or running.phase != "serving" or champion is None:
-        return SensorResult(
+        return dg.SensorResult(
             skip_reason="No endpoint is serving; `endpoint_follows` takes care of that."
         )
     documents = judged_documents(pipeline.store, champion)
@@ -423,11 +415,13 @@ def _look_at_quality(
             told.append(alarm)
     cursor = seen.cursor.model_dump_json() if seen.cursor else context.cursor
     if not told:
-        return SensorResult(skip_reason=f"Version {champion.version} serves well.", cursor=cursor)
+        return dg.SensorResult(
+            skip_reason=f"Version {champion.version} serves well.", cursor=cursor
+        )
     alarm = " ".join(told)
     # No training helps an endpoint that does not answer.
     if settings.automation.quality.then == "tell" or not (seen.failures or seen.deviations):
-        return SensorResult(skip_reason=alarm, cursor=cursor)
+        return dg.SensorResult(skip_reason=alarm, cursor=cursor)
     found = _retrain(context, settings, state.find("wanted"), champion.version)
     if isinstance(found, Wait):
         found = Wait(f"{alarm} {found.reason}")
@@ -483,18 +477,18 @@ def _failures(since: Requests, settings: PipelineSettings) -> list[str]:
 
 
 def _retrain(
-    context: SensorEvaluationContext,
+    context: dg.SensorEvaluationContext,
     settings: PipelineSettings,
     wanted: ModelVersion | None,
     version: int,
-) -> RunRequest | Wait:
+) -> dg.RunRequest | Wait:
     if wanted is None or wanted.version != version:
         named = f"version {wanted.version}" if wanted else "none"
         return Wait(f"It is not trained further, since {named} is wanted.")
     runs, question = Runs(context.instance, settings), TextQuestion("quality", version)
     asked = runs.asking(question.name)
     # What the same training made did not help.
-    helpless = sum(run.dagster_run.status is DagsterRunStatus.SUCCESS for run in asked)
+    helpless = sum(run.dagster_run.status is dg.DagsterRunStatus.SUCCESS for run in asked)
     # The text may be unchanged, and what was made from it would be found again.
     longer = 2**helpless
     if longer > MOST_TIMES_LONGER:

@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 
-from dagster import ConfigurableResource
+import dagster as dg
 
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import LocalRegistry, Registry
 
 
-class RegistryResource(ConfigurableResource, ABC):
+class RegistryResource(dg.ConfigurableResource, ABC):
     """Opens the registry of a pipeline."""
 
     @abstractmethod
