@@ -29,22 +29,16 @@ from llm_assets.runners.training import TrainingRunner
 from recipes.model.base_model import check_row_length
 from spark_jobs.clean import job as clean
 from spark_jobs.clean.classify import read_model
-from spark_jobs.clean.job import compare_documents
 from spark_jobs.clean.prepare import libraries_of as clean_libraries
 from spark_jobs.clean.write import CLEAN_SCHEMA
 from spark_jobs.read import job as read
 from spark_jobs.read import snapshot
 from spark_jobs.read.document import SCHEMA as RAW_SCHEMA
 from spark_jobs.read.files.streams import SourceChanged
-from spark_jobs.read.job import CHANGED, bytes_in_buckets, plan_tasks
 from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import RawCorpusSettings
-from spark_jobs.read.snapshot import compare_texts
-from spark_jobs.read.snapshot import libraries_of as source_libraries
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
-from spark_jobs.tokenize.job import compare_tokens
-from spark_jobs.tokenize.job import libraries_of as token_libraries
 
 GROUP = "corpus"
 GENERAL_ENGLISH = Path(recipes.evaluation.__file__).with_name("general_english.txt")
@@ -125,20 +119,20 @@ def raw_corpus(
     with source_access(pipeline, settings):
         opened = snapshot.open_sources(settings, context.log.info, store.root)
     identity = identity.extend(
-        inputs=snapshot.fingerprints_of(opened), libraries=source_libraries(opened)
+        inputs=snapshot.fingerprints_of(opened), libraries=snapshot.libraries_of(opened)
     )
 
     def build(draft: Draft) -> None:
-        megabytes = bytes_in_buckets(opened) / 1e6
+        megabytes = read.bytes_in_buckets(opened) / 1e6
         if megabytes > pipeline.settings.spark.copied_by_process:
             context.log.info(f"Spark tasks copy {megabytes:,.1f} MB of files in buckets")
             with source_access(pipeline, settings):
-                spec = plan_tasks(settings, opened, draft.path, draft.url, store.cache)
+                spec = read.plan_tasks(settings, opened, draft.path, draft.url, store.cache)
             by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
-            spec.libraries = installed(source_libraries(by_tasks))
+            spec.libraries = installed(snapshot.libraries_of(by_tasks))
             stats = spark.run(context, read, spec)
-            if CHANGED in stats:
-                raise SourceChanged(stats[CHANGED])
+            if read.CHANGED in stats:
+                raise SourceChanged(stats[read.CHANGED])
             draft.stats |= stats
         else:
             with source_access(pipeline, settings):
@@ -149,7 +143,7 @@ def raw_corpus(
     def compare(artifact: Artifact) -> Comparison:
         changed = set(changes(artifact.manifest.libraries, identity.libraries))
         with source_access(pipeline, settings):
-            yield from compare_texts(opened, artifact.url, changed)
+            yield from snapshot.compare_texts(opened, artifact.url, changed)
 
     def tell(artifact: Artifact) -> None:
         stats = artifact.stats
@@ -246,7 +240,7 @@ def clean_corpus(
         draft.stats |= spark.run(context, clean, spec(draft.url, earlier))
 
     def compare(artifact: Artifact) -> Comparison:
-        return compare_documents(spec(artifact.url), artifact.url)
+        return clean.compare_documents(spec(artifact.url), artifact.url)
 
     earlier = find_earlier(
         pipeline.record, wanted, lambda identity: pipeline.find(context, identity, compare)
@@ -427,7 +421,7 @@ def tokenized_shards(
     if config := store.read_bytes(f"base_model/{base_model.fingerprint}/config.json"):
         check_row_length(settings.input_length(form), json.loads(config))
     recipe = training.place(pipeline.settings.checkpoint)
-    identity = identity.extend(libraries=token_libraries(settings, form))
+    identity = identity.extend(libraries=tokenize.libraries_of(settings, form))
     evaluation_texts = []
     if pipeline.settings.clean_corpus.split.replayed:
         general_url, general_digest = _share_general_english(store)
@@ -454,7 +448,7 @@ def tokenized_shards(
         spark.end()
 
     def compare(artifact: Artifact) -> Comparison:
-        return compare_tokens(spec(artifact.url), artifact.url, artifact.stats)
+        return tokenize.compare_tokens(spec(artifact.url), artifact.url, artifact.stats)
 
     def estimate(artifact: Artifact) -> dict[str, str]:
         expected = training_estimate(training, recipe, artifact, base_model)

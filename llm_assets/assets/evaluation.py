@@ -37,22 +37,8 @@ from llm_assets.gate.judge import judge, with_answers
 from llm_assets.gate.verdict import CODE_VERSION as GATE_CODE_VERSION
 from llm_assets.gate.verdict import Comparison, GateSettings, ModelVersionSettings, Verdict
 from llm_assets.pipeline import PipelineResource
+from llm_assets.registry import card
 from llm_assets.registry.base import Registry
-from llm_assets.registry.card import (
-    PAGE_LINE,
-    describe_cost,
-    describe_coverage,
-    describe_outcome,
-    dollars_of,
-    lineage,
-    number,
-    page_path,
-    procedure,
-    render_card,
-    training_cost,
-    verify_model,
-    weights_fingerprint,
-)
 from llm_assets.registry.resource import RegistryResource
 from llm_assets.registry.state import ModelEntry, ModelVersion, RegistryState
 from llm_assets.runners.training import TrainingRunner
@@ -140,14 +126,14 @@ def open_challenge(
     judged_by = _judged_by(settings) | form
     if settings.exam and gate.metric == "exam":
         judged_by["exam"] = settings.exam.chosen()
-    chosen = procedure(candidate, judged_by)
+    chosen = card.procedure(candidate, judged_by)
     look = state.look_of(*asked, gate)
     # Verdicts of before these were left out name a license and shown texts, too.
     with_all = {"eval_metrics": settings.eval_metrics, "gate": settings.model_version}
     named_all = judged_by | {name: one.content() for name, one in with_all.items()}
     readable = min(
         state.readable_before(*asked, one, gate.metric)
-        for one in (chosen, procedure(candidate, named_all))
+        for one in (chosen, card.procedure(candidate, named_all))
     )
     return Challenge(source, incumbent, look, readable, chosen, form)
 
@@ -172,22 +158,23 @@ def base_entry(base: Artifact) -> ModelEntry:
         model_fingerprint=base.fingerprint,
         model_url=base.url,
         license=base.stats["license"],
-        lineage=lineage(base),
+        lineage=card.lineage(base),
     )
 
 
 def candidate_entry(candidate: Artifact, evaluation: Artifact, license: str) -> ModelEntry:
     """A `checkpoint` artifact as the registry records it, with what was measured of it."""
-    source, judged = model_source(candidate), lineage(evaluation)
+    source, judged = model_source(candidate), card.lineage(evaluation)
     return ModelEntry(
         weights=source.fingerprint,
         model_fingerprint=candidate.fingerprint,
         model_url=source.path,
         license=license,
         # The evaluation may be on newer text than the weights were trained on, which is none of it.
-        lineage={kind: judged[kind] for kind in JUDGED_BY if kind in judged} | lineage(candidate),
+        lineage={kind: judged[kind] for kind in JUDGED_BY if kind in judged}
+        | card.lineage(candidate),
         coverage=candidate.stats["coverage"],
-        dollars=dollars_of(evaluation),
+        dollars=card.dollars_of(evaluation),
         evaluation=evaluation.stats,
     )
 
@@ -197,7 +184,7 @@ def model_source(artifact: Artifact) -> ModelSource:
     folder = f"{MODEL_FOLDER}/" if artifact.manifest.kind == "checkpoint" else ""
     return ModelSource(
         path=f"{artifact.url}/{folder}".rstrip("/"),
-        fingerprint=weights_fingerprint(artifact, folder),
+        fingerprint=card.weights_fingerprint(artifact, folder),
     )
 
 
@@ -232,16 +219,20 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
     metrics = stats["metrics"]
     values, bounds = [], []
     for name, roles in metrics.items():
-        told = [number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES]
+        told = [
+            card.number(roles[role]["value"]) if role in roles else "not measured" for role in ROLES
+        ]
         values.append((_spaced(name), *told))
         for role in ROLES:
             if (low := roles.get(role, UNMEASURED).get("low")) is not None:
-                bounds.append((_spaced(name), role, number(low), number(roles[role]["high"])))
+                bounds.append(
+                    (_spaced(name), role, card.number(low), card.number(roles[role]["high"]))
+                )
     metric = Metric.model_validate(stats["metric"])
     held_out = metrics[f"held_out_{metric.name}"]
     plotted = {name: of.get("candidate", UNMEASURED)["value"] for name, of in metrics.items()}
     before, after = (
-        number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
+        card.number(held_out.get(role, UNMEASURED)["value"]) for role in ("base", "candidate")
     )
     return (
         {
@@ -264,7 +255,7 @@ def metrics_view(stats: Mapping[str, Any]) -> dict[str, Any]:
 def _exam(stats: Mapping[str, Any]) -> dict[str, Any]:
     if not (judged := stats.get("exam")):
         return {}
-    shares = ([name, *map(number, values)] for name, *values in exam_shares(stats))
+    shares = ([name, *map(card.number, values)] for name, *values in exam_shares(stats))
     told = table(["condition", "base", "candidate"], shares)
     return {"exam_result": judged["sentence"], "exam": told}
 
@@ -413,7 +404,7 @@ def evaluation_spec(
     """
     shards.verify()
     if incumbent is not None:
-        verify_model(pipeline.record, str(incumbent.path), weights=incumbent.fingerprint)
+        card.verify_model(pipeline.record, str(incumbent.path), weights=incumbent.fingerprint)
     fault = {"fault": candidate.stats.get("diverged")}
     return EvaluationSpec(
         base=model_source(base),
@@ -438,7 +429,7 @@ def verdict_view(artifact: Artifact) -> dict[str, Any]:
         (
             f"{_spaced(c.task)} against {c.reference}",
             c.difference,
-            f"{number(c.low)} to {number(c.high)}" if c.low is not None else "unbounded",
+            f"{card.number(c.low)} to {card.number(c.high)}" if c.low is not None else "unbounded",
             f"{100 * (1 - 2 * c.level):.6g}%",
             f"{c.clusters:,} {'facts' if c.task == CLOSED_BOOK else 'independent documents'}",
         )
@@ -476,7 +467,7 @@ def version_page(
     store, inputs = verdict.store, verdict.manifest.inputs
     evaluation = store.load("eval_metrics", inputs["eval_metrics"])
     candidate = store.load("checkpoint", evaluation.manifest.inputs["checkpoint"])
-    training = checkpoint_view(candidate) | training_cost(candidate.stats, cost_per_hour)
+    training = checkpoint_view(candidate) | card.training_cost(candidate.stats, cost_per_hour)
     measured = eval_view(evaluation) | answers_view(evaluation, most=None)
     exam = {name: measured[name] for name in EXAM_FIGURES if name in measured}
     gate = verdict_view(verdict) if read_verdict(verdict).comparisons else {}
@@ -488,9 +479,9 @@ def version_page(
     }
     title, now = f"Version {version.version}", datetime.now(UTC)
     as_of = f"- As of {now:%Y-%m-%d %H:%M} UTC; later decisions are not shown on this page"
-    card = render_card(state, version).replace(PAGE_LINE, as_of)
+    head = card.render_card(state, version).replace(card.PAGE_LINE, as_of)
     shown = {heading: drawn(of, store.cache) for heading, of in sections.items()}
-    return render_page(title, card, shown, explain(store, state, version))
+    return render_page(title, head, shown, explain(store, state, version))
 
 
 def candidate_is_promoted(model_version: Artifact) -> dg.AssetCheckResult:
@@ -552,16 +543,16 @@ def model_version(
         license = settings.license or base.stats["license"]
         verdict = read_verdict(artifact)
         version = models.enter(candidate_entry(candidate, eval_metrics, license), verdict)
-        place = page_path(pipeline.settings.name, version.version)
+        place = card.page_path(pipeline.settings.name, version.version)
         price = pipeline.settings.automation.cost_per_hour
         state = models.state()
         page = version_page(state, version, artifact, price)
         pipeline.store.write_bytes(place, page.encode())
-        cost = {} if version.dollars is None else {"version_cost": describe_cost(version)}
+        cost = {} if version.dollars is None else {"version_cost": card.describe_cost(version)}
         return {
-            "summary": f"version {version.version} {describe_outcome(state, verdict)}",
+            "summary": f"version {version.version} {card.describe_outcome(state, verdict)}",
             "version": version.version,
-            "trained_on": describe_coverage(version),
+            "trained_on": card.describe_coverage(version),
             "page": link(f"{pipeline.store.root}/{place}", OBJECTS),
             **cost,
         }

@@ -15,14 +15,9 @@ from llm_assets.study.rows import CODE_VERSION, DERIVED_FOLDER, write_rows
 from llm_assets.study.settings import SOURCE, StudySettings
 from recipes.evaluation.exam import read_questions
 from spark_jobs.clean import job as clean
-from spark_jobs.clean.job import compare_documents
 from spark_jobs.clean.prepare import libraries_of as clean_libraries
 from spark_jobs.clean.write import CLEAN_SCHEMA
-from spark_jobs.settings import (
-    CleanCorpusSettings,
-    SplitSettings,
-    TemplateSettings,
-)
+from spark_jobs.settings import CleanCorpusSettings, SplitSettings, TemplateSettings
 
 
 def study_view(artifact: Artifact) -> dict[str, Any]:
@@ -89,7 +84,7 @@ def study(
         draft.stats[CHOSEN] = identity.settings | {"facts": settings.facts}
 
     def compare(artifact: Artifact) -> Comparison:
-        return compare_documents(spec(artifact.url), artifact.url)
+        return clean.compare_documents(spec(artifact.url), artifact.url)
 
     return BuildPlan(identity, build, compare)
 

@@ -18,6 +18,7 @@ from artifacts.store import layout
 from artifacts.store.identity import hash_json
 from artifacts.store.manifest import Manifest
 from artifacts.store.pipelines import Pipeline
+from llm_assets import history
 from llm_assets.assets.sources import look, observe
 from llm_assets.assets.stage import own_resources, user_faults
 from llm_assets.automation.dead_runs import build_dead_run_sensors
@@ -35,12 +36,6 @@ from llm_assets.automation.launched import Runs, read_cursor
 from llm_assets.automation.notifications import conclude, tell_once, tick_result
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveEndpoint, Requests, endpoint_folder, judged_documents
-from llm_assets.history import (
-    BASE_MODEL_SENSOR,
-    ENDPOINT_SENSOR,
-    QUALITY_SENSOR,
-    TEXT_SENSOR,
-)
 from llm_assets.pipeline import PipelineResource
 from llm_assets.registry.base import Registry
 from llm_assets.registry.resource import RegistryResource
@@ -62,7 +57,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
     return [
         _sensor(
             settings,
-            TEXT_SENSOR,
+            history.TEXT_SENSOR,
             RETRAINING,
             every,
             _look_at_text,
@@ -72,7 +67,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
         ),
         _sensor(
             settings,
-            BASE_MODEL_SENSOR,
+            history.BASE_MODEL_SENSOR,
             RETRAINING,
             every,
             _look_at_base_model,
@@ -82,7 +77,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
         ),
         _sensor(
             settings,
-            QUALITY_SENSOR,
+            history.QUALITY_SENSOR,
             RETRAINING,
             QUALITY_SECONDS,
             _look_at_quality,
@@ -92,7 +87,7 @@ def build_sensors(settings: PipelineSettings) -> list[dg.SensorDefinition]:
         ),
         _sensor(
             settings,
-            ENDPOINT_SENSOR,
+            history.ENDPOINT_SENSOR,
             REDEPLOYMENT,
             every,
             _look_at_endpoint,
@@ -216,7 +211,7 @@ def _decide_on_text(
         )
     overrides = {"continue_from_champion": automation.continue_from_champion}
     config = training_config(settings, overrides | {"longer": question.longer})
-    return request_run(question, Runs(context.instance, settings), now, TEXT_SENSOR, config)
+    return request_run(question, Runs(context.instance, settings), now, history.TEXT_SENSOR, config)
 
 
 def _known_texts(pipeline: PipelineResource, state: RegistryState) -> dict[int, str]:
@@ -289,7 +284,7 @@ def _decide_on_base_model(
         )
     question = TextQuestion(f"base-{known.identity}", None)
     runs = Runs(context.instance, settings)
-    return request_run(question, runs, datetime.now(UTC), BASE_MODEL_SENSOR)
+    return request_run(question, runs, datetime.now(UTC), history.BASE_MODEL_SENSOR)
 
 
 def _trained_on(record: Pipeline) -> Manifest | None:
@@ -364,7 +359,7 @@ def _decide_on_endpoint(
         return Wait(f"Version {wanted.version} is wanted and serving.")
     question = TextQuestion(f"serve-{ended or len(state.history)}", wanted.version)
     runs = Runs(context.instance, settings)
-    request = request_run(question, runs, now, ENDPOINT_SENSOR, is_limited=False)
+    request = request_run(question, runs, now, history.ENDPOINT_SENSOR, is_limited=False)
     if isinstance(request, Wait):
         reason = f"Version {wanted.version} is wanted, but does not serve. {request.reason}"
         return replace(request, reason=reason)
@@ -496,4 +491,4 @@ def _retrain(
         return Wait(told, is_alarm=True)
     given = {"continue_from_champion": True, "from_version": version, "longer": longer}
     config = training_config(settings, given)
-    return request_run(question, runs, datetime.now(UTC), QUALITY_SENSOR, config)
+    return request_run(question, runs, datetime.now(UTC), history.QUALITY_SENSOR, config)

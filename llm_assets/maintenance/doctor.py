@@ -28,15 +28,8 @@ from artifacts.store.identity import Identity
 from artifacts.store.manifest import find_faults
 from artifacts.store.pipelines import Pipeline, RegistryMark
 from artifacts.store.store import Artifact, Store
+from llm_assets.forgetting import erase
 from llm_assets.forgetting.certificate import restore_list
-from llm_assets.forgetting.erase import (
-    erase,
-    find_brought_back,
-    find_copy,
-    give_up_signatures,
-    keep_copy,
-    read_list,
-)
 from llm_assets.maintenance.cleaning import Inventory, take_inventory
 from llm_assets.registry.base import Registry, read_decisions
 from llm_assets.registry.card import weights_at
@@ -251,11 +244,11 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
     store, pipeline = record.store, record.name
     place, folder = layout.forgotten(pipeline), layout.certificates(pipeline)
     try:
-        listed = read_list(store, pipeline)
+        listed = erase.read_list(store, pipeline)
     except DamagedArtifact:
         certificates = fnmatch.filter(store.list_folder(folder), "*.json")
         remedy, repair = "restore it from a backup", None
-        if certificates or find_copy(store, pipeline).documents:
+        if certificates or erase.find_copy(store, pipeline).documents:
             remedy = (
                 f"rewritten from its second copy and {len(certificates)} certificate(s), the old "
                 "file is moved to damaged/, and forgotten text that a backup brought back is erased"
@@ -265,13 +258,13 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
             place, "this list of what was forgotten cannot be read, or is outdated", remedy, repair
         )
         return
-    if find_copy(store, pipeline).changes < listed.changes:
+    if erase.find_copy(store, pipeline).changes < listed.changes:
         # Without it, an older list that a backup brings back would pass for the newest.
         yield StoreFault(
             layout.forgotten_copy(pipeline),
             "the second copy of the list of what was forgotten is outdated or missing",
             "rewritten",
-            partial(keep_copy, store, pipeline),
+            partial(erase.keep_copy, store, pipeline),
         )
     for url in listed.for_cleaning(f"{store.root}/{folder}").signatures:
         try:
@@ -283,26 +276,26 @@ def check_forgotten(record: Pipeline, registry: Registry) -> Iterator[StoreFault
                 f"{folder}/{name}",
                 "damaged or missing, so no corpus can be built",
                 f"moved to damaged/; then only exact copies of its {texts} text(s) are found",
-                partial(give_up_signatures, store, pipeline, name),
+                partial(erase.give_up_signatures, store, pipeline, name),
             )
     # What others find of a registry or file that cannot be read is enough.
     with contextlib.suppress(UserError, pa.ArrowException, OSError):
         state = registry.state()
-        found = find_brought_back(record, state, listed)
+        found = erase.find_brought_back(record, state, listed)
         if found:
             names = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in found)
             yield StoreFault(
                 place,
                 f"{names} contain forgotten text, as artifacts from an older backup do",
                 "it is erased from them",
-                partial(erase, record, state, listed, lambda line: None),
+                partial(erase.erase, record, state, listed, lambda line: None),
             )
 
 
 def _restore_list(record: Pipeline, registry: Registry) -> None:
     restore_list(record.store, record.name)
-    listed = read_list(record.store, record.name)
-    erase(record, registry.state(), listed, lambda line: None)
+    listed = erase.read_list(record.store, record.name)
+    erase.erase(record, registry.state(), listed, lambda line: None)
 
 
 def check_runs(store: Store, inventory: Inventory) -> Iterator[StoreFault]:
