@@ -20,7 +20,6 @@ from serving.settings import EndpointSettings
 SPARE_FILES = 128
 """Open files that are left for engines, logs and state."""
 MAX_HEADER_BYTES = 32 * 1024
-PROBE_SECONDS = 1.0
 
 
 class HttpServer(uvicorn.Server):
@@ -83,11 +82,6 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
         """When the last answer was complete, and when its client last took some of what it is
         sent."""
         _unsent = 0
-        _is_half_closed = False
-
-        @property
-        def _is_asked(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -105,13 +99,14 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             if self not in self.connections:
                 return
             now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+            is_asked = self.cycle is not None and not self.cycle.response_complete
             if unsent < max(self._unsent, 1):
                 self._taken_at = now
             self._unsent = unsent
             if now - self._taken_at >= timeout:
                 unread.add(seconds=timeout, bytes=unsent)
                 self.transport.abort()
-            elif not self._is_asked and not unsent and now - self._idle_since >= timeout:
+            elif not is_asked and not unsent and now - self._idle_since >= timeout:
                 silent.add(seconds=timeout)
                 self.transport.close()
             # So a connection is closed a quarter of the time late at most.
@@ -120,24 +115,6 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
         def on_response_complete(self) -> None:
             self._idle_since = self.loop.time()
             super().on_response_complete()
-            if self._is_half_closed and not self._is_asked:
-                self.transport.close()
-
-        def eof_received(self) -> bool:  # type: ignore[override]
-            """A client may end its side after a whole request, and wait for the answer."""
-            is_whole = self._is_asked and not self.cycle.more_body
-            self._is_half_closed = is_whole and self.scope["http_version"] == "1.1"
-            self._probe()
-            return self._is_half_closed
-
-        def _probe(self) -> None:
-            """One that has gone looks alike, until something is written to it: what HTTP lets a
-            server say before an answer, which has no other effect."""
-            if self not in self.connections:
-                return
-            if self._is_half_closed and self._is_asked and not self.cycle.response_started:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                self.loop.call_later(PROBE_SECONDS, self._probe)
 
         def send_400_response(self, msg: str) -> None:
             malformed.add(reason=msg)

@@ -1,11 +1,9 @@
 """Who is let in, for how long, and what a client that leaves costs."""
 
-import asyncio
 import json
 import os
 import resource
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -15,11 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import uvloop
 
 from serving import endpoint as process
-from serving.connections import PROBE_SECONDS, HttpServer
-from serving.settings import EndpointSettings
 from tests.faults import stopped
 from tests.serving.conftest import HEAD, Client, raw_request, start
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -188,57 +183,6 @@ def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_answered(
         )
         answers = b"".join(iter(lambda: smuggler.recv(4096), b""))
     assert answers.startswith(b"HTTP/1.1 400 ") and answers.count(b"HTTP/1.1") == 1
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_client_may_end_its_side_after_its_last_request(guarded: Client, count: int) -> None:
-    with guarded.connect() as client:
-        client.sendall(count * raw_request(ignore_eos=True))
-        client.shutdown(socket.SHUT_WR)
-        answers = b"".join(iter(lambda: client.recv(65_536), b""))
-    assert answers.count(b"HTTP/1.1 200 ") == answers.count(b'"finish_reason"') == count
-
-
-def test_a_client_that_ends_its_side_in_the_middle_of_a_body_is_closed(guarded: Client) -> None:
-    with guarded.connect() as client:
-        client.sendall(HEAD + b"Content-Length: 50\r\n\r\n{")
-        client.shutdown(socket.SHUT_WR)
-        assert client.recv(4096) == b""
-
-
-def test_a_client_that_ends_its_side_and_leaves_before_its_answer_is_no_error() -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            assert runner.run(errors_of_a_server_that_was_left()) == []
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-async def errors_of_a_server_that_was_left() -> list[object]:
-    """What goes wrong in the loop of one whose work does not end with its client."""
-    errors: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
-
-    async def work(scope: object, receive: object, send: object) -> None:
-        await asyncio.sleep(3 * PROBE_SECONDS)
-
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = HttpServer(work, EndpointSettings(), log_level="critical")
-        serving = asyncio.create_task(server.serve([listening]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        reader, writer = await asyncio.open_connection(*listening.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        writer.write_eof()
-        assert (await reader.readline()).startswith(b"HTTP/1.1 100 ")
-        writer.transport.abort()
-        await asyncio.sleep(3 * PROBE_SECONDS)
-        server.should_exit = True
-        await serving
-    return errors
 
 
 @pytest.mark.parametrize(
