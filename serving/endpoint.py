@@ -89,11 +89,10 @@ def start(
             bearer_token(settings)
             # Tried here, where the error reaches whoever asked, and not only a log.
             listen(settings.host, settings.port).close()
-            state.desired.write(desired)
+        # One that runs looks whether it was written.
+        state.desired.write(desired)
+        if running is None:
             child = _spawn(state)
-        else:
-            state.desired.write(desired)
-            os.kill(running.pid, signal.SIGHUP)
         done = _wait(state, desired, began, report, child, still_wanted)
         # Somebody may have stopped what was not there yet.
         state.stopped_path.unlink(missing_ok=True)

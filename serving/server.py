@@ -32,16 +32,27 @@ from serving.traffic import EngineTraffic
 
 SHUTDOWN_SECONDS = 10
 BEAT_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+"""Between two looks whether something else is wanted."""
 
 
 class Server:
     """The API server of one state folder."""
 
-    def __init__(self, state: StateFolder, desired: Desired, beats: int) -> None:
-        """`beats` is the descriptor by which the supervisor is told that all is well, and for how
-        many seconds it may hear nothing until the next time."""
+    def __init__(self, state: StateFolder, beats: int) -> None:
+        """Read what is wanted; raises UserError where the state folder does not say it.
+
+        Args:
+            beats: the descriptor by which the supervisor is told that all is well, and for how many
+                seconds it may hear nothing until the next time.
+        """
         self._state, self._beats = state, beats
+        # Before it is read: what is written meanwhile is seen as a change.
+        self._read_as, desired = state.desired.written(), state.desired.read()
+        if desired is None:
+            raise UserError(f"{state.folder} does not say what to serve")
         self._desired = desired
+        self._token = bearer_token(desired.settings)
         self._router = Router()
         self._dispatcher = Dispatcher(self._router, desired.settings, Metrics())
         before = state.status.read()
@@ -57,15 +68,14 @@ class Server:
         )
         self._outcome: RolloutOutcome | None = None
         self._phase: Phase = "starting"
-        self._changed = asyncio.Event()
         self._address = ("", 0)
 
-    async def run(self, listener: socket.socket, token: str | None) -> int:
+    async def run(self, listener: socket.socket) -> int:
         """Serve until asked to stop; returns the exit code."""
         self._address = listener.getsockname()[:2]
         journal = Journal(self._state.folder, lambda: self._dispatcher.settings.journal)
         server = HttpServer(
-            build_app(ApiContext(self._dispatcher, token, journal)),
+            build_app(ApiContext(self._dispatcher, self._token, journal)),
             self._desired.settings,
             log_level="error",
             log_config=None,
@@ -73,9 +83,6 @@ class Server:
         )
         self._write_status()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._changed.set)
-        # Blocked by the supervisor until somebody here would hear it.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         beating = asyncio.create_task(self._beat())
         following = asyncio.create_task(self._follow())
         await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
@@ -135,10 +142,11 @@ class Server:
             await self._change(good, is_asked=False)
         await self._change(wanted)
         while self._router.routes:
-            await self._changed.wait()
-            self._changed.clear()
-            changed = self._state.desired.read()
-            if changed:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (written := self._state.desired.written()) == self._read_as:
+                continue
+            self._read_as = written
+            if changed := self._state.desired.read():
                 # Also where it serves already: whoever asked waits for the outcome.
                 await self._change(changed)
 
@@ -245,16 +253,12 @@ def main() -> int:
     os.set_blocking(arguments.beats, False)
     logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     try:
-        desired = state.desired.read()
-        if desired is None:
-            raise UserError(f"{arguments.state} does not say what to serve")
-        token = bearer_token(desired.settings)
+        server = Server(state, arguments.beats)
     except UserError as error:
         log("failed", reason=str(error))
         return CANNOT_SERVE
-    server = Server(state, desired, arguments.beats)
     with socket.socket(fileno=arguments.listener) as listener:
-        return asyncio.run(server.run(listener, token))
+        return asyncio.run(server.run(listener))
 
 
 if __name__ == "__main__":

@@ -147,6 +147,15 @@ class StateFile(Generic[State]):
         except (FileNotFoundError, ValidationError):
             return None
 
+    def written(self) -> tuple[int, int] | None:
+        """What tells one writing of the file from the next, though both say the same; None where
+        it is not there."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
     def write(self, content: State) -> None:
         """Raises OSError or UserError where it cannot be written."""
         make_private(self.path.parent)

@@ -34,13 +34,11 @@ class Supervisor:
         self._state, self._listener = state, listener
         log_to(state.log_path)
         self._stop_by: float | None = None
-        self._unsaid: list[signal.Signals] = []
-        """Signals for the API server."""
 
     def run(self) -> int:
         """Keep an API server alive until one ends as it was asked to; returns the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._pass_on)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_stop)
         deaths = 0
         while True:
             began = monotonic()
@@ -62,14 +60,11 @@ class Supervisor:
                 if self._stop_by is not None:
                     return 0
                 sleep(POLL_SECONDS)
-            self._unsaid.clear()
 
     def _run_once(self) -> int:
         """Start an API server and wait until it ends; returns its exit code."""
         life, beats = os.pipe()
         try:
-            # What changes while it starts is told to it once it can hear.
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
             server = Child(
                 [
                     *(sys.executable, "-m", "serving.server"),
@@ -84,7 +79,6 @@ class Supervisor:
         finally:
             # The pipe ends with the server only if nobody else holds its end.
             os.close(beats)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         try:
             return self._watch(server, life)
         finally:
@@ -93,10 +87,11 @@ class Supervisor:
 
     def _watch(self, server: Child, life: int) -> int:
         """Wait until an API server has ended; end it where it stands still."""
-        heard, allowed = monotonic(), START_SECONDS
+        heard, allowed, is_asked_to_stop = monotonic(), START_SECONDS, False
         while (code := server.poll()) is None:
-            while self._unsaid:
-                server.signal(self._unsaid.pop(0))
+            if self._stop_by is not None and not is_asked_to_stop:
+                server.signal(signal.SIGTERM)
+                is_asked_to_stop = True
             if select([life], [], [], POLL_SECONDS)[0]:
                 heard = monotonic()
                 if beats := os.read(life, 65_536).split():
@@ -112,12 +107,8 @@ class Supervisor:
                 server.kill()
         return code
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._unsaid.append(signal.SIGHUP)
-            return
+    def _note_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop_by = self._stop_by or monotonic() + STOP_SECONDS
-        self._unsaid.append(signal.SIGTERM)
 
     def _note_death(self) -> None:
         """Say that nothing answers just now."""
