@@ -16,8 +16,10 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PlainValidator,
     Tag,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -60,6 +62,26 @@ class Strict(BaseModel):
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if value is not None}
+
+
+NOT_SUPPORTED = "is not supported"
+LONGEST_SHOWN = 60
+"""Characters of a value that a refusal repeats."""
+
+
+def neutral(*values: Any) -> PlainValidator:
+    """For a field that is taken at the values that change nothing, and at no other.
+
+    Clients send many fields so. One that has no effect is never taken in silence.
+    """
+
+    def check(given: Any, field: ValidationInfo) -> Any:
+        if given not in values:
+            shown = json.dumps(given)[:LONGEST_SHOWN]
+            raise ValueError(f"{field.field_name}: {shown} {NOT_SUPPORTED}")
+        return given
+
+    return PlainValidator(check)
 
 
 class Sampling(Strict):
@@ -107,11 +129,7 @@ class StreamOptions(Strict):
 
 
 class OpenAIRequest(Sampling):
-    """What completions and chats take and give.
-
-    Clients send many fields at the value that changes nothing. That value is accepted, any other
-    refused: a field that has no effect is never taken in silence.
-    """
+    """What completions and chats take and give."""
 
     model: str | None = None
     stream: bool = False
@@ -120,10 +138,10 @@ class OpenAIRequest(Sampling):
     """Taken and ignored."""
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     """Answers to each prompt; at temperature 0 they are all the same."""
-    best_of: Literal[1] = 1
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = {}
+    best_of: Annotated[Any, neutral(1)] = 1
+    frequency_penalty: Annotated[Any, neutral(0)] = 0
+    presence_penalty: Annotated[Any, neutral(0)] = 0
+    logit_bias: Annotated[Any, neutral({})] = {}
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """The same request with the same seed draws the same, as long as one version answers."""
     ignore_eos: bool = False
@@ -221,7 +239,7 @@ class CompletionRequest(OpenAIRequest):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=5)
     """Whether to say how likely each token was, and how many of the most likely ones to name."""
-    suffix: Literal[""] = ""
+    suffix: Annotated[Any, neutral("")] = ""
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -273,12 +291,6 @@ class ChatMessage(Strict):
         return Message(role="system" if self.role == "developer" else self.role, content=text)
 
 
-class ResponseFormat(Strict):
-    """The form of an answer: text."""
-
-    type: Literal["text"] = "text"
-
-
 class ChatRequest(OpenAIRequest):
     """`POST /v1/chat/completions`."""
 
@@ -288,9 +300,9 @@ class ChatRequest(OpenAIRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """How many of the most likely tokens of each place to name."""
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] = []
-    tool_choice: Literal["none", "auto"] = "none"
+    response_format: Annotated[Any, neutral({"type": "text"})] = {"type": "text"}
+    tools: Annotated[Any, neutral([])] = []
+    tool_choice: Annotated[Any, neutral("none", "auto")] = "none"
 
     def asked(self) -> list[dict[str, Any]]:
         messages = [message.as_text() for message in self.messages]
@@ -384,13 +396,6 @@ def _logprob(likely: LikelyToken) -> dict[str, Any]:
     return likely.model_dump(include={"token", "logprob", "bytes"})
 
 
-UNSUPPORTED = {
-    *("best_of", "frequency_penalty", "logit_bias", "presence_penalty"),
-    *("response_format", "suffix", "tool_choice", "tools"),
-}
-"""Fields that are taken at the one value that changes nothing."""
-
-
 def parse(kind: type[Body], content: Any) -> Body:
     """A body as a model; raises ServingError 400 with its faults and the first faulty field."""
     try:
@@ -410,11 +415,15 @@ def parse(kind: type[Body], content: Any) -> Body:
                 messages.setdefault(field, message)
         told = ". ".join(messages.values())
         if NOT_SUPPORTED in told:
-            told += f". Supported: {', '.join(sorted(set(kind.model_fields) - UNSUPPORTED))}"
+            supported = (
+                name
+                for name, field in kind.model_fields.items()
+                if not any(isinstance(one, PlainValidator) for one in field.metadata)
+            )
+            told += f". Supported: {', '.join(sorted(supported))}"
         raise invalid(f"{told}.", next(iter(messages))) from error
 
 
-NOT_SUPPORTED = "not supported"
 MOST_FAULTS = 5
 """That one refusal tells."""
 IN_WORDS = {
@@ -430,14 +439,9 @@ IN_WORDS = {
 
 def _message_of(fault: ErrorDetails, content: Any) -> tuple[str, str]:
     """The field that a fault is about, and what is wrong with it, in the API's words."""
-    field, given = _place(fault, content), fault["input"]
-    top = field.partition(".")[0]
-    if top in UNSUPPORTED:
-        if isinstance(given, str):
-            return top, f"{field} {given[:40]!r} is {NOT_SUPPORTED}"
-        return top, f"{top} {'are' if top == 'tools' else 'is'} {NOT_SUPPORTED}"
+    field = _place(fault, content)
     if fault["type"] == "extra_forbidden":
-        return field, f"{field} is {NOT_SUPPORTED}"
+        return field, f"{field} {NOT_SUPPORTED}"
     if fault["type"] == "too_long":
         limit, sent = fault["ctx"]["max_length"], fault["ctx"]["actual_length"]
         return field, f"{field}: at most {limit} are allowed, and {sent} were sent"
