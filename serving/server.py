@@ -18,11 +18,10 @@ from pathlib import Path
 from artifacts.errors import UserError
 from artifacts.leases import process_started
 from artifacts.program.lifetime import end_with_parent
-from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Metrics, Router
+from serving.api.app import build_app
+from serving.api.dispatcher import Dispatcher
 from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
-from serving.journal import Journal
 from serving.logs import LogHandler, log, log_to, remove_oldest
 from serving.rollout import NoLongerWanted, RolledBack, roll_out
 from serving.settings import bearer_token
@@ -53,8 +52,8 @@ class Server:
             raise UserError(f"{state.folder} does not say what to serve")
         self._desired = desired
         self._token = bearer_token(desired.settings)
-        self._router = Router()
-        self._dispatcher = Dispatcher(self._router, desired.settings, Metrics())
+        self._dispatcher = Dispatcher(desired.settings)
+        self._router = self._dispatcher.router
         before = state.status.read()
         self._supervisor = os.getppid()
         # Of this supervisor's alone: since an endpoint's own end, people may have rejected what was
@@ -73,9 +72,8 @@ class Server:
     async def run(self, listener: socket.socket) -> int:
         """Serve until asked to stop; returns the exit code."""
         self._address = listener.getsockname()[:2]
-        journal = Journal(self._state.folder, lambda: self._dispatcher.settings.journal)
         server = HttpServer(
-            build_app(ApiContext(self._dispatcher, self._token, journal)),
+            build_app(self._dispatcher, self._state.folder, self._token),
             self._desired.settings,
             log_level="error",
             log_config=None,

@@ -17,11 +17,10 @@ from llm_assets.endpoint.folder import endpoint_folder, model_to_serve
 from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import ModelVersion
-from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Metrics, Route, Router
+from serving.api.app import build_app
+from serving.api.dispatcher import Dispatcher, Route
 from serving.engine.process import EngineProcess
 from serving.errors import unavailable
-from serving.journal import Journal
 from serving.logs import remove_oldest
 from serving.settings import JournalSettings, OpenAIEngine
 from serving.state import Desired
@@ -135,12 +134,9 @@ class OnDemandEngines:
         remove_oldest(set(folder.glob("board-engine-*.log")) - {log_path, *running})
         process = EngineProcess(desired, log_path)
         await process.start()
-        router = Router()
-        router.routes.append(Route(process, 1.0))
-        dispatcher = Dispatcher(router, settings, Metrics())
-        journal = Journal(folder, lambda: settings.journal)
-        app = build_app(ApiContext(dispatcher, None, journal))
-        return RunningEngine(router.routes[0], app, monotonic())
+        dispatcher, route = Dispatcher(settings), Route(process, 1.0)
+        dispatcher.router.routes.append(route)
+        return RunningEngine(route, build_app(dispatcher, folder), monotonic())
 
     async def _end_when_idle(self, version: int, engine: RunningEngine) -> None:
         while self._running.get(version) is engine:

@@ -1,7 +1,7 @@
 """The public HTTP server: who and what may come in, for how long, and what is told of it.
 
-A request for an answer passes `OriginMiddleware` and `Guard` to its route, whose body is read in
-`ApiContext.read`, admitted, and answered by the dispatcher.
+A request for an answer passes `OriginMiddleware` and `Guard` to its route in `Api`, which reads its
+body, admits it, and has the dispatcher answer.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeVar
 
@@ -43,26 +43,22 @@ from serving.state import OfVersion
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class ApiContext:
-    """What the routes need."""
+class Api:
+    """The routes, and what they need."""
 
-    dispatcher: Dispatcher
-    token: str | None
-    """Bearer token that every request but `/health` must carry; None asks for none."""
-    journal: Journal
-    started: int = field(default_factory=lambda: int(time()))
-    """Seconds since the epoch."""
+    def __init__(self, dispatcher: Dispatcher, journal: Journal, token: str | None) -> None:
+        """Of `build_app`."""
+        self.dispatcher, self._journal, self._token = dispatcher, journal, token
+        self._started = int(time())
 
     def authorize(self, request: Request) -> None:
         """Check the bearer token; raises ServingError 401."""
         given = request.headers.get("authorization", "").encode()
-        if self.token is not None and not hmac.compare_digest(
-            given, f"Bearer {self.token}".encode()
-        ):
+        wanted = f"Bearer {self._token}".encode()
+        if self._token is not None and not hmac.compare_digest(given, wanted):
             raise ServingError(401, "A valid bearer token is required.", "unauthorized")
 
-    def check_model(self, model: str | None) -> None:
+    def _check_model(self, model: str | None) -> None:
         """The name may be left out, `default`, the pipeline's, or a version that has traffic.
 
         While the first one loads, nothing is known of names: such a request is told to wait.
@@ -72,7 +68,7 @@ class ApiContext:
             text = f"There is no model {model!r} here."
             raise ServingError(404, text, "model_not_found", "model")
 
-    async def read(self, request: Request) -> Any:
+    async def _read(self, request: Request) -> Any:
         """What the request's body says; raises ServingError 400, 408, 413 or 415."""
         settings = self.dispatcher.settings
         form = request.headers.get("content-type", "").split(";")[0].strip().lower()
@@ -80,7 +76,31 @@ class ApiContext:
             # What a web page can send without asking is of another type.
             text = "Send the body with the header `Content-Type: application/json`."
             raise ServingError(415, text, "content_type")
-        return await read_json(request, settings.max_body_bytes, settings.body_timeout)
+        most, seconds, content = settings.max_body_bytes, settings.body_timeout, bytearray()
+        too_large = ServingError(413, f"The body is larger than {most:,} bytes.", "body_too_large")
+        if int(request.headers.get("content-length") or 0) > most:
+            raise too_large
+        try:
+            async with asyncio.timeout(seconds):
+                async for piece in request.stream():
+                    content += piece
+                    if len(content) > most:
+                        raise too_large
+        except ClientDisconnect:
+            raise client_gone() from None
+        except TimeoutError:
+            text = f"The body was not complete after {seconds:g} s."
+            raise ServingError(408, text, "slow_body") from None
+        try:
+            value = json.loads(content, parse_float=_number)
+            # Half a surrogate pair passes as JSON and is no character.
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            text = "The body contains half of a surrogate pair (\\ud800 to \\udfff)."
+            raise invalid(text, None) from None
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"The body is not JSON: {error}.", None) from error
+        return value
 
     def _admit(self, request: Request) -> None:
         """Let a request in that is complete and right; raises ServingError 429.
@@ -94,36 +114,103 @@ class ApiContext:
         metrics.in_flight += 1
         request.state.ended.callback(metrics.leave)
 
-    async def answered(
+    async def _answered(
         self, request: Request, wanted: Sequence[GenerateRequest]
     ) -> tuple[OfVersion, list[Chunk]]:
         """A version's whole answers, which are kept in the journal; raises ServingError."""
         self._admit(request)
         by, answers = await while_connected(request, self.dispatcher.answer_all(wanted))
-        self.journal.write(request.state.id, by, wanted, [answer.text for answer in answers])
+        self._journal.write(request.state.id, by, wanted, [answer.text for answer in answers])
         return by, answers
 
-    async def begun(self, request: Request, wanted: GenerateRequest) -> Stream:
+    async def _begun(self, request: Request, wanted: GenerateRequest) -> Stream:
         """A stream; what of it was sent is kept in the journal at its end; raises ServingError."""
         self._admit(request)
         stream = await while_connected(request, self.dispatcher.stream(wanted))
         request.state.stream = stream
         request.state.ended.callback(stream.work.cancel)
         request.state.ended.callback(
-            lambda: self.journal.write(request.state.id, stream.by, [wanted], [stream.text])
+            lambda: self._journal.write(request.state.id, stream.by, [wanted], [stream.text])
         )
         return stream
+
+    async def tell_where(self, _: Request) -> Response:
+        """What people see who open the address in a browser."""
+        return PlainTextResponse(
+            "This is an endpoint for programs; its OpenAI base URL is this address with /v1.\n"
+            "State: /health\n"
+            "To query it in a browser, and see which training text is behind an answer, run:\n"
+            "llm-assets board\n"
+        )
+
+    async def tell_health(self, _: Request) -> Response:
+        """Whether a version answers, and each version's share."""
+        router = self.dispatcher.router
+        told = {"version", "fingerprint", "share", "ready"}
+        body = {
+            "status": "ok" if router.healthy else "starting",
+            "model": next(iter(router.model_names), None),
+            "versions": [route.status.model_dump(include=told) for route in router.routes],
+        }
+        return JSONResponse(body, status_code=200 if router.healthy else 503)
+
+    async def tell_metrics(self, request: Request) -> Response:
+        """What Prometheus asks."""
+        self.authorize(request)
+        routes = [route.status for route in self.dispatcher.router.routes]
+        return PlainTextResponse(self.dispatcher.metrics.render(routes))
+
+    async def list_models(self, request: Request) -> Response:
+        """OpenAI's list of models, or the one of a name."""
+        self.authorize(request)
+        common = {"object": "model", "created": self._started, "owned_by": "llm-assets"}
+        if name := request.path_params.get("name"):
+            self._check_model(name)
+            return JSONResponse({"id": name, **common})
+        models = [{"id": name, **common} for name in self.dispatcher.router.model_names]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def predict(self, request: Request) -> Response:
+        """Vertex AI's own shape, and OpenAI's as `rawPredict` and `streamRawPredict` send them."""
+        content = await self._read(request)
+        for name, kind in (("messages", ChatRequest), ("prompt", CompletionRequest)):
+            if isinstance(content, dict) and name in content:
+                return await self._answer(request, parse(kind, content))
+        wanted = parse(PredictRequest, content).generate_requests(self.dispatcher.settings)
+        by, answers = await self._answered(request, wanted)
+        # The text that was written, or the class that was told.
+        predictions = [
+            {"label": one.text, "scores": one.class_scores} if one.class_scores else one.text
+            for one in answers
+        ]
+        return JSONResponse({"predictions": predictions}, headers=by.headers)
+
+    async def generate(self, kind: type[OpenAIRequest], request: Request) -> Response:
+        """OpenAI's routes, which differ by what `kind` says."""
+        return await self._answer(request, parse(kind, await self._read(request)))
+
+    async def _answer(self, request: Request, body: OpenAIRequest) -> Response:
+        self._check_model(body.model)
+        wanted = body.generate_requests(self.dispatcher.settings)
+        name = request.state.id
+        if not body.stream:
+            by, answers = await self._answered(request, wanted)
+            return JSONResponse(body.whole(name, by, answers), headers=by.headers)
+        stream = await self._begun(request, wanted[0])
+        headers = stream.by.headers | {"Cache-Control": "no-store"}
+        events = body.events(name, stream)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 class Guard:
     """Around a route that asks a model."""
 
-    def __init__(self, app: ASGIApp, context: ApiContext) -> None:
-        self._app, self._context = app, context
+    def __init__(self, app: ASGIApp, api: Api) -> None:
+        self._app, self._api = app, api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Name, authorize, admit or turn away, time and log a request, to its last piece."""
-        dispatcher, request = self._context.dispatcher, Request(scope)
+        dispatcher, request = self._api.dispatcher, Request(scope)
         metrics, settings = dispatcher.metrics, dispatcher.settings
         # The client's own name comes first where it gives one, which may not be the only such.
         given = request.headers.get("x-request-id", "")[:64]
@@ -141,7 +228,7 @@ class Guard:
             await send(message)
 
         try:
-            self._context.authorize(request)
+            self._api.authorize(request)
             # Body and answer are each given up sooner; this is for a client that does not read.
             with suppress(TimeoutError):
                 async with asyncio.timeout(longest):
@@ -159,118 +246,41 @@ class Guard:
             log("request", **said, seconds=round(seconds, 3))
 
 
-Handler = Callable[[ApiContext, Request], Awaitable[Response]]
-
-
-def build_app(context: ApiContext, health: str = "/health", predict: str = "/predict") -> Starlette:
+def build_app(
+    dispatcher: Dispatcher,
+    folder: Path,
+    token: str | None = None,
+    health: str = "/health",
+    predict: str = "/predict",
+) -> Starlette:
     """The routes: health, metrics, models, predict, completions, chat, a page.
 
     Args:
+        folder: where the journal is kept.
+        token: bearer token that every request but for health must carry; None asks for none.
         health, predict: where Vertex AI, which may choose them, asks.
     """
+    api = Api(dispatcher, Journal(folder, lambda: dispatcher.settings.journal), token)
 
-    def told(path: str, handler: Handler) -> Route:
-        return Route(path, partial(handler, context))
-
-    def generated(path: str, handler: Handler) -> Route:
-        guard = [Middleware(Guard, context)]
-        return Route(path, partial(handler, context), methods=["POST"], middleware=guard)
+    def generated(path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+        return Route(path, handler, methods=["POST"], middleware=[Middleware(Guard, api)])
 
     app = Starlette(
         routes=[
-            told("/", _root),
-            told(health, _health),
-            told("/metrics", _metrics),
-            told("/v1/models", _models),
-            told("/v1/models/{name}", _model),
-            generated(predict, _predict),
-            generated("/v1/completions", partial(_generate, CompletionRequest)),
-            generated("/v1/chat/completions", partial(_generate, ChatRequest)),
+            Route("/", api.tell_where),
+            Route(health, api.tell_health),
+            Route("/metrics", api.tell_metrics),
+            Route("/v1/models", api.list_models),
+            Route("/v1/models/{name}", api.list_models),
+            generated(predict, api.predict),
+            generated("/v1/completions", partial(api.generate, CompletionRequest)),
+            generated("/v1/chat/completions", partial(api.generate, ChatRequest)),
         ],
-        middleware=[Middleware(OriginMiddleware, context.dispatcher)],
+        middleware=[Middleware(OriginMiddleware, dispatcher)],
         exception_handlers=dict.fromkeys([ServingError, HTTPException, Exception], answer_error),
     )
     app.router.redirect_slashes = False
     return app
-
-
-async def _root(_: ApiContext, __: Request) -> Response:
-    return PlainTextResponse(
-        "This is an endpoint for programs; its OpenAI base URL is this address with /v1.\n"
-        "State: /health\n"
-        "To query it in a browser, and see which training text is behind an answer, run:\n"
-        "llm-assets board\n"
-    )
-
-
-async def _health(context: ApiContext, _: Request) -> Response:
-    router = context.dispatcher.router
-    told = {"version", "fingerprint", "share", "ready"}
-    body = {
-        "status": "ok" if router.healthy else "starting",
-        "model": next(iter(router.model_names), None),
-        "versions": [route.status.model_dump(include=told) for route in router.routes],
-    }
-    return JSONResponse(body, status_code=200 if router.healthy else 503)
-
-
-async def _metrics(context: ApiContext, request: Request) -> Response:
-    context.authorize(request)
-    routes = [route.status for route in context.dispatcher.router.routes]
-    return PlainTextResponse(context.dispatcher.metrics.render(routes))
-
-
-async def _models(context: ApiContext, request: Request) -> Response:
-    context.authorize(request)
-    names = context.dispatcher.router.model_names
-    return JSONResponse({"object": "list", "data": [_listed(context, name) for name in names]})
-
-
-async def _model(context: ApiContext, request: Request) -> Response:
-    context.authorize(request)
-    name = request.path_params["name"]
-    context.check_model(name)
-    return JSONResponse(_listed(context, name))
-
-
-def _listed(context: ApiContext, name: str) -> dict[str, Any]:
-    """A model as OpenAI lists it."""
-    return {"id": name, "object": "model", "created": context.started, "owned_by": "llm-assets"}
-
-
-async def _predict(context: ApiContext, request: Request) -> Response:
-    """Vertex AI's own shape, and OpenAI's as `rawPredict` and `streamRawPredict` send them."""
-    content = await context.read(request)
-    for name, kind in (("messages", ChatRequest), ("prompt", CompletionRequest)):
-        if isinstance(content, dict) and name in content:
-            return await _answer(context, request, parse(kind, content))
-    wanted = parse(PredictRequest, content).generate_requests(context.dispatcher.settings)
-    by, answers = await context.answered(request, wanted)
-    # The text that was written, or the class that was told.
-    predictions = [
-        {"label": one.text, "scores": one.class_scores} if one.class_scores else one.text
-        for one in answers
-    ]
-    return JSONResponse({"predictions": predictions}, headers=by.headers)
-
-
-async def _generate(kind: type[OpenAIRequest], context: ApiContext, request: Request) -> Response:
-    """OpenAI's routes, which differ by what `kind` says."""
-    return await _answer(context, request, parse(kind, await context.read(request)))
-
-
-async def _answer(context: ApiContext, request: Request, body: OpenAIRequest) -> Response:
-    context.check_model(body.model)
-    wanted = body.generate_requests(context.dispatcher.settings)
-    name = request.state.id
-    if not body.stream:
-        by, answers = await context.answered(request, wanted)
-        return JSONResponse(body.whole(name, by, answers), headers=by.headers)
-    stream = await context.begun(request, wanted[0])
-    headers = stream.by.headers | {"Cache-Control": "no-store"}
-    return StreamingResponse(
-        body.events(name, stream), media_type="text/event-stream", headers=headers
-    )
 
 
 class OriginMiddleware(CORSMiddleware):
@@ -347,37 +357,3 @@ def _number(text: str) -> float:
     """Vertex AI writes every number with a point, since a protobuf value knows no whole numbers."""
     value = float(text)
     return int(value) if value.is_integer() else value
-
-
-async def read_json(request: Request, limit: int, seconds: float) -> Any:
-    """What a request's body says; raises ServingError 400, 408 or 413.
-
-    Args:
-        limit: of the body, in bytes.
-        seconds: that its client may take to send it.
-    """
-    too_large = ServingError(413, f"The body is larger than {limit:,} bytes.", "body_too_large")
-    if int(request.headers.get("content-length") or 0) > limit:
-        raise too_large
-    content = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                content += piece
-                if len(content) > limit:
-                    raise too_large
-    except ClientDisconnect:
-        raise client_gone() from None
-    except TimeoutError:
-        text = f"The body was not complete after {seconds:g} s."
-        raise ServingError(408, text, "slow_body") from None
-    try:
-        value = json.loads(content, parse_float=_number)
-        # Half a surrogate pair passes as JSON and is no character.
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        text = "The body contains half of a surrogate pair (\\ud800 to \\udfff)."
-        raise invalid(text, None) from None
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"The body is not JSON: {error}.", None) from error
-    return value

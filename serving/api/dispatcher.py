@@ -306,10 +306,9 @@ class Attempt:
 class Dispatcher:
     """Routes requests, tries again when an engine dies, and gives up in time."""
 
-    def __init__(self, router: Router, settings: EndpointSettings, metrics: Metrics) -> None:
-        self.router = router
+    def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
-        self.metrics = metrics
+        self.router, self.metrics = Router(), Metrics()
         self._background: set[asyncio.Task[Any]] = set()
         """The event loop itself keeps no task alive."""
 

@@ -32,12 +32,11 @@ from artifacts.program.entry import CHECK_VARIABLE, SmokeSpec, run_program
 from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
-from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Metrics, Route, Router
+from serving.api.app import build_app
+from serving.api.dispatcher import Dispatcher, Route
 from serving.connections import HttpServer
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
-from serving.journal import Journal
 from serving.logs import log
 from serving.settings import EndpointSettings, JournalSettings, OpenAIEngine, listen
 from serving.state import Desired
@@ -83,14 +82,13 @@ async def serve(environment: ContainerEnvironment, command: Sequence[str]) -> in
         UserError: the model cannot be fetched, is not whole, does not fit, or generates nothing.
     """
     settings = _settings(environment)
-    dispatcher = Dispatcher(Router(), settings, Metrics())
+    dispatcher = Dispatcher(settings)
     with (
         listen(environment.host, environment.port, "`AIP_HTTP_PORT`") as listener,
         tempfile.TemporaryDirectory(prefix="model-") as folder,
     ):
-        journal = Journal(Path(folder), lambda: settings.journal)
-        context = ApiContext(dispatcher, None, journal)
-        app = build_app(context, environment.health_route, environment.predict_route)
+        routes = {"health": environment.health_route, "predict": environment.predict_route}
+        app = build_app(dispatcher, Path(folder), **routes)
         server = HttpServer(app, settings, log_level="warning")
         listening = asyncio.create_task(server.serve([listener]))
         log("listening", port=environment.port)
@@ -194,7 +192,7 @@ def check(command: Sequence[str], spec: str) -> int:
 
 async def _answer_once(environment: ContainerEnvironment, command: Sequence[str]) -> None:
     """Return once a model was loaded and has continued the probe; raises UserError if it cannot."""
-    dispatcher = Dispatcher(Router(), _settings(environment), Metrics())
+    dispatcher = Dispatcher(_settings(environment))
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         await (await _load(environment, command, dispatcher, Path(folder))).stop()
 

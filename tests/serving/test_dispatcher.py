@@ -13,13 +13,12 @@ import pytest
 from starlette.types import Message
 
 from serving.api import dispatcher as dispatching
-from serving.api.app import ApiContext, build_app
-from serving.api.dispatcher import Dispatcher, Metrics, Route, Router, Stream
+from serving.api.app import build_app
+from serving.api.dispatcher import Dispatcher, Route, Stream
 from serving.engine import process as engine_process
 from serving.engine.process import EngineProcess
 from serving.engine.protocol import GenerateRequest
 from serving.errors import ServingError
-from serving.journal import Journal
 from serving.rollout import TrafficSample
 from serving.settings import EndpointSettings
 from serving.state import Desired
@@ -56,9 +55,10 @@ class Versions:
         self, new: float = 0.5, settings: EndpointSettings = SETTINGS
     ) -> tuple[Dispatcher, Route, Route]:
         """Both behind one dispatcher, the new one with a share of the traffic."""
-        router = Router()
-        router.routes = [Route(self.new, new or NEVER), Route(self.old, 1 - new or NEVER)]
-        return Dispatcher(router, settings, Metrics()), *router.routes
+        dispatcher = Dispatcher(settings)
+        routes = [Route(self.new, new or NEVER), Route(self.old, 1 - new or NEVER)]
+        dispatcher.router.routes = routes
+        return dispatcher, *routes
 
 
 @pytest.fixture(scope="module")
@@ -244,8 +244,7 @@ def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
     loop: asyncio.Runner, versions: Versions, tmp_path: Path
 ) -> None:
     dispatcher, *_ = versions.serve(settings=CUT_SHORT)
-    journal = Journal(tmp_path, lambda: CUT_SHORT.journal)
-    app = build_app(ApiContext(dispatcher, None, journal))
+    app = build_app(dispatcher, tmp_path)
     body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
 
     async def ask() -> tuple[httpx.Response, str]:
@@ -266,7 +265,7 @@ def test_a_stream_that_breaks_off_after_its_client_stopped_to_read_counts_as_fai
 ) -> None:
     settings = CUT_SHORT.model_copy(update={"body_timeout": 0.5})
     dispatcher, *_ = versions.serve(settings=settings)
-    app = build_app(ApiContext(dispatcher, None, Journal(tmp_path, lambda: settings.journal)))
+    app = build_app(dispatcher, tmp_path)
     body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {
