@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,6 @@ CLIENTS_FAULTS = (400, 413, 422)
 """Statuses with which a server refuses what it is asked; others are between it and this one."""
 BIAS = 100
 """The most that OpenAI's API takes; more than lies between any token and the likeliest."""
-
-Likelihood = tuple[str, float | None, list[protocol.LikelyToken]]
-"""A token's text, its logarithm and the likeliest of its place."""
 
 
 class OpenAIModel(served_model.PromptEncoder):
@@ -142,9 +139,8 @@ class OpenAIModel(served_model.PromptEncoder):
                 async for piece in pieces:
                     for choice in piece.get("choices") or []:
                         chunk.text += choice["text"] or ""
-                        chunk.scores += (
-                            _scores(choice, offset, request.top) if request.logprobs else []
-                        )
+                        if request.logprobs:
+                            chunk.scores += _scores(choice, request.top, offset)
                         offset += len(choice["text"] or "")
                         end, count = choice.get("finish_reason") or end, count + 1
                     # Of the whole at its end; until then a piece is taken for a token.
@@ -219,10 +215,10 @@ class OpenAIModel(served_model.PromptEncoder):
         # As lm-eval asks, which servers heed: for one token more, since not all can write none.
         own = {"max_tokens": 1, "stream": False, "stop": [], "ignore_eos": False}
         asked = request.model_copy(update=own | {"temperature": 0.0, "top_p": 1.0})
-        told: list[Likelihood] = [("", None, [])]
+        told = [protocol.TokenScore(token="", bytes=[], logprob=None, offset=0)]
         if len(tokens) > 1:
             try:
-                echoed = await self._likelihoods(asked, tokens, echo=True)
+                echoed = await self._ask_scores(asked, tokens, echo=True)
                 if len(echoed) < len(tokens):
                     missing = f"{self._name} returns no log-probabilities for a prompt."
                     raise protocol.Refused(missing, "echo")
@@ -231,15 +227,15 @@ class OpenAIModel(served_model.PromptEncoder):
                 told += await self._led(asked, tokens, refused)
         texts = served_model.TokenTexts(self.tokenizer, text, len(tokens), 0)
         return [
-            texts.score(served_model.TokenLikelihood(token, logprob)).model_copy(
-                update={"top": likely}
+            texts.score(served_model.TokenLikelihood(token, one.logprob)).model_copy(
+                update={"top": one.top}
             )
-            for token, (_, logprob, likely) in zip(tokens, told[: len(tokens)], strict=True)
+            for token, one in zip(tokens, told[: len(tokens)], strict=True)
         ]
 
     async def _led(
         self, asked: protocol.GenerateRequest, tokens: list[int], refusal: protocol.Refused
-    ) -> list[Likelihood]:
+    ) -> list[protocol.TokenScore]:
         """How likely the tokens after the first are, of a server that is led through them.
 
         llama-server has no `echo`. A bias forces one token after another, of which it tells how
@@ -252,36 +248,36 @@ class OpenAIModel(served_model.PromptEncoder):
         # One prompt at a time: several would drive what is kept of each other out of its memory.
         async with self._leading:
             probes = [
-                await self._likelihoods(asked, tokens[:1], logit_bias={token: BIAS})
+                await self._ask_scores(asked, tokens[:1], logit_bias={token: BIAS})
                 for token in (letter, other)
             ]
-            names = {name for probe in probes for name, *_ in probe}
-            certain = sum(math.exp(logprob or 0) for probe in probes for _, logprob, _ in probe)
+            names = {one.token for probe in probes for one in probe}
+            certain = sum(math.exp(one.logprob or 0) for probe in probes for one in probe)
             # Each is all but certain with its bias; before it, they share what is certain.
             if len(names) < 2 or certain > 1.001:
                 raise refusal
             told = []
             for place, token in enumerate(tokens[1:], 1):
                 before = tokens[:place]
-                forced = await self._likelihoods(asked, before, logit_bias={token: BIAS})
+                forced = await self._ask_scores(asked, before, logit_bias={token: BIAS})
                 told += forced or [await self._looked_up(asked, before, token, letter)]
         return told
 
     async def _looked_up(
         self, asked: protocol.GenerateRequest, prompt: list[int], token: int, letter: int
-    ) -> Likelihood:
+    ) -> protocol.TokenScore:
         """How likely a token is that ends within a character: llama-server writes none of those,
         but names them among all that might stand in a letter's place."""
         every = {"logprobs": self.tokenizer.backend.get_vocab_size(), "logit_bias": {letter: BIAS}}
         choice = await self._choice(self._body(asked, prompt) | every)
         (place,) = choice["logprobs"]["content"]
-        return "", {one["id"]: one["logprob"] for one in place["top_logprobs"]}[token], []
+        logprob = {one["id"]: one["logprob"] for one in place["top_logprobs"]}[token]
+        return protocol.TokenScore(token="", bytes=[], logprob=logprob, offset=0)
 
-    async def _likelihoods(
+    async def _ask_scores(
         self, asked: protocol.GenerateRequest, prompt: list[int], **more: Any
-    ) -> list[Likelihood]:
-        choice = await self._choice(self._body(asked, prompt) | more)
-        return list(_likelihoods(choice, asked.top))
+    ) -> list[protocol.TokenScore]:
+        return _scores(await self._choice(self._body(asked, prompt) | more), asked.top)
 
     async def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -304,21 +300,13 @@ def _authorization(variable: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _scores(choice: dict[str, Any], offset: int, top: int) -> list[protocol.TokenScore]:
-    """Those of an answer's tokens, in a piece that begins there in the text that is sent."""
-    scores = []
-    for token, logprob, likely in _likelihoods(choice, top):
-        own = list(token.encode())
-        scores.append(
-            protocol.TokenScore(token=token, bytes=own, logprob=logprob, offset=offset, top=likely)
-        )
-        offset += len(token)
-    return scores
+def _scores(choice: dict[str, Any], top: int, offset: int = 0) -> list[protocol.TokenScore]:
+    """Those of an answer's tokens, from the shape of completions or, as llama-server has it, of
+    chats.
 
-
-def _likelihoods(choice: dict[str, Any], top: int) -> Iterator[Likelihood]:
-    """Each token, its logarithm and the likeliest, from the shape of completions or, as
-    llama-server has it, of chats."""
+    Args:
+        offset: where this piece begins in the text that is sent.
+    """
     said = choice.get("logprobs") or {}
     if "content" in said:
         tokens = [one["token"] for one in said["content"]]
@@ -330,13 +318,20 @@ def _likelihoods(choice: dict[str, Any], top: int) -> Iterator[Likelihood]:
     else:
         tokens, own = said.get("tokens") or [], said.get("token_logprobs") or []
         tops = said.get("top_logprobs") or [None] * len(tokens)
+    scores = []
     for token, logprob, others in zip(tokens, own, tops, strict=True):
         likeliest = sorted((others or {}).items(), key=lambda one: -one[1])[:top]
         likely = [
             protocol.LikelyToken(token=name, bytes=list(name.encode()), logprob=value)
             for name, value in likeliest
         ]
-        yield token, logprob, likely
+        scores.append(
+            protocol.TokenScore(
+                token=token, bytes=list(token.encode()), logprob=logprob, offset=offset, top=likely
+            )
+        )
+        offset += len(token)
+    return scores
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
