@@ -1,11 +1,11 @@
 """The connections of this project's HTTP servers: how many, for how long, and what is HTTP."""
 
 import asyncio
-import json
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -89,7 +89,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
             if len(self.connections) > most:
                 refused.add(most=most)
                 error = unavailable("Too many connections are open. Try again soon.")
-                transport.write(_raw_response("503 Service Unavailable", error))
+                transport.write(_raw_response(error))
                 transport.close()
                 return
             self._idle_since = self._taken_at = self.loop.time()
@@ -119,7 +119,7 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
         def send_400_response(self, msg: str) -> None:
             malformed.add(reason=msg)
             error = ServingError(400, msg, "invalid_http")
-            self.transport.write(_raw_response("400 Bad Request", error))
+            self.transport.write(_raw_response(error))
             self.transport.close()
 
     return LimitedProtocol
@@ -133,12 +133,9 @@ def _most_connections(settings: EndpointSettings) -> int:
     return max(1, min(settings.max_connections, files - SPARE_FILES))
 
 
-def _raw_response(status: str, error: ServingError) -> bytes:
-    body = json.dumps(error.body).encode()
-    headers = error.headers | {
-        "Content-Type": "application/json",
-        "Content-Length": len(body),
-        "Connection": "close",
-    }
-    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join([*lines, "", ""]).encode() + body
+def _raw_response(error: ServingError) -> bytes:
+    """What Starlette would answer, on a connection that no request has come from."""
+    answer, status = error.response(), HTTPStatus(error.status)
+    headers = [b": ".join(header) for header in [*answer.raw_headers, (b"connection", b"close")]]
+    first = f"HTTP/1.1 {status} {status.phrase}".encode()
+    return b"\r\n".join([first, *headers, b"", bytes(answer.body)])

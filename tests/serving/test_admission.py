@@ -115,7 +115,7 @@ def test_more_connections_than_allowed_are_told_so_and_the_rest_go_on(guarded: C
         refused = held[-1].recv(4096)
         assert refused.startswith(b"HTTP/1.1 503 ")
         head, body = refused.split(b"\r\n\r\n")
-        assert b"Retry-After: 2" in head.split(b"\r\n")
+        assert b"retry-after: 2" in head.split(b"\r\n")
         assert json.loads(body)["error"]["code"] == "unavailable"
     finally:
         for connection in held:
