@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from artifacts.errors import MissingArtifact, UserError, materialize_command
 from artifacts.store.pipelines import Pipeline
@@ -79,6 +78,11 @@ def serve_wanted(
         RolloutFailed: the version that served before still does.
         UserError: nothing can be served.
     """
+
+    def serve(one: ModelVersion, by: PipelineSettings, still: Callable[[], bool]) -> LiveAddress:
+        verify_model(record, one.model_url, weights=one.weights)
+        return serving.serve(by, one, report, still)
+
     while True:
         state = registry.state()
         wanted = state.find("wanted")
@@ -94,11 +98,9 @@ def serve_wanted(
             )
         chosen = _at_once(settings) if by_person else settings
         still_wanted = _still_wanted(registry, wanted.version)
-        serve = partial(serving.serve, report=report, still_wanted=still_wanted)
         with suppress(NoLongerWanted):
             try:
-                verify_model(record, wanted.model_url, weights=wanted.weights)
-                version, served = wanted, serve(chosen, wanted)
+                version, served = wanted, serve(wanted, chosen, still_wanted)
             except RolloutFailed as error:
                 raise RolloutFailed(f"{error}\n{_ways_on(wanted)}") from error
             except UserError as error:
@@ -106,8 +108,11 @@ def serve_wanted(
                 if before is None or serving.serves(settings):
                     raise
                 report(f"WARNING: version {wanted.version} cannot be served: {error}")
-                version, served = before, _serve_again(serve, settings, record, before, error)
-                served = served.model_copy(update={"instead_of": wanted.version})
+                try:
+                    served = serve(before, settings, still_wanted)
+                except UserError:
+                    raise error from None
+                version, served = before, served.model_copy(update={"instead_of": wanted.version})
                 report(
                     f"WARNING: version {version.version} serves in place of version "
                     f"{wanted.version}"
@@ -167,21 +172,6 @@ def _ways_on(wanted: ModelVersion) -> str:
         f"{again}, `llm-assets approve {number} --reason REASON` to have it without the tests of a "
         f"rollout, or `llm-assets reject {number} --reason REASON` to give it up."
     )
-
-
-def _serve_again(
-    serve: Callable[[PipelineSettings, ModelVersion], LiveAddress],
-    settings: PipelineSettings,
-    record: Pipeline,
-    before: ModelVersion,
-    fault: UserError,
-) -> LiveAddress:
-    """Serve the version before; where that fails too, the wanted one's fault is the message."""
-    try:
-        verify_model(record, before.model_url, weights=before.weights)
-        return serve(settings, before)
-    except UserError:
-        raise fault from None
 
 
 def _at_once(settings: PipelineSettings) -> PipelineSettings:
