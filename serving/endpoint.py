@@ -92,7 +92,9 @@ def start(
         # One that runs looks whether it was written.
         state.desired.write(desired)
         if running is None:
-            child = _spawn(state)
+            with state.log_path.open("ab") as output:
+                command = [sys.executable, "-m", "serving.supervisor", "--state", str(state.folder)]
+                child = Child(command, output=output, outlives_parent=True)
         done = _wait(state, desired, began, report, child, still_wanted)
         # Somebody may have stopped what was not there yet.
         state.stopped_path.unlink(missing_ok=True)
@@ -125,15 +127,6 @@ def _end(running: Status) -> None:
     if running.alive:
         # Its API server and engines end with it.
         os.kill(running.pid, signal.SIGKILL)
-
-
-def _spawn(state: StateFolder) -> Child:
-    with state.log_path.open("ab") as log:
-        return Child(
-            [sys.executable, "-m", "serving", "--state", str(state.folder)],
-            output=log,
-            outlives_parent=True,
-        )
 
 
 def _wait(
@@ -215,11 +208,9 @@ def _needs_new_server(running: Status, wanted: EndpointSettings) -> bool:
 
 def _refuses_token(running: Status) -> bool:
     """Whether the server has another token than the variable now; only the server knows its own."""
-    headers = {"Authorization": f"Bearer {bearer_token(running.settings)}"}
     try:
-        # By no proxy, which would be told the token.
-        with httpx.Client(headers=headers, trust_env=False, timeout=ASK_SECONDS) as client:
-            answer = client.get(f"{running.url}/v1/models")
+        with httpx.Client(**running.client_options(), timeout=ASK_SECONDS) as client:
+            answer = client.get("/v1/models")
     except (httpx.HTTPError, httpx.InvalidURL):
         return False
     return answer.status_code == httpx.codes.UNAUTHORIZED

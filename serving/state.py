@@ -9,7 +9,7 @@ one before it was killed.
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,7 +17,7 @@ from artifacts.leases import process_started
 from artifacts.storage import files
 from artifacts.storage.files import make_private
 from serving.comparison import EngineComparison, JudgedDocument
-from serving.settings import EndpointSettings
+from serving.settings import EndpointSettings, bearer_token
 
 RESTART_SECONDS = (0.0, 1.0, 5.0, 15.0)
 """Pauses before the first, second … restart; the last one repeats."""
@@ -116,13 +116,22 @@ class Status(BaseModel):
     """Whether a version has taken all traffic since it was started, before a crash or after it."""
     routes: list[RouteStatus] = []
     outcome: RolloutOutcome | None = None
-    updated_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def url(self) -> str:
         """Where to send requests."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
+
+    def client_options(self) -> dict[str, Any]:
+        """Of an httpx client that asks it; raises UserError where its token is not set here."""
+        token = bearer_token(self.settings)
+        return {
+            "base_url": self.url,
+            "headers": {"Authorization": f"Bearer {token}"} if token else {},
+            # By no proxy, which would be told the token.
+            "trust_env": False,
+        }
 
     @property
     def alive(self) -> bool:

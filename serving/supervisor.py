@@ -1,21 +1,25 @@
-"""Keeps the API server alive: holds its socket, starts it again when it dies.
+"""Keeps an endpoint's API server alive: holds its socket, starts it again when it dies.
 
-It does nothing else, so that there is little that could end it. Connections that arrive while the
-API server is down wait in the socket for the next one.
+Started by `serving.endpoint` as `python -m serving.supervisor --state FOLDER`. It does nothing
+else, so that there is little that could end it. Connections that arrive while the API server is
+down wait in the socket for the next one.
 """
 
+import argparse
 import os
 import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from select import select
 from time import monotonic, sleep
 from types import FrameType
 
 from artifacts.errors import UserError
-from artifacts.program.lifetime import Child
+from artifacts.program.lifetime import Child, use_own_temporary_folder
 from serving.logs import log, log_to
+from serving.settings import bearer_token, listen
 from serving.state import STEADY_SECONDS, StateFolder, restart_pause
 
 CANNOT_SERVE = 3
@@ -117,3 +121,25 @@ class Supervisor:
             if status:
                 dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
                 self._state.status.write(status.model_copy(update=dead))
+
+
+def main() -> int:
+    """Run the endpoint of a state folder until a signal; exit code 1 where it cannot begin."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path, required=True)
+    state = StateFolder(parser.parse_args().state)
+    use_own_temporary_folder()
+    try:
+        desired = state.desired.read()
+        if desired is None:
+            raise UserError(f"{state.folder} does not say what to serve: it has no desired.json.")
+        bearer_token(desired.settings)
+        with listen(desired.settings.host, desired.settings.port) as listener:
+            return Supervisor(state, listener).run()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

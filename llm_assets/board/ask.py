@@ -21,7 +21,6 @@ from llm_assets.tracing.trace import Trace, Tracer, find_answers
 from recipes.evaluation.exam import read_questions
 from recipes.evaluation.settings import SAMPLES_NAME
 from serving.errors import unavailable
-from serving.settings import bearer_token
 
 SECONDS = 150.0
 COLORS = 6
@@ -84,15 +83,10 @@ def routes(board: Board) -> list[BaseRoute]:
                 "The endpoint is not running. Start it with: llm-assets run"
             ).response()
         try:
-            token = bearer_token(status.settings)
+            client = httpx.AsyncClient(**status.client_options(), timeout=SECONDS)
         except UserError as error:
             return unavailable(str(error)).response()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        headers["Content-Type"] = request.headers.get("content-type", "")
-        # By no proxy, which would be told the token.
-        client = httpx.AsyncClient(
-            base_url=status.url, headers=headers, trust_env=False, timeout=SECONDS
-        )
+        client.headers["Content-Type"] = request.headers.get("content-type", "")
         try:
             path = f"/v1/{request.path_params['path']}"
             asked = client.build_request("POST", path, content=request.stream())

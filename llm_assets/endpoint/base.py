@@ -39,7 +39,7 @@ from serving.engine.process import EngineProcess
 from serving.engine.protocol import EngineLost, Refused
 from serving.errors import RETRY_SECONDS
 from serving.rollout import PROBE
-from serving.settings import QUANTIZED, EndpointSettings, Weights, bearer_token
+from serving.settings import QUANTIZED, EndpointSettings, Weights
 from serving.state import Desired, Status
 from serving.traffic import bits_of
 
@@ -171,12 +171,7 @@ class LiveEndpoint:
             seconds: that it has for one answer.
             seconds_in_all: that it has for all of them, from now on.
         """
-        token = bearer_token(status.settings)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # By no proxy, which would be told the token.
-        self._http = httpx.Client(
-            base_url=status.url, headers=headers, trust_env=False, timeout=seconds
-        )
+        self._http = httpx.Client(**status.client_options(), timeout=seconds)
         self._status = status
         self._seconds, self._end = seconds, time.monotonic() + seconds_in_all
 
