@@ -25,16 +25,9 @@ from openvino_genai import (
 
 from artifacts.model import attention_window, context_tokens, end_tokens_of, read_config
 from artifacts.program.lifetime import LIBC
+from serving.engine import served_model
 from serving.engine.protocol import GenerateRequest
-from serving.engine.served_model import (
-    AnswerText,
-    Job,
-    ServedModel,
-    ServedTokenizer,
-    Step,
-    TokenLikelihood,
-    start_thread,
-)
+from serving.engine.served_model import AnswerText, Job, ServedTokenizer, Step, TokenLikelihood
 from serving.settings import EndpointSettings, Weights
 
 MODEL_NAME = "openvino_model.xml"
@@ -67,7 +60,7 @@ class _RunningRequest(Job):
     written: list[int] = field(default_factory=list)
 
 
-class OpenVinoModel(ServedModel):
+class OpenVinoModel(served_model.ServedModel):
     """Requests join and leave the running batch at every token."""
 
     def __init__(self, folder: Path, converted: Path, settings: EndpointSettings) -> None:
@@ -94,7 +87,7 @@ class OpenVinoModel(ServedModel):
         self._jobs: set[_RunningRequest] = set()
         self._asked = threading.Event()
         self._loop: asyncio.AbstractEventLoop
-        start_thread(self._run)
+        served_model.start_thread(self._run)
 
     def submit(self, request: GenerateRequest, tokens: list[int]) -> Job:
         prompt, scores = [*tokens, *self.encode_written(request)], request.logprobs

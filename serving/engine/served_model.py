@@ -18,30 +18,19 @@ from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from artifacts.model import byte_letters
-from serving.engine.protocol import (
-    LONGEST_LINE,
-    READY,
-    Call,
-    Chunk,
-    GenerateRequest,
-    LikelyToken,
-    Message,
-    Refused,
-    Reply,
-    TokenScore,
-)
+from serving.engine import protocol
+from serving.engine.protocol import Chunk, GenerateRequest, LikelyToken, Refused, TokenScore
 
 BROKEN_EXIT_CODE = 70
 CHARACTER_TOKENS = 4
@@ -51,8 +40,6 @@ SHORT_BYTES = 4_096
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_NAME = "chat.json"
 BYTES = {letter: byte for byte, letter in enumerate(byte_letters())}
-
-Result = TypeVar("Result")
 
 
 class AnyModel(Protocol):
@@ -72,17 +59,19 @@ class AnyModel(Protocol):
 
 async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None:
     """Say why this engine computes, then answer the API server's calls until that is gone."""
-    reader, writer = await asyncio.open_connection(sock=end, limit=LONGEST_LINE)
+    reader, writer = await asyncio.open_connection(sock=end, limit=protocol.LONGEST_LINE)
     tasks: dict[int, asyncio.Task[None]] = {}
 
     def say(number: int, chunk: Chunk) -> None:
-        reply = Reply(number=number, chunk=chunk)
+        reply = protocol.Reply(number=number, chunk=chunk)
         writer.write(reply.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
     async def answer(number: int, request: GenerateRequest, is_short: bool) -> None:
-        encode = partial(model.encode, request)
         try:
-            tokens = encode() if is_short else await in_thread(encode)
+            if is_short:
+                tokens = model.encode(request)
+            else:
+                tokens = await asyncio.to_thread(model.encode, request)
             async for chunk in model.generate(request, tokens):
                 say(number, chunk)
         except Refused as refused:
@@ -100,9 +89,9 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         finally:
             del tasks[number]
 
-    say(READY, Chunk(text=reason))
+    say(protocol.READY, Chunk(text=reason))
     while line := await reader.readline():
-        call = Call.model_validate_json(line)
+        call = protocol.Call.model_validate_json(line)
         if given_up := tasks.get(call.number):
             given_up.cancel()
         elif call.request is not None:
@@ -110,19 +99,6 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
             tasks[call.number] = asyncio.create_task(work)
         else:
             tasks[call.number] = asyncio.create_task(answer_check(call.number))
-
-
-async def in_thread(work: Callable[[], Result], executor: Executor | None = None) -> Result:
-    """What work in a thread returns or raises, whatever that is."""
-
-    def run() -> Result:
-        try:
-            return work()
-        except StopIteration as error:
-            # Before Python 3.12 no future holds one: it would be awaited for ever.
-            raise RuntimeError(f"{work} raised StopIteration") from error
-
-    return await asyncio.get_running_loop().run_in_executor(executor, run)
 
 
 def start_thread(work: Callable[[], None]) -> None:
@@ -347,7 +323,7 @@ class ChatEncoder:
             if token.special
         }
 
-    def encode(self, turns: Sequence[Message]) -> list[int]:
+    def encode(self, turns: Sequence[protocol.Message]) -> list[int]:
         """The prompt's tokens; raises TemplateError where there is no template, or it refuses."""
         if not self._template:
             raise TemplateError("the model has no chat template; use completions")

@@ -5,12 +5,12 @@ fine-tuned RoBERTa, tells which class a text is, or what stands behind a mask. A
 torch sees any, which divide a large model.
 """
 
+import asyncio
 import queue
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,13 @@ def read_weights(folder: Path, model_class: Any, **options: Any) -> Any:
     return model
 
 
+def _load(folder: Path, model_class: Any, settings: EndpointSettings) -> Any:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
+    return read_weights(folder, model_class, dtype=dtype)
+
+
 @dataclass(eq=False, kw_only=True)
 class _Generation(served_model.Job):
     """One request in the batch."""
@@ -77,8 +84,7 @@ class TransformersModel(served_model.ServedModel):
         name = "Seq2SeqLM" if self.is_encoder_decoder else "CausalLM"
         kind = getattr(transformers, f"AutoModelFor{name}")
         self.tokenizer = served_model.ServedTokenizer.of(read_tokenizer(folder))
-        dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
-        self._model = read_weights(folder, kind, dtype=dtype)
+        self._model = _load(folder, kind, settings)
         # T5's positions are relative, and it names no limit.
         positions = context_tokens(config) or DEFAULT_CONTEXT_TOKENS
         self.context_tokens = min(positions, settings.cache_tokens)
@@ -89,8 +95,6 @@ class TransformersModel(served_model.ServedModel):
         self._pad_token = defaults.pad_token_id or 0
         self._beams = defaults.num_beams or 1
         self._waiting: queue.Queue[_Generation] = queue.Queue()
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         served_model.start_thread(self._answer)
 
     def submit(self, request: GenerateRequest, tokens: list[int]) -> served_model.Job:
@@ -293,10 +297,7 @@ class Classifier(served_model.AnyModel):
             UserError: the folder holds no model of this kind, or one that cannot be read.
         """
         self._tokenizer = read_tokenizer(folder)
-        dtype = torch.float32 if settings.weights == "f32" else torch.bfloat16
-        self._model = read_weights(folder, getattr(transformers, self.kind), dtype=dtype)
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        self._model = _load(folder, getattr(transformers, self.kind), settings)
         self._limit = context_tokens(self._model.config.to_dict()) or DEFAULT_POSITIONS
         self._thread = ThreadPoolExecutor(1, "classifier")
 
@@ -314,7 +315,8 @@ class Classifier(served_model.AnyModel):
         self, request: GenerateRequest, tokens: list[int]
     ) -> AsyncGenerator[Chunk, None]:
         """One piece: the label, with the probability of every one."""
-        scores = await served_model.in_thread(partial(self._scores, tokens), self._thread)
+        loop = asyncio.get_running_loop()
+        scores = await loop.run_in_executor(self._thread, self._scores, tokens)
         yield Chunk(
             text=max(scores, key=scores.__getitem__),
             class_scores=scores,

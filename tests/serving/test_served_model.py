@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,6 @@ from serving.engine.served_model import (
     Step,
     TokenLikelihood,
     TokenTexts,
-    in_thread,
 )
 from tests.old_tokenizers import write_old_tokenizer
 from tests.serving.conftest import SETTINGS, chunks_of, generate
@@ -84,11 +82,6 @@ def log_probabilities(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """What transformers gives after each token, shape (tokens, vocabulary)."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     return model(tokens[None]).logits[0].log_softmax(-1)
-
-
-def test_a_thread_that_stops_an_iteration_is_not_awaited_for_ever() -> None:
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(asyncio.wait_for(in_thread(partial(next, iter(()))), 10))
 
 
 def test_an_engine_ends_with_the_thread_that_all_its_answers_come_from() -> None:
