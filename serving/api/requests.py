@@ -25,13 +25,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from serving.api.dispatcher import Stream
-from serving.engine.protocol import (
-    Chunk,
-    GenerateRequest,
-    LikelyToken,
-    Message,
-    TokenScore,
-)
+from serving.engine import protocol
+from serving.engine.protocol import Chunk, GenerateRequest, TokenScore
 from serving.errors import ServingError, invalid
 from serving.settings import EndpointSettings
 from serving.state import OfVersion
@@ -284,11 +279,13 @@ class ChatMessage(Strict):
     name: str | None = None
     """Taken and ignored."""
 
-    def as_text(self) -> Message:
+    def as_text(self) -> protocol.Message:
         """The turn as chat templates know it."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return Message(role="system" if self.role == "developer" else self.role, content=text)
+        return protocol.Message(
+            role="system" if self.role == "developer" else self.role, content=text
+        )
 
 
 class ChatRequest(OpenAIRequest):
@@ -391,7 +388,7 @@ def _logprobs(scores: list[TokenScore]) -> dict[str, Any]:
     }
 
 
-def _logprob(likely: LikelyToken) -> dict[str, Any]:
+def _logprob(likely: protocol.LikelyToken) -> dict[str, Any]:
     """A token as OpenAI's chats have it."""
     return likely.model_dump(include={"token", "logprob", "bytes"})
 

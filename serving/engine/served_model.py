@@ -66,8 +66,12 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         reply = protocol.Reply(number=number, chunk=chunk)
         writer.write(reply.model_dump_json(exclude_defaults=True).encode() + b"\n")
 
-    async def answer(number: int, request: GenerateRequest, is_short: bool) -> None:
+    async def answer(number: int, request: GenerateRequest | None, is_short: bool) -> None:
         try:
+            if request is None:
+                await model.check()
+                say(number, Chunk())
+                return
             if is_short:
                 tokens = model.encode(request)
             else:
@@ -82,23 +86,14 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         finally:
             del tasks[number]
 
-    async def answer_check(number: int) -> None:
-        try:
-            await model.check()
-            say(number, Chunk())
-        finally:
-            del tasks[number]
-
     say(protocol.READY, Chunk(text=reason))
     while line := await reader.readline():
         call = protocol.Call.model_validate_json(line)
         if given_up := tasks.get(call.number):
             given_up.cancel()
-        elif call.request is not None:
+        else:
             work = answer(call.number, call.request, len(line) <= SHORT_BYTES)
             tasks[call.number] = asyncio.create_task(work)
-        else:
-            tasks[call.number] = asyncio.create_task(answer_check(call.number))
 
 
 def start_thread(work: Callable[[], None]) -> None:
@@ -276,25 +271,17 @@ class ServedTokenizer:
         name = self.backend.id_to_token(token) or ""
         if token in self._added:
             return name.encode()
-        if self._is_byte_level:
+        if "ByteLevel" in self._decoder:
             return bytes(BYTES[character] for character in name)
         if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
             return bytes.fromhex(byte[1])
         # Tokenizers of words mark the beginning of one, or what is none.
-        name = name.removeprefix("##") if self._is_word_piece else name.replace("\u2581", " ")
-        return name.encode()
+        is_piece = "WordPiece" in self._decoder
+        return (name.removeprefix("##") if is_piece else name.replace("\u2581", " ")).encode()
 
     @cached_property
     def _added(self) -> Container[int]:
         return self.backend.get_added_tokens_decoder()
-
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        return '"ByteLevel"' in self._decoder
-
-    @cached_property
-    def _is_word_piece(self) -> bool:
-        return '"WordPiece"' in self._decoder
 
     @cached_property
     def _decoder(self) -> str:
