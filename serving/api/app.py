@@ -325,7 +325,7 @@ def check_origin(request: Request, settings: EndpointSettings) -> None:
     """
     origin, host = (request.headers.get(name, "") for name in ("origin", "host"))
     if origin not in ("", f"http://{host}", *settings.allowed_origins):
-        text = "This origin is not in `endpoint.allowed_origins`."
+        text = f"The origin {origin!r} is not in `endpoint.allowed_origins`."
         raise ServingError(403, text, "forbidden_origin")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     known = name.strip("[]").lower() in (*LOOPBACK, *map(str.lower, settings.allowed_hosts))
