@@ -92,13 +92,10 @@ class EngineTraffic:
         return comparison
 
     async def set_share(self, share: float) -> None:
-        self._share(share)
-        _look([self._route, *self._old])
-
-    def _share(self, share: float) -> None:
         self._route.share = share
         for route in self._old:
             route.share = (1.0 - share) / len(self._old)
+        _look([self._route, *self._old])
 
     async def observe(self) -> tuple[TrafficSample, TrafficSample]:
         if not self._new.ready.is_set() or self._new.restarts:
@@ -124,7 +121,7 @@ class EngineTraffic:
 
     async def roll_back(self) -> None:
         self._end_watch()
-        self._share(0.0)
+        await self.set_share(0.0)
         if self._route in self._router.routes:
             await self._router.drain(self._route, self._settings.request_timeout)
         await self._new.stop()

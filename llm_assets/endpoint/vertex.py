@@ -116,15 +116,14 @@ class VertexEndpoint:
         request = aiplatform_v1.CreateEndpointRequest(
             parent=self._vertex.parent, endpoint=endpoint, endpoint_id=self._id
         )
-        try:
+        # Another run's, or this one's whose reply was lost; whoever goes on waits until it is done.
+        with contextlib.suppress(AlreadyExists):
             self._vertex.change(
                 "the endpoint's creation",
                 self._vertex.endpoints.create_endpoint,
                 CHANGE_SECONDS,
                 request=request,
             )
-        except AlreadyExists:
-            self.settle(CHANGE_SECONDS)
 
     def settle(self, seconds: float) -> None:
         """Wait until no change of the endpoint is under way, such as one of a killed run."""

@@ -296,9 +296,8 @@ class Attempt:
                 self._metrics.tokens(
                     self.route.engine.desired.version, chunk.prompt_tokens, written
                 )
-                # Where an engine counts no tokens: English has some four characters in each.
-                if count := written or len(text) // 4:
-                    self._seconds.append((monotonic() - started) / count)
+                if written:
+                    self._seconds.append((monotonic() - started) / written)
                 return
         raise EngineLost("the engine ended repeatedly")
 
