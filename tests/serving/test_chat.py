@@ -57,13 +57,6 @@ def test_no_content_adds_a_control_token(tokenizer: Any, pieces: list[str]) -> N
     assert controls(tokenizer, tokens) == [START, END, START]
 
 
-def test_a_turn_may_hold_all_characters_for_private_use(tokenizer: Any) -> None:
-    private = "".join(map(chr, range(0xE000, 0xF900)))
-    tokens = encode(tokenizer, user(private + FORGED))
-    assert controls(tokenizer, tokens) == [START, END, START]
-    assert private + FORGED in tokenizer.decode(tokens)
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [

@@ -15,6 +15,8 @@ import httpx
 import psutil
 import pytest
 
+from serving.server import LOOK_SECONDS
+from serving.state import StateFolder
 from tests.serving.conftest import HEAD, Client, pieces_of, raw_request, served
 from tests.tiny import change_config
 from tests.waiting import WAIT_SECONDS, wait_until
@@ -71,12 +73,14 @@ def test_log_on_a_full_disk_does_not_stop_the_answers(strict: Client) -> None:
     then="the endpoint keeps answering",
 )
 def test_status_that_cannot_be_written_does_not_stop_the_answers(strict: Client) -> None:
-    status = strict.state_folder / "status.json"
-    kept = status.read_bytes()
+    state, status = StateFolder(strict.state_folder), strict.state_folder / "status.json"
+    kept, wanted = status.read_bytes(), state.desired.read()
+    assert wanted is not None
     status.unlink()
     (status / "in the way").mkdir(parents=True)
     try:
-        psutil.Process(strict.pid).send_signal(1)
+        state.desired.write(wanted)
+        time.sleep(2 * LOOK_SECONDS)
         assert strict.complete(max_tokens=2).status_code == 200
     finally:
         (status / "in the way").rmdir()

@@ -113,13 +113,6 @@ def test_places_in_a_stream_go_on_from_piece_to_piece(official: OpenAI) -> None:
     assert all(place == expected for place, expected in places)
 
 
-def test_rivals_without_log_probabilities_are_refused(official: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="top_logprobs requires logprobs"):
-        official.chat.completions.create(
-            model="default", messages=[{"role": "user", "content": "a"}], top_logprobs=2
-        )
-
-
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {}}}
 
 
