@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -78,8 +77,6 @@ class OpenAIModel(served_model.PromptEncoder):
                 env=os.environ | {PARENT_VARIABLE: str(os.getpid())},
             )
         self._wait_until_it_writes()
-        if self._process is not None:
-            served_model.start_thread(self._watch)
 
     def _wait_until_it_writes(self) -> None:
         asked = protocol.GenerateRequest(max_tokens=1, max_prompt_tokens=1, stream=False)
@@ -103,19 +100,13 @@ class OpenAIModel(served_model.PromptEncoder):
         code = self._process.poll() if self._process else None
         return None if code is None else f"{self._name} {how_it_ended(code)}"
 
-    def _watch(self) -> None:
-        """Have this program end with all that is left of the server once that has ended."""
-        while not (ended := self._ended()):
-            time.sleep(POLL_SECONDS)
-        print(f"{ended}.", file=sys.stderr, flush=True)
-        # The main thread's work, as whoever asks it to end knows it.
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait()
-
     async def check(self) -> None:
         """Return once a server that was started answers; how long that may take the API server
-        knows."""
+        knows. Where it has ended, so does this program, with all that is left of it."""
         while self._process is not None:
+            if ended := self._ended():
+                print(f"{ended}.", file=sys.stderr, flush=True)
+                signal.raise_signal(signal.SIGTERM)
             try:
                 await self._client.get("models")
                 return
