@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,6 +29,7 @@ class HttpServer(uvicorn.Server):
             "access_log": False,
             "lifespan": "off",
             "http": limited_protocol(settings),
+            "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
             "ws": "none",
             "server_header": False,
             "timeout_keep_alive": 30,
@@ -44,23 +44,6 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class _Connection(h11.Connection):
-    """HTTP/1.1 as h11 reads it, but for requests whose length is told in two ways.
-
-    A proxy in front that goes by the other way would take a part of one client's body for the next
-    request, and give its answer to another client (RFC 9112, 6.1).
-    """
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            is_old = event.http_version < b"1.1"
-            if b"transfer-encoding" in names and (is_old or b"content-length" in names):
-                raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
-        return event
-
-
 def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
     """HTTP/1.1 with a limit of connections, and of silence before a request is complete.
 
@@ -69,13 +52,8 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
     read its answer.
     """
     most, timeout = _most_connections(settings), settings.header_timeout
-    refused, malformed, silent, unread = map(
-        Tally,
-        (
-            *("connection_refused", "malformed_request"),
-            *("silent_connection_closed", "unread_connection_ended"),
-        ),
-    )
+    refused, malformed = Tally("connection_refused"), Tally("malformed_request")
+    silent, unread = Tally("silent_connection_closed"), Tally("unread_connection_ended")
 
     class LimitedProtocol(H11Protocol):
         _idle_since = _taken_at = 0.0
@@ -85,7 +63,6 @@ def limited_protocol(settings: EndpointSettings) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
             if len(self.connections) > most:
                 refused.add(most=most)
                 error = unavailable("Too many connections are open. Try again soon.")

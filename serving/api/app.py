@@ -318,11 +318,20 @@ class OriginMiddleware(CORSMiddleware):
 
 
 def check_origin(request: Request, settings: EndpointSettings) -> None:
-    """Refuse web pages that were not allowed; raises ServingError 403 or 421.
+    """Refuse web pages that were not allowed, and bodies whose length is told in two ways; raises
+    ServingError 400, 403 or 421.
 
     A page that has its own name resolve to this machine (DNS rebinding) is known by the Host that
     its browser sends.
     """
+    is_old = request.scope.get("http_version", "1.1") < "1.1"
+    if "transfer-encoding" in request.headers and (is_old or "content-length" in request.headers):
+        # A proxy in front that goes by the other length would take a part of one client's body for
+        # the next request, and give its answer to another client (RFC 9112, 6.1).
+        text = "The length of the body is told in two ways."
+        error = ServingError(400, text, "invalid_http")
+        error.headers["Connection"] = "close"
+        raise error
     origin, host = (request.headers.get(name, "") for name in ("origin", "host"))
     if origin not in ("", f"http://{host}", *settings.allowed_origins):
         text = f"The origin {origin!r} is not in `endpoint.allowed_origins`."
