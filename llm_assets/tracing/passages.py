@@ -205,50 +205,35 @@ _BLOCK = 1_024
 """Documents that are asked at a time whether they were trained on."""
 
 
-@dataclass(frozen=True)
-class Nearby:
-    """A document and how near it is."""
-
-    shard: training_text.IndexedShard
-    document: int
-    """Its number in the shard."""
-    score: float
-    """Of BM25; comparable within one search."""
-
-    @property
-    def text(self) -> int:
-        """What its text is known by (`artifacts.shards.shard_set`)."""
-        return int(self.shard.index.texts[self.document])
-
-
 def find_nearest(
     shards: Sequence[training_text.IndexedShard], tokens: np.ndarray, texts: np.ndarray, count: int
-) -> list[Nearby]:
-    """The nearest documents among some texts, best first, each text once.
+) -> dict[int, float]:
+    """The nearest among some texts (`artifacts.shards.shard_set`), best first, to their scores.
 
     How telling a token is, all documents of the shards say.
 
     Args:
         tokens: of the text to look for.
-        texts: shape (texts,), uint64, sorted: the documents to look among.
+        texts: shape (texts,), uint64, sorted: those to look among.
 
     Returns:
-        Fewer than `count`, or none, where no others share a telling token.
+        Fewer than `count`, or none, where no others share a telling token. Scores are those of
+        BM25, comparable within one search.
     """
     if not shards:
-        return []
+        return {}
     terms, weights = _telling_terms(shards, tokens)
     documents = sum(len(one.index.texts) for one in shards)
     length = sum(one.index.tokens for one in shards) / max(1, documents)
-    best = (
+    best = [
         near
         for one in shards
         for near in _best(one, _scores(one, terms, weights, length), texts, count)
-    )
-    found: dict[int, Nearby] = {}
-    for near in sorted(best, key=lambda near: -near.score):
-        found.setdefault(near.text, near)
-    return list(islice(found.values(), count))
+    ]
+    found: dict[int, float] = {}
+    for text, score in sorted(best, key=lambda near: -near[1]):
+        found.setdefault(text, score)
+    return dict(islice(found.items(), count))
 
 
 def _telling_terms(
@@ -281,41 +266,25 @@ def _scores(
 
 def _best(
     shard: training_text.IndexedShard, scores: np.ndarray, wanted: np.ndarray, count: int
-) -> list[Nearby]:
-    """The documents of a shard with the highest scores above 0, those of wanted texts, each once.
+) -> list[tuple[int, float]]:
+    """The wanted texts of a shard with the highest scores above 0, each once, and these scores.
 
     So of a shard no more is held than may be shown, however many documents share a token.
     """
     documents = np.flatnonzero(scores)
     order = documents[np.argsort(-scores[documents], kind="stable")]
-    found: dict[int, Nearby] = {}
-    for one in _among(order, shard.index.texts, wanted):
-        near = Nearby(shard, one, float(scores[one]))
-        found.setdefault(near.text, near)
-        if len(found) == count:
-            break
-    return list(found.values())
-
-
-def _among(order: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> Iterator[int]:
-    """The places of values that are among the wanted ones, which are sorted, in an order.
-
-    Few are asked for, so they are looked up block by block.
-    """
+    found: dict[int, float] = {}
+    # Few are asked for, so only the first blocks are looked up among the wanted, which are sorted.
     for first in range(0, len(order) if len(wanted) else 0, _BLOCK):
         block = order[first : first + _BLOCK]
-        places = np.minimum(np.searchsorted(wanted, values[block]), len(wanted) - 1)
-        yield from block[wanted[places] == values[block]].tolist()
-
-
-@dataclass(frozen=True)
-class TokenPosition:
-    """Where a stretch stands."""
-
-    shard: training_text.IndexedShard
-    place: int
-    """Its first token among all tokens of the shard."""
-    segment: int
+        texts = shard.index.texts[block]
+        places = np.minimum(np.searchsorted(wanted, texts), len(wanted) - 1)
+        is_wanted = wanted[places] == texts
+        for text, place in zip(texts[is_wanted].tolist(), block[is_wanted].tolist(), strict=True):
+            found.setdefault(text, float(scores[place]))
+        if len(found) >= count:
+            break
+    return list(islice(found.items(), count))
 
 
 @dataclass(frozen=True)
@@ -325,7 +294,7 @@ class TextMatch:
     first: int
     length: int
     """Tokens of the text."""
-    places: list[TokenPosition]
+    places: list[training_text.Part]
 
 
 def find_stretches(
@@ -344,7 +313,10 @@ def find_stretches(
         read: gives the records of some texts.
     """
     matches = [one.index.matches(tokens, one.shard) for one in shards]
-    texts = [_texts(one, found) for one, found in zip(shards, matches, strict=True)]
+    texts = [
+        np.asarray(one.index.texts[one.shard.segments["document"][found.segment]])
+        for one, found in zip(shards, matches, strict=True)
+    ]
     lessons = training_text.stretches_of(records, np.unique(np.concatenate(texts)), read)
     readers = [np.array([url in shard.records for url in records], bool) for shard in shards]
     columns = [
@@ -367,15 +339,9 @@ def find_stretches(
             covered[first : first + length], first + length
         )
         same = every[(every[:, 0] == first) & (every[:, 1] == length)][:, 4:7]
-        places = [TokenPosition(shards[n], at, segment) for n, at, segment in sorted(same.tolist())]
+        places = [(shards[n], segment, at, length) for n, at, segment in sorted(same.tolist())]
         found.append(TextMatch(first, length, places))
     return found
-
-
-def _texts(shard: training_text.IndexedShard, matches: Matches) -> np.ndarray:
-    """Shape (matches,), uint64: the text that each stands in."""
-    documents = shard.shard.segments["document"][matches.segment]
-    return np.asarray(shard.index.texts[documents])
 
 
 def _trained_part(

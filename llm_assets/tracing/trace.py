@@ -221,9 +221,9 @@ def _trace(text: TrainingText, answer: str) -> Trace:
     tokens = np.asarray(encoded.ids, np.int64)
     found = find_stretches(text.shards, tokens, text.records, text.read)
     near = find_nearest(text.shards, tokens, text.texts, MOST_SHOWN)
-    parts = [(p.shard, p.segment, p.place, f.length) for f in found for p in f.places[:MOST_SHOWN]]
+    parts = [part for one in found for part in one.places[:MOST_SHOWN]]
     # Told of all at once, since records and licenses are looked up by it.
-    sources = iter(text.describe([*parts, *text.beginnings([one.text for one in near])]))
+    sources = iter(text.describe([*parts, *text.beginnings(list(near))]))
     stretches = [
         QuotedSpan(
             encoded.offsets[one.first][0],
@@ -234,6 +234,6 @@ def _trace(text: TrainingText, answer: str) -> Trace:
         )
         for one in found
     ]
-    scored = [SimilarDocument(one.score, source) for one, source in zip(near, sources, strict=True)]
+    scored = [SimilarDocument(*one) for one in zip(near.values(), sources, strict=True)]
     version = text.version.version
     return Trace(version, answer, SHORTEST, stretches, scored, [], len(tokens), text.missing)

@@ -179,10 +179,13 @@ def runs_behind(store: Store, state: RegistryState, version: ModelVersion) -> li
     """The runs that a version's weights went through, oldest first; none for a base model."""
     bases = {one.model_fingerprint for one in state.versions if one.is_base}
     bases |= {one.lineage["base_model"] for one in state.versions if "base_model" in one.lineage}
+    # Of versions with equal weights the first.
+    made = {one.model_fingerprint: one.version for one in reversed(state.versions)}
     runs = []
     fingerprint: str | None = version.model_fingerprint
     while fingerprint and fingerprint not in bases:
-        runs.append(_run(store, state, fingerprint))
+        record = find_record(store, fingerprint, TRAINED_NAME)
+        runs.append(TrainingRun(fingerprint, made.get(fingerprint), record))
         manifest = find_manifest(store, "checkpoint", fingerprint)
         # Nobody knows what a model whose manifest is gone was trained from.
         fingerprint = manifest.inputs.get(START_INPUT) if manifest else None
@@ -216,9 +219,12 @@ def lessons_by_text(
     """
     found: dict[int, list[Lesson]] = {text: [] for text in texts}
     for run in runs:
-        if run.record:
-            for text, lesson in _lessons(run, read(run.record, texts)):
-                found[text].append(lesson)
+        table = read(run.record, texts) if run.record else TRAINED_SCHEMA.empty_table()
+        for text in table["text"].unique().to_pylist():
+            of_text = rows_of(table, text)
+            tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
+            steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
+            found[text].append(Lesson(run, steps, rows, tokens))
     return found
 
 
@@ -242,23 +248,9 @@ def stretches_of(
     return pa.concat_tables(found).group_by(_STRETCH_SCHEMA.names).aggregate([])
 
 
-def _lessons(run: TrainingRun, table: pa.Table) -> Iterator[tuple[int, Lesson]]:
-    for text in table["text"].unique().to_pylist():
-        of_text = rows_of(table, text)
-        tokens = pc.sum(pc.subtract(of_text["end"], of_text["start"])).as_py()
-        steps, rows = (np.unique(of_text[name].to_numpy()).tolist() for name in ("step", "row"))
-        yield text, Lesson(run, steps, rows, tokens)
-
-
 def rows_of(table: pa.Table, text: int) -> pa.Table:
     """The rows of a table of stretches that are of one text."""
     return table.filter(pc.equal(table["text"], pa.scalar(text, pa.uint64())))
-
-
-def _run(store: Store, state: RegistryState, checkpoint: str) -> TrainingRun:
-    versions = (one for one in state.versions if one.model_fingerprint == checkpoint)
-    version = next((one.version for one in versions), None)
-    return TrainingRun(checkpoint, version, find_record(store, checkpoint, TRAINED_NAME))
 
 
 TEXT_KINDS = ("clean_corpus", "study")
