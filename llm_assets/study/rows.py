@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import chain, count, islice
 from typing import Any
 
 import httpx
@@ -95,24 +96,18 @@ class KnownFacts:
         self._settings = settings
         self._table = read_facts(settings.facts) if settings.facts else []
         self._forms = read_forms(settings.forms) if settings.forms else {}
-        self._documents: list[str] = []
-        """Of each of the facts."""
         self._facts: list[PlacedFact] = []
 
     def add(self, document: str, text: str) -> None:
         """Enter the facts that a document holds: of the table, or else those in regular form."""
-        found = (
-            (
-                PlacedFact((one.subject,), one.relation, one.value)
-                for one in self._table
-                if states(text, one)
-            )
-            if self._settings.facts
-            else regular_facts(text)
-        )
-        for fact in found:
-            self._documents.append(document)
-            self._facts.append(fact)
+        if self._settings.facts:
+            stated = (one for one in self._table if states(text, one))
+            self._facts += [PlacedFact(document, (f.subject,), f.relation, f.value) for f in stated]
+            return
+        for headings, relation, value in regular_facts(text):
+            # All of it is there, and short enough to be one.
+            if headings and relation and value and count_words(value) <= MOST_WORDS:
+                self._facts.append(PlacedFact(document, headings, relation, value))
 
     def statements(self, left_out: Counter[str]) -> Iterator[DerivedRow]:
         """The facts in their forms; those that documents contradict each other about are counted.
@@ -132,10 +127,12 @@ class KnownFacts:
             """What documents say of the same, in whatever capitals they name it."""
             return values[fact.subject.casefold(), fact.relation.casefold()]
 
-        for document, fact in zip(self._documents, name_subjects(self._facts), strict=True):
+        name_subjects(self._facts)
+        for placed in self._facts:
+            fact = Fact(placed.headings[-1], placed.relation, placed.value)
             if count_words(fact.subject) <= MOST_WORDS and fact.value not in values_of(fact):
                 values_of(fact).add(fact.value)
-                by_document[document].append(fact)
+                by_document[placed.document].append(fact)
         for document, facts in sorted(by_document.items()):
             sure = [fact for fact in facts if len(values_of(fact)) == 1]
             left_out["contradiction"] += len(facts) - len(sure)
@@ -150,18 +147,20 @@ class KnownFacts:
         return forms[: self._settings.forms_per_fact]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlacedFact:
-    """A fact, and the headings that it stands below."""
+    """A fact, and where it stands."""
 
+    document: str
     headings: tuple[str, ...]
-    """The outermost first; the last one names the subject, or a part of what is said of it."""
+    """Those above it, the outermost first; the last one names the subject, or a part of what is
+    said of it."""
     relation: str
     value: str
 
 
-def regular_facts(text: str) -> Iterator[PlacedFact]:
-    """The facts that a text has in regular form.
+def regular_facts(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """What a text has in the regular form of facts: headings, relation and value.
 
     These are lines such as `Weight: 3 kg` below a heading, and the cells of Markdown tables: of two
     columns, the first is the relation; of more, the first is the subject and the column's head the
@@ -181,15 +180,20 @@ def regular_facts(text: str) -> Iterator[PlacedFact]:
             cells = [_unmarked(cell.replace(r"\|", "|").strip()) for cell in _BAR.split(line[1:-1])]
             if head is None:
                 head = cells
-            elif not _RULE.fullmatch(line):
-                yield from _facts_of_cells(tuple(headings.values()), head, cells)
+            elif _RULE.fullmatch(line):
+                continue
+            elif len(cells) == 2:
+                yield tuple(headings.values()), cells[0], cells[1]
+            elif cells[0]:
+                for relation, value in zip(head[1:], cells[1:], strict=False):
+                    yield (cells[0],), relation, value
             continue
         head = None
         if heading := _HEADING.fullmatch(line):
             level, name = len(heading[1]), _unmarked(heading[2])
             headings = {n: above for n, above in headings.items() if n < level} | {level: name}
         elif match := _LINE.fullmatch(line):
-            yield from _usable(tuple(headings.values()), match[1], _unmarked(match[2]))
+            yield tuple(headings.values()), match[1], _unmarked(match[2])
         elif line and not headings and line[-1] not in ".!?:\u3002\uff01\uff1f\uff1a":
             headings = {0: line}
 
@@ -200,50 +204,29 @@ def _unmarked(text: str) -> str:
     return marked[2] if marked else text
 
 
-def _facts_of_cells(
-    headings: tuple[str, ...], head: Sequence[str], cells: Sequence[str]
-) -> Iterator[PlacedFact]:
-    if len(cells) == 2:
-        yield from _usable(headings, *cells)
-    elif cells[0]:
-        for relation, value in zip(head[1:], cells[1:], strict=False):
-            yield from _usable(cells[:1], relation, value)
-
-
-def _usable(headings: Sequence[str], relation: str, value: str) -> Iterator[PlacedFact]:
-    """The fact, if all of it is there and short enough to be one."""
-    if headings and relation and value and count_words(value) <= MOST_WORDS:
-        yield PlacedFact(tuple(headings), relation, value)
-
-
-def name_subjects(facts: Sequence[PlacedFact]) -> list[Fact]:
-    """The facts with what they are about, in their order.
+def name_subjects(facts: Sequence[PlacedFact]) -> None:
+    """Take headings from facts until the last one of each is what the fact is about.
 
     That is the nearest heading, unless it names a part that many descriptions have, as "Technical
     data" does: below different headings, other values are then given of at least half of what is
     said more than once. Then it is the heading above, of which the same is asked.
     """
-    depths = [len(fact.headings) for fact in facts]
     while True:
         said: dict[str, dict[str, dict[tuple[str, ...], set[str]]]] = {}
-        for fact, depth in zip(facts, depths, strict=True):
-            *above, subject = (name.casefold() for name in fact.headings[:depth])
+        for fact in facts:
+            *above, subject = map(str.casefold, fact.headings)
             places = said.setdefault(subject, {}).setdefault(fact.relation.casefold(), {})
             places.setdefault(tuple(above), set()).add(fact.value)
         parts = {subject for subject, relations in said.items() if _is_part(relations.values())}
         climbing = [
-            number
-            for number, (fact, depth) in enumerate(zip(facts, depths, strict=True))
-            if depth > 1 and fact.headings[depth - 1].casefold() in parts
+            fact
+            for fact in facts
+            if len(fact.headings) > 1 and fact.headings[-1].casefold() in parts
         ]
         if not climbing:
-            break
-        for number in climbing:
-            depths[number] -= 1
-    return [
-        Fact(fact.headings[depth - 1], fact.relation, fact.value)
-        for fact, depth in zip(facts, depths, strict=True)
-    ]
+            return
+        for fact in climbing:
+            fact.headings = fact.headings[:-1]
 
 
 def _is_part(relations: Iterable[dict[tuple[str, ...], set[str]]]) -> bool:
@@ -524,53 +507,44 @@ def write_rows(
     generator = None
     if settings.generator:
         generator = Generator(settings.generator, cache, report, left_out)
-
-    def derived() -> Iterator[DerivedRow]:
-        if settings.forms_per_fact:
-            yield from facts.statements(left_out)
-        if generator:
-            yield from generator.write(sorted(documents))
-
+    derived = chain(
+        facts.statements(left_out) if settings.forms_per_fact else (),
+        generator.write(sorted(documents)) if generator else (),
+    )
     asked = {run for question in questions for run in _runs_of(question)}
-    rows: list[DerivedRow] = []
-    studied: set[str] = set()
     derivations: list[dict[str, Any]] = []
-    parts = 0
     unique = UniqueIds()
 
-    def write_part() -> None:
-        nonlocal parts
-        table = to_table([Document(row.id, row.text, SOURCE) for row in rows])
-        write_table(f"{output}/{DERIVED_FOLDER}/part-{parts:05d}.parquet", table)
-        rows.clear()
-        parts += 1
+    def kept() -> Iterator[Document]:
+        for row in derived:
+            if asked & word_ngrams(row.text, NGRAM_SIZE):
+                left_out["words of the exam"] += 1
+                continue
+            for _, numbered in unique.changes([row.id]):
+                # As of two subjects whose names differ in signs alone.
+                row.name = numbered.removeprefix(f"{row.document}{DERIVED}")
+            made[row.prompt or row.method] += 1
+            known = asdict(row)
+            derivations.append({"id": row.id} | {k: known[k] for k in DERIVATION_SCHEMA.names[1:]})
+            yield Document(row.id, row.text, SOURCE)
 
-    for row in derived():
-        if asked & word_ngrams(row.text, NGRAM_SIZE):
-            left_out["words of the exam"] += 1
-            continue
-        for _, numbered in unique.changes([row.id]):
-            # As of two subjects whose names differ in signs alone.
-            row.name = numbered.removeprefix(f"{row.document}{DERIVED}")
-        made[row.prompt or row.method] += 1
-        studied.add(row.document)
-        rows.append(row)
-        known = asdict(row)
-        derivations.append({"id": row.id} | {k: known[k] for k in DERIVATION_SCHEMA.names[1:]})
-        if len(rows) == ROWS_PER_PART:
-            write_part()
+    rows = kept()
+    for number in count():
+        next_rows = list(islice(rows, ROWS_PER_PART))
+        if not next_rows:
+            break
+        write_table(f"{output}/{DERIVED_FOLDER}/part-{number:05d}.parquet", to_table(next_rows))
     if not made:
         raise UserError(_nothing_made(settings, left_out))
-    if rows:
-        write_part()
     write_table(
         f"{output}/{DERIVATIONS_NAME}", pa.Table.from_pylist(derivations, DERIVATION_SCHEMA)
     )
     tokens = generator.tokens if generator else 0
     price = settings.generator.dollars_per_million_tokens if settings.generator else 0
-    report(f"{made.total():,} texts made from {len(studied):,} documents")
+    studied = len({one["document"] for one in derivations})
+    report(f"{made.total():,} texts made from {studied:,} documents")
     return {
-        "documents_studied": len(studied),
+        "documents_studied": studied,
         "rows": dict(made),
         "left_out": dict(+left_out),
         "tokens": tokens,
