@@ -125,18 +125,24 @@ def with_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     if not names:
         return dict(environment)
     from google.api_core.exceptions import GoogleAPIError
-    from google.cloud.secretmanager_v1 import SecretManagerServiceClient
 
-    endpoint = environment.get(ENDPOINT_VARIABLE)
-    options = {"api_endpoint": endpoint} if endpoint else None
-    client, values = SecretManagerServiceClient(client_options=options), {}
+    values = {}
     for variable, name in names.items():
         try:
-            reply = client.access_secret_version(name=name, timeout=CALL_SECONDS)
+            values[variable] = read_secret(name, environment.get(ENDPOINT_VARIABLE))
         except GoogleAPIError as error:
             raise UserError(
                 f"The secret {name} cannot be read ({error}). Give the job's service "
                 "account roles/secretmanager.secretAccessor on it."
             ) from error
-        values[variable] = str(reply.payload.data.decode().strip())
     return {**environment, **values}
+
+
+def read_secret(version: str, endpoint: str | None) -> str:
+    """The value of a secret's version, by its full name; raises what Google raises."""
+    from google.cloud.secretmanager_v1 import SecretManagerServiceClient
+
+    options = {"api_endpoint": endpoint} if endpoint else None
+    client = SecretManagerServiceClient(client_options=options)
+    reply = client.access_secret_version(name=version, timeout=CALL_SECONDS)
+    return str(reply.payload.data.decode().strip())
