@@ -34,6 +34,7 @@ PROFILE_NAME = "profile"
 RESULT_NAME = "result.json"
 METRICS_NAME = "metrics.jsonl"
 STEPS_FOR_ESTIMATE = 8
+"""By the pace of so many last ones the time to go is reckoned: a slow beginning does not count."""
 TENSORBOARD_NAME = "tensorboard"
 
 

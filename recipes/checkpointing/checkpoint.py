@@ -176,6 +176,7 @@ def side_stream() -> torch.cuda.Stream | None:
 
 
 SECONDS_BETWEEN_ATTEMPTS = (1.0, 5.0, 20.0, 60.0)
+"""Short faults of storage cost seconds, and outages of a minute and a half no run."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Clock = Callable[[], float]
 

@@ -50,6 +50,8 @@ class Workers:
     @property
     def dp_rank(self) -> int:
         """Which part of the global batch this worker computes, alone or with others."""
+        # Ranks go through the stages, within each through its parts, and within each part through
+        # the neighbors that split its matrices.
         return self.rank // self.tensor_parallel % self.dp_size
 
     @property

@@ -162,6 +162,7 @@ class Telemetry:
             self._remote.finish()
 
 
+# Any number will do, the same one in every run: so validations of different runs compare.
 SELECTION_KEY = 20_261_121
 PADDING_ROW = -1
 
@@ -531,6 +532,7 @@ class Trainer:
             metrics_path=str(self._run_folder / METRICS_NAME),
         )
         if is_first:
+            # The result comes last: whoever finds it asks for nothing else of the run.
             self._checkpointer.rotate(keep=1)
             result.write(self._run_folder)
         self._workers.barrier()
