@@ -39,12 +39,14 @@ def run(spec: SmokeSpec, report: Report) -> dict[str, Any] | None:
     folder = Path(spec.output) / "mounted"
     folder.mkdir(parents=True)
     (folder / "probe").write_bytes(PROBE)
+    # The variables that the launcher has filled from Secret Manager.
+    secrets = [key.removeprefix(PREFIX) for key in os.environ if key.startswith(PREFIX)]
     found = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "accelerators": torch.cuda.device_count(),
-        "secrets": _secrets(),
+        "secrets": sorted(name for name in secrets if os.environ.get(name)),
         "bucket": (folder / "probe").read_bytes() == PROBE,
         "shows_uploaded": (Path(spec.output) / UPLOADED).exists(),
         "renames_folders": _renames(folder),
@@ -91,12 +93,6 @@ def _write_model(folder: Path) -> None:
         eos_token_id=len(tokens) - 1,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def _secrets() -> list[str]:
-    """The variables that the launcher has filled from Secret Manager."""
-    named = (key.removeprefix(PREFIX) for key in os.environ if key.startswith(PREFIX))
-    return sorted(variable for variable in named if os.environ.get(variable))
 
 
 def _renames(folder: Path) -> bool:

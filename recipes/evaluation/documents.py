@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,6 @@ from recipes.evaluation.settings import EvaluationSettings
 
 GENERAL_TEXT = "general_english.txt"
 ROUND_PARTS = (4, 2)
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ Documents = Sequence[TokenizedDocument]
 
 
 def held_out_documents(
-    shards: ShardSet, listed: pa.Table, tokenizer: Tokenizer, settings: EvaluationSettings
+    shards: ShardSet, listed: pa.Table, tokenizer: Any, settings: EvaluationSettings
 ) -> list[TokenizedDocument]:
     """Documents of a split (`list_documents`), in the order of a hash of their cluster.
 
@@ -91,7 +83,7 @@ def in_rounds(documents: Documents, settings: EvaluationSettings) -> list[list[T
 
 
 def newest_documents(
-    shards: ShardSet, listed: pa.Table, tokenizer: Tokenizer, settings: EvaluationSettings
+    shards: ShardSet, listed: pa.Table, tokenizer: Any, settings: EvaluationSettings
 ) -> list[TokenizedDocument]:
     """Those of the newest slice that has any; none while there is one slice only."""
     newest = pc.max(listed["slice"])
@@ -106,7 +98,7 @@ def _read(
     listed: pa.Table,
     limit: int | None,
     at_least: int,
-    tokenizer: Tokenizer,
+    tokenizer: Any,
     settings: EvaluationSettings,
 ) -> list[TokenizedDocument]:
     """The first of the listed documents, as `choose`, each cut to the settings' length."""
@@ -147,7 +139,7 @@ def _read(
 
 
 def general_documents(
-    tokenizer: Tokenizer, stats: ShardStats, limit: int | None, seed: int
+    tokenizer: Any, stats: ShardStats, limit: int | None, seed: int
 ) -> list[TokenizedDocument]:
     """The shipped general-English text (see general_english.md), tokenized like the shards."""
     texts = enumerate(general_texts())
@@ -155,7 +147,7 @@ def general_documents(
     return take(documents, limit, seed)
 
 
-def tokenized(id: str, text: str, tokenizer: Tokenizer, stats: ShardStats) -> TokenizedDocument:
+def tokenized(id: str, text: str, tokenizer: Any, stats: ShardStats) -> TokenizedDocument:
     """A text as a document of the shards, independent of all others."""
     start = [] if stats.start_token_id is None else [stats.start_token_id]
     encoded = tokenizer.encode(text, add_special_tokens=False)

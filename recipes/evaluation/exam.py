@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from artifacts.shards.format import ShardStats
-from recipes.evaluation.documents import TokenizedDocument, Tokenizer, tokenized
+from recipes.evaluation.documents import TokenizedDocument, tokenized
 from recipes.evaluation.harness import TaskScores, write_task
 from recipes.evaluation.statistics import Interval, interval
 
@@ -70,7 +70,7 @@ def write_exam_tasks(questions: Sequence[dict[str, Any]], folder: Path) -> list[
 
 
 def prompts_of(
-    questions: Sequence[dict[str, Any]], tokenizer: Tokenizer, stats: ShardStats, count: int
+    questions: Sequence[dict[str, Any]], tokenizer: Any, stats: ShardStats, count: int
 ) -> list[TokenizedDocument]:
     """The first questions, of other subjects and relations as far as there are, for the models to
     answer in their own words.

@@ -65,7 +65,17 @@ def run_workers(
         if machines > 1:
             _wait_for_machines(environment, machine, machines)
         return 0
-    return INTERRUPTED if interruption.requested else failure_code(codes)
+    if interruption.requested or INTERRUPTED in codes:
+        return INTERRUPTED
+    # Once one has failed, the others are ended with SIGTERM.
+    killed = [code for code in codes if code < 0 and code != -signal.SIGTERM]
+    if killed:
+        print(
+            f"A training worker was killed by signal {-killed[0]}. Start the same command again: "
+            "it goes on from the newest checkpoint.",
+            file=sys.stderr,
+        )
+    return 1
 
 
 def _wait_for_machines(environment: Mapping[str, str], machine: int, machines: int) -> None:
@@ -79,21 +89,6 @@ def _wait_for_machines(environment: Mapping[str, str], machine: int, machines: i
         store.set(f"ended/{machine}", "")
         if machine == 0:
             store.wait([f"ended/{n}" for n in range(machines)], SECONDS_TO_END_TOGETHER)
-
-
-def failure_code(codes: Sequence[int]) -> int:
-    """One exit code for workers of which some failed; a worker killed by a signal is named."""
-    if INTERRUPTED in codes:
-        return INTERRUPTED
-    # Once one has failed, the others are ended with SIGTERM.
-    killed = [code for code in codes if code < 0 and code != -signal.SIGTERM]
-    if killed:
-        print(
-            f"A training worker was killed by signal {-killed[0]}. Start the same command again: "
-            "it goes on from the newest checkpoint.",
-            file=sys.stderr,
-        )
-    return 1
 
 
 if __name__ == "__main__":
