@@ -12,15 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, state_dict
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -184,8 +177,8 @@ def train_step(
 
 
 # Frozen weights are the base model's, which the run's inputs pin.
-TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
-PARTIAL = StateDictOptions(strict=False)
+TRAINED_ONLY = state_dict.StateDictOptions(ignore_frozen_params=True)
+PARTIAL = state_dict.StateDictOptions(strict=False)
 FORMS = {"fused", "foreach", "capturable"}
 """Settings of torch's optimizers that change how a step is computed, not what it comes to."""
 
@@ -235,15 +228,15 @@ class FullySharded(Strategy):
         return found.full_tensor() if isinstance(found, DTensor) else found
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, held in get_model_state_dict(self.model).items():
+        for name, held in state_dict.get_model_state_dict(self.model).items():
             whole = held.full_tensor() if isinstance(held, DTensor) else held
             yield name, whole.detach().cpu()
 
     def tensors(self) -> dict[str, Any]:
         self._begin_optimizers()
         return {
-            "model": get_model_state_dict(self.model, options=TRAINED_ONLY),
-            "optimizer": get_optimizer_state_dict(self.model, self._optimizers),
+            "model": state_dict.get_model_state_dict(self.model, options=TRAINED_ONLY),
+            "optimizer": state_dict.get_optimizer_state_dict(self.model, self._optimizers),
         }
 
     def _begin_optimizers(self) -> None:
@@ -283,8 +276,8 @@ class FullySharded(Strategy):
         # In which form steps are taken is up to this hardware, not to what wrote the state.
         for group, form in zip(groups, forms, strict=True):
             group |= form
-        set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
-        set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
+        state_dict.set_model_state_dict(self.model, tensors["model"], options=PARTIAL)
+        state_dict.set_optimizer_state_dict(self.model, self._optimizers, tensors["optimizer"])
 
     def _read_into(self) -> dict[str, Any]:
         """Tensors that a training state is read into."""

@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.shards.shard_set import ShardSet
@@ -215,27 +208,27 @@ def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
     network = decoder_of(model, "tensor_parallel")
     _check_divisible(network.shape, mesh.size())
     alike = Replicate()
-    columns, rows = ColwiseParallel(), RowwiseParallel()
-    plan: dict[str, ParallelStyle] = {
-        "self_attn": PrepareModuleInput(
+    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    plan: dict[str, parallel.ParallelStyle] = {
+        "self_attn": parallel.PrepareModuleInput(
             input_layouts=(alike, None, None), desired_input_layouts=(alike, None, None)
         ),
         "self_attn.q_proj": columns,
         "self_attn.k_proj": columns,
         "self_attn.v_proj": columns,
         "self_attn.o_proj": rows,
-        "mlp": PrepareModuleInput(input_layouts=(alike,), desired_input_layouts=(alike,)),
+        "mlp": parallel.PrepareModuleInput(input_layouts=(alike,), desired_input_layouts=(alike,)),
         "mlp.gate_proj": columns,
         "mlp.up_proj": columns,
         "mlp.down_proj": rows,
     }
     for layer in network.layers:
-        parallelize_module(layer, mesh, plan, src_data_rank=None)
+        parallel.parallelize_module(layer, mesh, plan, src_data_rank=None)
     if hasattr(network.model, "embed_tokens"):
-        parallelize_module(
+        parallel.parallelize_module(
             network.model,
             mesh,
-            {"embed_tokens": RowwiseParallel(input_layouts=Replicate())},
+            {"embed_tokens": parallel.RowwiseParallel(input_layouts=Replicate())},
             src_data_rank=None,
         )
     if hasattr(network, "lm_head"):

@@ -24,16 +24,8 @@ from artifacts.progress import Report
 from artifacts.shards.shard_set import ShardSet
 from artifacts.storage import files
 from recipes.checkpointing import checkpoint
-from recipes.data import records
+from recipes.data import reader, records
 from recipes.data.batch import IGNORED, Batch, ExampleBatch, bytes_per_token
-from recipes.data.reader import (
-    BatchSplit,
-    DataOrder,
-    StepInput,
-    is_fresh_row,
-    read_ahead,
-    read_steps,
-)
 from recipes.device import choose_precision, device_of
 from recipes.distributed.strategy import StepOutcome, Strategy, train_step
 from recipes.distributed.workers import Workers
@@ -254,7 +246,7 @@ class Trainer:
         lineage = records.LineageRecord.read(spec.seen)
         found = records.look_up(shards, lineage, workers.rank, workers.count)
         self._known = records.RowCounts(*map(workers.sum_parts, found))
-        new_rows = int(is_fresh_row(self._known, spec.row_order).sum())
+        new_rows = int(reader.is_fresh_row(self._known, spec.row_order).sum())
         self._steps = total_steps(spec.training, spec.shards, new_rows)
         report(f"Loading {spec.base_model_folder}")
         self._objective = objective
@@ -279,7 +271,7 @@ class Trainer:
             report,
         )
         self._saving = checkpoint.SavingPlan(saving, device)
-        self._order = DataOrder.of(spec, self._known)
+        self._order = reader.DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
         setup.check_tokens((self._shards, validation), spec.shards_folder, workers)
@@ -387,7 +379,7 @@ class Trainer:
         )
         self._record(outcome, learning_rate, waited)
 
-    def _begin_step(self) -> StepInput:
+    def _begin_step(self) -> reader.StepInput:
         """Read this worker's part of the next step."""
         step_input = next(self._steps_to_read)
         self._step += 1
@@ -439,19 +431,19 @@ class Trainer:
         figures |= self._utilization(outcome, seconds) | (device.readings() if is_shown else {})
         self._telemetry.step(self._step, seconds, figures, is_shown)
 
-    def _open_reader(self) -> Iterator[StepInput]:
+    def _open_reader(self) -> Iterator[reader.StepInput]:
         """This worker's part of every step from here on."""
         training, workers = self._training, self._workers
-        share = BatchSplit(
+        share = reader.BatchSplit(
             training.budget.global_batch_size,
             workers.rows_per_pass(training.placement.device_batch_size),
             workers.dp_rank,
             workers.dp_size,
         )
         seen, read = self._state.samples_seen, self._objective.read_batch
-        steps = read_steps(self._shards, self._order, share, seen, read)
+        steps = reader.read_steps(self._shards, self._order, share, seen, read)
         reads_ahead = device_of(workers.device).reads_ahead
-        return read_ahead(steps, workers.device) if reads_ahead else steps
+        return reader.read_ahead(steps, workers.device) if reads_ahead else steps
 
     def _utilization(self, outcome: StepOutcome, seconds: float) -> dict[str, float]:
         """Model FLOP/s as a share of the hardware's peak, where that is known."""
