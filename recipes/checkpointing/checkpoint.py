@@ -461,14 +461,12 @@ def is_whole(folder: Path) -> bool:
 
 def copy_model(source: Path, folder: Path) -> None:
     """Copy an export, with its adapters if it has any."""
-    if (adapters := adapter_folder(source)).exists():
-        _clear(adapter_folder(folder))
-        for path in adapters.iterdir():
-            shutil.copyfile(path, adapter_folder(folder) / path.name)
-    _clear(folder)
-    for path in source.iterdir():
-        if path.name != CONFIG_NAME:
-            shutil.copyfile(path, folder / path.name)
+    for written, copied in ((adapter_folder(source), adapter_folder(folder)), (source, folder)):
+        if written.exists():
+            _clear(copied)
+            for path in written.iterdir():
+                if path.name != CONFIG_NAME:
+                    shutil.copyfile(path, copied / path.name)
     _make_whole(folder, files.read(source / CONFIG_NAME))
 
 

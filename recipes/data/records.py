@@ -124,21 +124,16 @@ def look_up(shards: ShardSet, seen: LineageRecord, rank: int = 0, count: int = 1
     found = np.zeros((3, len(shards)), np.int64)
     for number in range(rank, len(shards.entries), count):
         shard = shards.shard(number)
-        found[:, shards.ends[number] - shard.entry.rows : shards.ends[number]] = _of(shard, seen)
+        size, end = shard.entry.rows, int(shards.ends[number])
+        rows = np.repeat(np.arange(size), np.diff(shard.row_offsets))
+        tokens, times, slices = found[:, end - size : end]
+        tokens += np.bincount(rows, shard.segments["length"], size).astype(np.int64)
+        of_documents = shard.documents(["slice"])["slice"].to_numpy()
+        np.maximum.at(slices, rows, of_documents[shard.segments["document"]])
+        if len(seen.texts):
+            known = seen.tokens(*stretches_of(shard, np.arange(size)))
+            times += np.bincount(rows, known, size).astype(np.int64)
     return RowCounts(*found)
-
-
-def _of(shard: Shard, seen: LineageRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    count = shard.entry.rows
-    rows = np.repeat(np.arange(count), np.diff(shard.row_offsets))
-    slices = np.zeros(count, np.int64)
-    of_documents = shard.documents(["slice"])["slice"].to_numpy()
-    np.maximum.at(slices, rows, of_documents[shard.segments["document"]])
-    tokens = np.bincount(rows, shard.segments["length"], count).astype(np.int64)
-    if not len(seen.texts):
-        return tokens, np.zeros(count, np.int64), slices
-    known = seen.tokens(*stretches_of(shard, np.arange(count)))
-    return tokens, np.bincount(rows, known, count).astype(np.int64), slices
 
 
 def add_rows(seen: LineageRecord, shards: ShardSet, rows: np.ndarray) -> LineageRecord:
