@@ -49,7 +49,7 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
     """
     from lm_eval import simple_evaluate
 
-    manager = _task_manager(tasks, folders)
+    manager = _task_manager(frozenset(task.name for task in tasks), *map(str, folders))
     scores = []
     for task in tasks:
         if task.name not in manager.all_tasks:
@@ -81,26 +81,16 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
     return scores
 
 
-def _task_manager(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> Any:
-    """lm-eval's index of tasks: of the local ones alone where they suffice, which saves seconds."""
-    from lm_eval.tasks import TaskManager
-
-    paths = [str(folder) for folder in folders]
-    local = TaskManager(include_path=paths, include_defaults=False)
-    if {task.name for task in tasks} <= set(local.all_tasks):
-        return local
-    return index_tasks(*paths)
-
-
 @lru_cache(maxsize=1)
-def index_tasks(*folders: str) -> Any:
-    """lm-eval's index of its own tasks and those in folders.
+def _task_manager(names: frozenset[str], *folders: str) -> Any:
+    """lm-eval's index of tasks: of those in folders alone where they suffice.
 
-    Kept for the next model: to read lm-eval's 14,683 takes eight seconds of a core.
+    Kept for the next model: to read lm-eval's own 14,683 takes eight seconds of a core.
     """
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=list(folders))
+    local = TaskManager(include_path=list(folders), include_defaults=False)
+    return local if names <= {*local.all_tasks} else TaskManager(include_path=list(folders))
 
 
 def digest_tasks(tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> dict[str, str]:
