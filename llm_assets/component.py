@@ -6,7 +6,7 @@ from typing import Self
 import dagster as dg
 from pydantic import BaseModel
 
-from llm_assets.config import COMPONENT_FILE, PipelineSettings, load_settings
+from llm_assets.config import PipelineSettings, load_settings
 from llm_assets.definitions import build_definitions
 
 
@@ -41,7 +41,7 @@ class LanguageModel(dg.Component):
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
-        return cls(context.path / COMPONENT_FILE if context.path.is_dir() else context.path)
+        return cls(context.path / "defs.yaml" if context.path.is_dir() else context.path)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         return build_definitions(load_settings(self.path), str(self.path))

@@ -3,23 +3,19 @@
 The top-level keys are the asset names; each stage's own package defines what stands under them.
 """
 
-import difflib
-import itertools
 import os
 import re
 import shlex
-import types
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from artifacts.errors import CONFIG_VARIABLE as CONFIG_VARIABLE
 from artifacts.errors import PREFIX_VARIABLE, UserError
 from artifacts.examples import Form
-from artifacts.settings import Settings, read_yaml
+from artifacts.settings import Settings
 from artifacts.storage.files import Place, is_local
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Store
@@ -32,20 +28,19 @@ from llm_assets.operation_settings import (
     NotificationSettings,
     RetentionSettings,
 )
+from llm_assets.settings_file import (
+    Model,
+    check_settings,
+    did_you_mean,
+    pipeline_files,
+    read_mapping,
+    read_settings_file,
+)
 from llm_assets.study.settings import SOURCE as STUDY_SOURCE
 from llm_assets.study.settings import StudySettings
 from recipes.evaluation.settings import EvaluationSettings
 from recipes.model.base_model import BaseModelSettings
-from recipes.settings import (
-    RECIPES,
-    STRATEGIES,
-    RecipeSettings,
-    TrainingSettings,
-    installed,
-    settings_model,
-    spell_out_strategy,
-    training_settings,
-)
+from recipes.settings import RecipeSettings, spell_out_strategy, training_settings
 from serving.settings import QUANTIZED, EndpointSettings
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.settings import (
@@ -57,11 +52,6 @@ from spark_jobs.settings import (
 )
 
 DEFAULT_CONFIG = "config/invented_products.yaml"
-OTHER_FILES = ("dagster.yaml", "google_cloud.yaml", "workspace.yaml")
-COMPONENT, COMPONENT_FILE = "llm_assets.LanguageModel", "defs.yaml"
-"""The pipeline of a component of a Dagster project is the `attributes` of this file of its own."""
-TEMPLATE = re.compile(r"\{\{\s*env\b[^}]*\}\}")
-"""What Dagster fills in for other components."""
 
 FORM_WORDS: dict[Form, str] = {
     "pretraining": "plain text",
@@ -73,8 +63,6 @@ FORM_WORDS: dict[Form, str] = {
 
 Platform = Literal["local", "google_cloud"]
 TrainingPlace = Literal["local", "google_cloud", "google_batch", "tpu_vm"]
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class SparkSettings(Settings):
@@ -139,7 +127,7 @@ Owner = Annotated[str, AfterValidator(_check_owner)]
 class PipelineSettings(Settings):
     """All settings of a pipeline file."""
 
-    name: str = Field(pattern=NAME)
+    name: str = Field(pattern=NAME, max_length=LONGEST_NAME)
     """The pipeline's name: at most 63 lowercase letters, digits and underscores; with `platform:
     google_cloud`, no underscore at the end."""
     description: str = ""
@@ -222,11 +210,6 @@ class PipelineSettings(Settings):
 
     @model_validator(mode="after")
     def _name_fits_the_platform(self) -> Self:
-        if len(self.name) > LONGEST_NAME:
-            raise ValueError(
-                f"`name`, {self.name!r}, has {len(self.name)} characters, and Dagster and Vertex "
-                f"AI take at most {LONGEST_NAME}: shorten it"
-            )
         if self.platform == "google_cloud" and self.name.endswith("_"):
             raise ValueError(
                 f"Vertex AI names its model and endpoint after `name`, {self.name!r}, which may "
@@ -354,7 +337,7 @@ def config_path() -> Path:
     if named or Path(DEFAULT_CONFIG).exists():
         return Path(named or DEFAULT_CONFIG)
     # In a project of its own, the pipeline file lies beside these.
-    found = _pipeline_files()
+    found = pipeline_files()
     return found[0] if len(found) == 1 else Path(DEFAULT_CONFIG)
 
 
@@ -417,7 +400,7 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
     Raises:
         UserError: as `load_settings`; also where a key leads through a value that has no keys.
     """
-    content = _read_mapping(path, PipelineSettings, CONFIG_VARIABLE)
+    content = read_mapping(path, PipelineSettings, CONFIG_VARIABLE)
     checkpoint = content.get("checkpoint")
     named = any(f"{key}.".startswith("checkpoint.placement.strategy.") for key in changes)
     if named and isinstance(checkpoint, dict):
@@ -437,194 +420,10 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
     return check_settings(content, PipelineSettings, f"{path} with another {said}")
 
 
-def read_settings_file(path: Path, model: type[Model], variable: str) -> Model:
-    """Read a YAML file, which the environment variable names, into a settings model.
-
-    Raises:
-        UserError: the file is absent, is not YAML, or is invalid. All faults are listed at
-            once, each with its key and, for an unknown key, the valid names.
-    """
-    return check_settings(_read_mapping(path, model, variable), model, str(path))
-
-
-def _read_mapping(path: Path, model: type[BaseModel], variable: str) -> dict[str, Any]:
-    try:
-        content = read_yaml(path)
-    except FileNotFoundError as error:
-        hint = f"Name another one with {variable}; `llm-assets setup` writes one."
-        if variable == CONFIG_VARIABLE:
-            here = (
-                ", ".join(map(str, _pipeline_files()))
-                or "none; `llm-assets init FOLDER_OF_TEXT` writes one"
-            )
-            hint = f"Name another one with --config or {variable}. Here: {here}"
-        raise UserError(f"There is no settings file {path}. {hint}") from error
-    except (IsADirectoryError, PermissionError) as error:
-        raise UserError(f"{path} cannot be read as a settings file: {error.strerror}.") from error
-    if isinstance(content, dict) and content.get("type") == COMPONENT:
-        content = content.get("attributes")
-        if found := TEMPLATE.search(repr(content)):
-            raise UserError(
-                f"{path}: `{found[0]}` is not filled in: each run reads this file by itself, "
-                "without Dagster's templates. Write the value."
-            )
-    if not isinstance(content, dict):
-        keys = ", ".join(list(model.model_fields)[:6])
-        raise UserError(f"{path} must be a YAML mapping; its top-level keys are {keys}, ...")
-    return content
-
-
-def check_settings(
-    content: dict[str, Any], model: type[Model], source: str, strict: bool = False
-) -> Model:
-    """Settings as a model; raises UserError with every fault of them, and where they came from.
-
-    Booleans in place of numbers are told once there is no other fault.
-    """
-    try:
-        settings = model.model_validate(content, strict=strict)
-        # Pydantic takes true for 1, and no, which YAML reads as false, for 0.
-        faults = [
-            f"{key}: must be a number; YAML reads on and off, yes and no as true and false"
-            for key in _booleans_for_numbers(content, settings)
-        ]
-    except ValidationError as error:
-        faults = [_describe(fault, model, content) for fault in error.errors()]
-    except UnicodeEncodeError:
-        faults = ["a key holds half of a character (one of a surrogate pair); write all of it"]
-    if faults:
-        # Not from the error, which has all values as they are.
-        told = f"{source} has invalid settings:\n  " + "\n  ".join(faults)
-        raise UserError(_without_secrets(told))
-    return settings
-
-
-def _booleans_for_numbers(content: Any, value: Any, key: str = "") -> Iterator[str]:
-    """The keys within a content at which it has a boolean and a value made of it has a number."""
-    if isinstance(content, bool) and type(value) in (int, float):
-        yield key
-    inner: Iterable[tuple[Any, Any, Any]] = []
-    if isinstance(content, dict):
-        find = value.get if isinstance(value, dict) else partial(getattr, value)
-        # A strategy's own name in place of `strategy` is its short form.
-        short = getattr(value, "strategy", None)
-        inner = [(name, said, find(name, short)) for name, said in content.items()]
-    elif isinstance(content, list) and isinstance(value, list | tuple):
-        inner = zip(itertools.count(), content, value, strict=False)
-    for name, said, made in inner:
-        yield from _booleans_for_numbers(said, made, f"{key}.{name}" if key else str(name))
-
-
-def _pipeline_files() -> list[Path]:
-    found = [*Path("config").glob("*.yaml"), *Path().glob("*.yaml")]
-    return sorted(path for path in found if path.name not in OTHER_FILES)
-
-
-_MAPPING = "a mapping of keys (in YAML: below it, each on a line of its own and indented)"
-_LIST = "a list (in YAML: each item on a line of its own that begins with `- `)"
-_WHOLE_NUMBER = "a whole number in digits, such as 1000"
-OTHER_SHAPES = {
-    "model_type": _MAPPING,
-    "dict_type": _MAPPING,
-    "list_type": _LIST,
-    "tuple_type": _LIST,
-    "int_type": _WHOLE_NUMBER,
-    "int_parsing": _WHOLE_NUMBER,
-    "int_from_float": _WHOLE_NUMBER,
-    "float_type": "a number",
-    "float_parsing": "a number",
-}
-"""What pydantic's errors about shapes and numbers mean in YAML."""
-
-
-def _describe(fault: Any, model: type[BaseModel], content: Any) -> str:
-    location = [str(part) for part in fault["loc"]]
-    key = ".".join(location)
-    if fault["type"] == "extra_forbidden":
-        models = _models_at(model, fault["loc"][:-1], content)
-        names = sorted({name for candidate in models for name in candidate.model_fields})
-        hint = _did_you_mean(location[-1], names)
-        return f"{key}: unknown key; {hint}Valid here: {', '.join(names)}."
-    if fault["type"].startswith("union_tag_"):
-        tag = fault["ctx"]["discriminator"].strip("'")
-        names = sorted(filter(None, map(_tag, _models_at(model, fault["loc"], content))))
-        choices = f"{tag.capitalize()}s: {', '.join(names)}."
-        if "tag" not in fault["ctx"]:
-            return f"{key}: `{tag}` is missing. {choices}"
-        said = fault["ctx"]["tag"]
-        return f"{key}.{tag}: unknown {tag} {said}; {_did_you_mean(said, names)}{choices}"
-    if fault["type"] == "missing":
-        return f"{key}: missing."
-    said = fault["input"]
-    if said is None:
-        return f"{key}: has no value. Write one; a key that is left out has its default, if any."
-    # A section may hold a secret anywhere.
-    is_hidden = key.endswith("_variable") or fault["type"] in ("model_type", "dict_type")
-    if asked := OTHER_SHAPES.get(fault["type"]):
-        quoted = isinstance(said, str) and fault["type"] in ("int_type", "float_type")
-        got = "" if is_hidden else f" (got {said!r})"
-        return f"{key}: must be {asked}{', without quotes' if quoted else ''}{got}"
-    # A rule over several keys is broken by a whole section, which would hide what it says.
-    is_rule = fault["type"] == "value_error" and isinstance(said, dict | BaseModel)
-    got = "" if is_rule or is_hidden else f" (got {said!r})"
-    rule = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    told = f"{key + ': ' if key else ''}{rule}{got}"
-    if isinstance(said, bool) and fault["type"] in ("string_type", "literal_error"):
-        return f"{told}. YAML reads on, off, yes and no as true or false: put a text in quotes."
-    return told
-
-
-def _without_secrets(text: str) -> str:
-    """Text without the users and passwords, queries and fragments of the URLs in it."""
-    text = re.sub(r"://[^\s'\"]*@", "://***@", text)
-    return re.sub(r"(://[^\s'\"?#]*[?#])[^\s'\"]+", r"\1***", text)
-
-
 def _need_source(name: str, key: str, sources: list[str]) -> None:
     """Raise ValueError where a key of the file names a source that the pipeline does not have."""
     if name not in sources:
         raise ValueError(
             f"`{key}` names the source {name!r}, which is not among `raw_corpus.sources`; "
-            f"{_did_you_mean(name, sources)}Sources: {', '.join(sources)}"
+            f"{did_you_mean(name, sources)}Sources: {', '.join(sources)}"
         )
-
-
-def _did_you_mean(said: str, names: list[str]) -> str:
-    """The name that is meant, if one is near: hardly anybody mistypes its first letter."""
-    likely = [name for name in names if name[:1] == said[:1]]
-    nearest = difflib.get_close_matches(said, likely, n=1)
-    return f"did you mean `{nearest[0]}`? " if nearest else ""
-
-
-def _models_at(model: Any, location: tuple[Any, ...], content: Any) -> list[type[BaseModel]]:
-    """The models of which one is valid at a location of the settings; `content` is a file's."""
-    models = models_in(model)
-    for part in location:
-        content = content.get(part) if isinstance(content, dict) else None
-        inner: list[type[BaseModel]] = []
-        for candidate in models:
-            if part in candidate.model_fields:
-                inner += models_in(candidate.model_fields[part].annotation)
-        if part in installed(STRATEGIES):
-            inner = [settings_model(STRATEGIES, part)]
-        elif TrainingSettings in inner:
-            default = TrainingSettings.model_fields["recipe"].default
-            inner = [settings_model(RECIPES, (content or {}).get("recipe", default))]
-        # A list index changes nothing; a union's tag names the variant.
-        models = inner or [m for m in models if _tag(m) == part] or models
-    return models
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The settings models that a field's annotation holds, inside lists and unions too."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType, list, tuple, dict, Annotated):
-        return [model for argument in get_args(annotation) for model in models_in(argument)]
-    return []
-
-
-def _tag(model: type[BaseModel]) -> str | None:
-    """What names the model where it is one of a union: of sources `type`, of examples `form`."""
-    field = model.model_fields.get("type") or model.model_fields.get("form")
-    return get_args(field.annotation)[0] if field and get_args(field.annotation) else None

@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from artifacts.settings import Settings
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings, models_in
+from llm_assets.config import CONFIG_VARIABLE, DEFAULT_CONFIG, PipelineSettings
+from llm_assets.settings_file import models_in
 from recipes.settings import (
     RECIPES,
     STRATEGIES,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from artifacts.settings import Settings
-from llm_assets.config import read_settings_file
+from llm_assets.settings_file import read_settings_file
 
 # From the page "Configure compute resources for training" and the vendors' data sheets.
 TPU_FAMILIES = ("cloud-tpu", "ct")

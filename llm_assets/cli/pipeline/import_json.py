@@ -17,7 +17,8 @@ from pydantic import Field
 from artifacts.errors import UserError
 from artifacts.settings import Settings
 from llm_assets.cloud.settings import EndpointMachineSettings, MachineSettings
-from llm_assets.config import LONGEST_NAME, PipelineSettings, check_settings
+from llm_assets.config import LONGEST_NAME, PipelineSettings
+from llm_assets.settings_file import check_settings
 
 INPUT_TOKENS, TARGET_TOKENS = 256, 30
 """Fixed in the programs that read this JSON."""
@@ -29,15 +30,34 @@ DATASET = r"^(gs://\S+|\w[\w.-]*(/\w[\w.-]*)?)$"
 """A name on the Hugging Face Hub, or files in a bucket."""
 
 
-class ClusterConfig(Settings):
+class Machine(Settings):
+    """A machine with its accelerators."""
+
+    machine_type: Text
+    gpu_type: Text
+    gpu_count: int = Field(ge=0)
+
+    def for_cloud(self) -> dict[str, Any]:
+        """As Vertex AI names it: `NVIDIA_TESLA_A100`."""
+        kind = self.gpu_type.upper().replace("-", "_") if self.gpu_count else None
+        return {
+            "machine_type": self.machine_type,
+            "accelerator_type": kind,
+            "accelerator_count": self.gpu_count,
+        }
+
+
+class ClusterConfig(Machine):
     """Machines of the training."""
 
     name_prefix: Text
     zone: str = Field(pattern=r"^[a-z]+-[a-z]+[0-9]+-[a-z]$")
     node_count: int = Field(ge=1)
-    machine_type: Text
-    gpu_type: Text
-    gpu_count: int = Field(ge=0)
+
+    @property
+    def region(self) -> str:
+        """That the zone is in."""
+        return self.zone.rpartition("-")[0]
 
 
 class TrainConfig(Settings):
@@ -50,13 +70,10 @@ class TrainConfig(Settings):
     """A configuration of DeepSpeed or its file, which the programs have beside this JSON."""
 
 
-class DeployConfig(Settings):
+class DeployConfig(Machine):
     """Machines of the endpoint."""
 
     region: Text | None = None
-    machine_type: Text
-    gpu_type: Text
-    gpu_count: int = Field(ge=0)
 
 
 class ImportedSettings(Settings):
@@ -137,7 +154,16 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
             "placement": {"device_batch_size": training.batch_size} | _deepspeed(training, path),
         },
     }
-    cloud = _cloud(settings)
+    cloud = {
+        "region": cluster.region,
+        "training": {
+            **cluster.for_cloud(),
+            "replicas": cluster.node_count,
+            "zones": [cluster.zone],
+        },
+        # vLLM serves no encoder-decoders.
+        "endpoint": settings.deploy_config.for_cloud() | {"vllm": None},
+    }
     check_settings(pipeline, PipelineSettings, str(path))
     check_settings(cloud["training"], MachineSettings, str(path))
     check_settings(cloud["endpoint"], EndpointMachineSettings, str(path))
@@ -238,34 +264,8 @@ def _model(checkpoint: str, revision: str | None, path: Path) -> dict[str, Any]:
     return {"hub": checkpoint, "revision": revision}
 
 
-def _cloud(settings: ImportedSettings) -> dict[str, Any]:
-    cluster, deploy = settings.cluster_config, settings.deploy_config
-    return {
-        "region": cluster.zone.rpartition("-")[0],
-        "training": {
-            "machine_type": cluster.machine_type,
-            **_accelerator(cluster.gpu_type, cluster.gpu_count),
-            "replicas": cluster.node_count,
-            "zones": [cluster.zone],
-        },
-        "endpoint": {
-            "machine_type": deploy.machine_type,
-            # vLLM serves no encoder-decoders.
-            **_accelerator(deploy.gpu_type, deploy.gpu_count),
-            "vllm": None,
-        },
-    }
-
-
-def _accelerator(kind: str, count: int) -> dict[str, Any]:
-    """As Vertex AI names it: `NVIDIA_TESLA_A100`."""
-    name = kind.upper().replace("-", "_") if count else None
-    return {"accelerator_type": name, "accelerator_count": count}
-
-
 def _notes(settings: ImportedSettings, rows: int) -> list[str]:
     cluster, deploy = settings.cluster_config, settings.deploy_config
-    region = cluster.zone.rpartition("-")[0]
     notes = []
     if settings.dataset_subset and not _has_subset(settings):
         notes.append("dataset_subset 'default': means no subset, so none is set")
@@ -284,9 +284,10 @@ def _notes(settings: ImportedSettings, rows: int) -> list[str]:
             "deepspeed: zero_optimization becomes checkpoint.placement.deepspeed; batch sizes, "
             "precision and optimizer are settings of `checkpoint`"
         )
-    if deploy.region not in (None, region):
+    if deploy.region not in (None, cluster.region):
         notes.append(
-            f"deploy_config.region {deploy.region!r}: everything runs in one region, {region}"
+            f"deploy_config.region {deploy.region!r}: everything runs in one region, "
+            f"{cluster.region}"
         )
     return [
         *notes,

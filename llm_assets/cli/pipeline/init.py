@@ -19,7 +19,7 @@ import yaml
 
 from artifacts.errors import UserError, shown_in_line
 from artifacts.settings import value_at
-from llm_assets.config import LONGEST_NAME, NAME, OTHER_FILES, PipelineSettings
+from llm_assets.config import LONGEST_NAME, NAME, PipelineSettings
 from llm_assets.preflight.check import (
     LOOK_SECONDS,
     OTHER_SECONDS,
@@ -31,6 +31,7 @@ from llm_assets.preflight.check import (
 from llm_assets.preflight.held_out import describe_held_out, held_out_share
 from llm_assets.preflight.text import TextEstimate, all_too_short, look_at
 from llm_assets.services import PROJECT_FILES
+from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
 from spark_jobs.read.document import EXAMPLES, Fault
@@ -249,14 +250,6 @@ DEFAULT_PORT: int = EndpointSettings.model_fields["port"].default
 PORTS = 20
 """That are tried."""
 TEMPLATES = Path(__file__).with_name("project_files")
-FILES = {
-    "dagster.yaml": "dagster.yaml",
-    "workspace.yaml": "workspace.yaml",
-    "env.sh": "env.sh",
-    "README.md": "README.md",
-    "gitignore.txt": ".gitignore",
-}
-"""Template to the file's name in the project."""
 
 
 @dataclass(frozen=True)
@@ -322,12 +315,10 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
     settings = PipelineSettings.model_validate(chosen)
     command = f"llm-assets --config {shlex.quote(str(path))}"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(_HEADER.format(command=command))
-            yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    except FileExistsError as error:  # Somebody else made it meanwhile.
-        raise _already_there(path) from error
+    # Looking at the folder took a while, in which somebody else may have written the file.
+    with path.open("x", encoding="utf-8") as file:
+        file.write(_HEADER.format(command=command))
+        yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     counts = Counter(file.format.name for file in files)
     said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
     size = sum(file.size for file in files) / 1e6
@@ -356,18 +347,14 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     if path.name in OTHER_FILES:
         raise UserError(f"{path} is a file of another kind. Choose another path with --output.")
     if path.exists():
-        raise _already_there(path)
+        raise UserError(
+            f"{path} already exists. Choose another path with --output, or remove the file."
+        )
     if not path.parent.is_dir():
         raise UserError(
             f"--output {path}: there is no folder {path.parent}. Create it, or choose another path."
         )
     return name, path
-
-
-def _already_there(path: Path) -> UserError:
-    return UserError(
-        f"{path} already exists. Choose another path with --output, or remove the file."
-    )
 
 
 _HEADER = """# Written by llm-assets init. All keys: llm-assets docs settings
@@ -486,10 +473,11 @@ def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:
         return []
     shown = os.path.relpath(pipeline, folder)
     written = []
-    for template, target in FILES.items():
+    for template in sorted(TEMPLATES.iterdir()):
+        # By its own name, it would say what git ignores of this repository.
+        target = template.name if template.suffix != ".txt" else f".{template.stem}"
         if not (folder / target).exists():
-            content = (TEMPLATES / template).read_text()
-            content = content.replace("{pipeline}", shown).replace("{name}", name)
+            content = template.read_text().replace("{pipeline}", shown).replace("{name}", name)
             (folder / target).write_text(content)
             written.append(target)
     return written

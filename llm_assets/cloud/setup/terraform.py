@@ -12,7 +12,7 @@ from artifacts.errors import UserError
 from artifacts.settings import read_yaml
 from artifacts.storage import files
 from llm_assets.cloud.settings import GoogleCloudSettings
-from llm_assets.config import check_settings
+from llm_assets.settings_file import check_settings
 
 INFRASTRUCTURE = Path("infrastructure")
 TERRAFORM_SECONDS = 120
