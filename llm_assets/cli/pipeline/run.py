@@ -22,13 +22,11 @@ from rich.table import Table
 from artifacts.errors import UserError, shown, shown_in_line
 from artifacts.leases import describe_holder
 from artifacts.storage.files import is_local, make_private
-from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Store
 from llm_assets.assets.stage import asset_key, failure_reason, was_interrupted
 from llm_assets.automation.launched import ASSET_JOB, PIPELINE_TAG, PROCESS_TAG
 from llm_assets.cli.pipeline.summary import print_summary
-from llm_assets.cli.session import open_session, use_this_folders_history
-from llm_assets.config import PipelineSettings, config_path, load_settings
+from llm_assets.cli.session import Session, open_session, use_this_folders_history
+from llm_assets.config import PipelineSettings
 from llm_assets.experiments.job import (
     ASSET,
     COLUMNS,
@@ -162,12 +160,10 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
     Raises:
         UserError: one of these is none that can be, or the run could not succeed.
     """
-    path = config_path()
-    settings = load_settings(path)
-    use_this_folders_history()
-    log_path = _log_path()
+    session = open_session()
+    settings = session.settings
     started = time.monotonic()
-    with _terminal(log_path, verbose) as terminal:
+    with _terminal(verbose) as (terminal, log_path):
         console = Console(file=terminal, emoji=False)
         said = escape(shown(settings.description))
         console.print(f"[bold]{settings.name}[/]  {said}", highlight=False)
@@ -203,15 +199,14 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
         made = result.asset_materializations_for_node(settings.dagster_name("endpoint"))
         endpoint = made[0].metadata
         told = {name: entry.value for name, entry in endpoint.items()}
-        print_summary(console, settings, told, progress.seconds, time.monotonic() - started)
+        print_summary(console, session, told, progress.seconds, time.monotonic() - started)
         if is_local(settings.store):
-            _clean_store(console)
+            _clean_store(session, console)
     return 0
 
 
-def _clean_store(console: Console) -> None:
+def _clean_store(session: Session, console: Console) -> None:
     """Delete what the rules no longer keep, and say so; what hinders that fails no run."""
-    session = open_session()
     retention, forgetting = session.settings.retention, session.settings.forgetting
     try:
         cleaning = clean(
@@ -258,9 +253,7 @@ def _run_in_this_process(
     Args:
         quiet: leaves the terminal to what the caller prints.
     """
-    use_this_folders_history()
-    log_path = _log_path()
-    with _terminal(log_path, verbose=False) as terminal:
+    with _terminal() as (terminal, log_path):
         from llm_assets.definitions import defs
 
         graph = defs()
@@ -271,10 +264,6 @@ def _run_in_this_process(
     if result is None:
         raise UserError(INTERRUPTED)
     return result, log_path
-
-
-def _log_path() -> Path:
-    return LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
 
 
 def _execute(
@@ -321,14 +310,19 @@ def _assets_in_order(defs: dg.Definitions) -> list[dg.AssetKey]:
 
 
 @contextmanager
-def _terminal(log_path: Path, verbose: bool) -> Iterator[TextIO]:
-    """The terminal to write on, while everybody else's output goes to the log file.
+def _terminal(verbose: bool = False) -> Iterator[tuple[TextIO, Path]]:
+    """The terminal to write on, and the log file that everybody else's output goes to meanwhile.
 
     File descriptors are replaced, not `sys.stdout`, so that Spark's Java and other children are
-    quiet too.
+    quiet too. Dagster reads this folder's dagster.yaml from then on.
+
+    Args:
+        verbose: leaves everybody the terminal.
     """
+    use_this_folders_history()
+    log_path = LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     if verbose:
-        yield sys.stdout
+        yield sys.stdout, log_path
         return
     make_private(log_path.parent)
     sys.stdout.flush()
@@ -338,7 +332,7 @@ def _terminal(log_path: Path, verbose: bool) -> Iterator[TextIO]:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
-            yield terminal
+            yield terminal, log_path
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -357,15 +351,12 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     Raises:
         UserError: a key or a value is wrong, or the experiment was interrupted.
     """
-    path = config_path()
-    settings = load_settings(path)
-    trials = [trial.name for trial in plan_trials(path, changes)]
+    session = open_session()
+    settings, gate = session.settings, session.settings.model_version.gate
+    trials = [trial.name for trial in plan_trials(session.path, changes)]
     preflight(settings, seconds_before_run(settings), is_judged=False)
-    clean = Pipeline(Store(settings.store), settings.name).find_current("clean_corpus")
-    least, share = (
-        settings.model_version.gate.minimum_documents,
-        settings.clean_corpus.split.validation,
-    )
+    clean = session.record.find_current("clean_corpus")
+    least, share = gate.minimum_documents, settings.clean_corpus.split.validation
     # Where the split changes, nobody knows yet how many there will be.
     is_known = clean and clean.manifest.settings["split"]["validation"] == share
     documents = clean.stats["splits"].get("validation", 0) if clean and is_known else least

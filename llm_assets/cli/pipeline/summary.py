@@ -14,10 +14,10 @@ from rich.table import Table
 from artifacts.errors import shown
 from artifacts.progress import format_duration
 from artifacts.shards.format import SPLITS
-from artifacts.store.pipelines import Pipeline
-from artifacts.store.store import Artifact, Store
+from artifacts.store.store import Artifact
 from llm_assets.assets.evaluation import UNMEASURED, read_samples, read_verdict
 from llm_assets.assets.figures import loss_line
+from llm_assets.cli.session import Session
 from llm_assets.config import PipelineSettings, command
 from llm_assets.exam.questions import exam_shares
 from llm_assets.gate.verdict import Outcome, Verdict
@@ -35,7 +35,7 @@ SHOWN = (
 
 def print_summary(
     console: Console,
-    settings: PipelineSettings,
+    session: Session,
     endpoint: Mapping[str, Any],
     stages: Mapping[str, float],
     seconds: float,
@@ -44,12 +44,12 @@ def print_summary(
 
     Args:
         console: where to.
-        settings: the pipeline's, whose store's current artifacts are told.
+        session: the pipeline's, whose current artifacts are told.
         endpoint: the metadata of the endpoint's materialization.
         stages: asset to the seconds that it took, of those that were made.
         seconds: what the run took.
     """
-    record = Pipeline(Store(settings.store), settings.name)
+    settings, record = session.settings, session.record
     current = {name: record.current(name, needed_by="endpoint") for name in SHOWN}
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
