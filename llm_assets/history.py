@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -64,41 +64,13 @@ TICKS_ASKED = (
 
 
 @dataclass(frozen=True)
-class UnfinishedRun:
-    """A run that waits or is under way."""
-
-    run_id: str
-    status: str
-
-    def __str__(self) -> str:
-        return f"run {self.run_id[:8]} ({self.status.lower()})"
-
-
-@dataclass(frozen=True)
-class IdleTick:
-    """The last look of a sensor or schedule that ended, where it launched nothing, and why."""
-
-    name: str
-    at: datetime
-    failed: bool
-    reason: str
-
-    @property
-    def is_told(self) -> bool:
-        """Whether there is something to tell: of sensors that send messages, that one failed."""
-        return bool(self.reason) and (self.failed or self.name.rpartition("__")[2] not in NOTIFYING)
-
-    def __str__(self) -> str:
-        outcome = "failed" if self.failed else "waits"
-        return f"{self.name} {outcome} ({self.at:%Y-%m-%d %H:%M} UTC): {self.reason}"
-
-
-@dataclass(frozen=True)
 class Activity:
     """What the history knows of now."""
 
-    runs: Sequence[UnfinishedRun] = ()
-    ticks: Sequence[IdleTick] = ()
+    runs: Sequence[str] = ()
+    """Those that wait or are under way, in words."""
+    ticks: Sequence[str] = ()
+    """The sensors and schedules whose last look that ended launched nothing, and why."""
     failed: int = 0
     """Runs that failed within the last day."""
     heartbeat: datetime | None = None
@@ -206,15 +178,33 @@ def _read_activity(folder: Path, settings: PipelineSettings) -> Activity:
     since = f"{yesterday:%Y-%m-%d %H:%M:%S}"
     ((failed,),) = _ask(database, FAILED_ASKED, [*own, since]) or [(0,)]
     ((beat,),) = _ask(database, HEARTBEATS_ASKED, ()) or [(None,)]
-    found = _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ())
-    ticks = [(_tick(json.loads(body)), status) for body, status in found]
+    ticks = []
+    for body, status in _ask(folder / base / TICKS_DATABASE, TICKS_ASKED, ()):
+        tick = json.loads(body)
+        error = tick.get("error") or {}
+        reason = tick.get("skip_reason") or (error.get("cause") or error).get("message")
+        if is_switched_on(settings, tick["job_name"], status):
+            ticks += _tell_tick(tick["job_name"], tick["timestamp"], reason, bool(error))
     return Activity(
         # Nobody says of a run that it ended where its process was killed without a daemon.
-        [UnfinishedRun(*run) for *run, process in runs if not (process and is_gone(process))],
-        [tick for tick, s in ticks if tick.is_told and is_switched_on(settings, tick.name, s)],
+        [_tell_run(*run) for *run, process in runs if not (process and is_gone(process))],
+        ticks,
         failed,
         datetime.fromtimestamp(beat, UTC) if beat else None,
     )
+
+
+def _tell_run(run_id: str, status: str) -> str:
+    return f"run {run_id[:8]} ({status.lower()})"
+
+
+def _tell_tick(name: str, timestamp: float, reason: str | None, failed: bool) -> list[str]:
+    """A look that launched nothing; nothing where there is no reason, or where a sensor that sends
+    messages had none to send."""
+    if not reason or (not failed and name.rpartition("__")[2] in NOTIFYING):
+        return []
+    at, outcome = datetime.fromtimestamp(timestamp, UTC), "failed" if failed else "waits"
+    return [f"{name} {outcome} ({at:%Y-%m-%d %H:%M} UTC): {reason.strip()}"]
 
 
 def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -227,24 +217,22 @@ def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any
         connection.close()
 
 
-def _tick(body: dict[str, Any]) -> IdleTick:
-    error = body.get("error") or {}
-    reason = body.get("skip_reason") or (error.get("cause") or error).get("message") or ""
-    at = datetime.fromtimestamp(body["timestamp"], UTC)
-    return IdleTick(body["job_name"], at, bool(error), reason.strip())
-
-
 def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
     chosen = RunsFilter(statuses=[DagsterRunStatus(status) for status in RUNNING])
     with DagsterInstance.from_config(str(home)) as instance:
         runs = [
-            UnfinishedRun(run.run_id, run.status.value)
+            _tell_run(run.run_id, run.status.value)
             for run in instance.get_runs(chosen)
             if _is_own(run.tags, settings) and not is_gone(run.tags.get(PROCESS_TAG, ""))
         ]
-        ticks = [tick for tick in _ticks_by_dagster(instance, settings) if tick.is_told]
+        ticks = []
+        for name, tick in last_ticks(instance, switched_on(instance, settings)).items():
+            if tick.status.value in ("SKIPPED", "FAILURE"):
+                error = tick.error and (tick.error.cause or tick.error)
+                reason = tick.skip_reason or (error and error.message)
+                ticks += _tell_tick(name, tick.timestamp, reason, error is not None)
         yesterday = datetime.now(UTC) - timedelta(days=1)
         failing = RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=yesterday)
         failed = sum(_is_own(run.tags, settings) for run in instance.get_runs(failing))
@@ -255,17 +243,6 @@ def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:
 
 def _is_own(tags: Mapping[str, str], settings: PipelineSettings) -> bool:
     return tags.get(PIPELINE_TAG, settings.name) == settings.name
-
-
-def _ticks_by_dagster(
-    instance: "DagsterInstance", settings: PipelineSettings
-) -> Iterator[IdleTick]:
-    for name, tick in last_ticks(instance, switched_on(instance, settings)).items():
-        if tick.status.value in ("SKIPPED", "FAILURE"):
-            error = tick.error and (tick.error.cause or tick.error)
-            reason = tick.skip_reason or (error.message if error else "")
-            at = datetime.fromtimestamp(tick.timestamp, UTC)
-            yield IdleTick(name, at, error is not None, reason.strip())
 
 
 def switched_on(instance: "DagsterInstance", settings: PipelineSettings) -> list[Any]:

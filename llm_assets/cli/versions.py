@@ -33,7 +33,8 @@ def status_of(session: Session) -> dict[str, Any]:
     state = session.registry.state()
     champion, wanted = state.find("champion"), state.find("wanted")
     history = session.record.history().assets
-    activity, services = read_activity(Path.cwd(), session.settings), _services()
+    activity, states = read_activity(Path.cwd(), session.settings), read_states(STATE_FOLDER)
+    services = None if states is None else {one.name: one.state for one in states}
     machines, unknown = _machines(session.settings)
     alarms = find_alarms(session.settings, session.record.store, activity, services is not None)
     return {
@@ -43,8 +44,8 @@ def status_of(session: Session) -> dict[str, Any]:
         "wanted": wanted.version if wanted else None,
         "served": _served(session),
         "last_verdict": _last_verdict(state),
-        "running": [str(run) for run in activity.runs],
-        "waiting": [str(tick) for tick in activity.ticks],
+        "running": list(activity.runs),
+        "waiting": list(activity.ticks),
         "services": services,
         "machines": machines,
         "alarms": [asdict(alarm) for alarm in (*unknown, *alarms)],
@@ -105,11 +106,6 @@ def _last_verdict(state: RegistryState) -> dict[str, Any] | None:
         "at": verdict.at.isoformat(timespec="seconds"),
         "decision": decision and decision.model_dump(mode="json", exclude={"weights"}),
     }
-
-
-def _services() -> dict[str, str] | None:
-    states = read_states(Path.cwd() / STATE_FOLDER)
-    return None if states is None else {one.name: one.state for one in states}
 
 
 def _machines(settings: PipelineSettings) -> tuple[list[str], list[Alarm]]:
