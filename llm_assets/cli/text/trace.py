@@ -11,7 +11,7 @@ from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.tracing import explain as provenance
 from llm_assets.tracing.passages import find_passages
-from llm_assets.tracing.trace import MOST_CHARACTERS, AnswerToTrace, Trace, Tracer
+from llm_assets.tracing.trace import AnswerToTrace, Trace, Tracer
 from llm_assets.tracing.training_text import KEEP, Source
 
 DOCUMENTS_SHOWN = 20
@@ -53,13 +53,8 @@ STRETCHES_SHOWN = 10
 
 
 def read_answer(path: Path) -> str:
-    """The text of a file; raises UserError where it cannot be read as text or is too long."""
+    """The text of a file; raises UserError where it cannot be read as text."""
     try:
-        if path.stat().st_size > 4 * MOST_CHARACTERS:
-            raise UserError(
-                f"{path} is longer than the {MOST_CHARACTERS:,} characters that are traced at a "
-                "time. Give a part of it."
-            )
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
