@@ -214,7 +214,7 @@ def object_lease(url: str, on_wait: Callable[[str], None] | None = None) -> Iter
         lease.stop()
     if lease.lost:
         # Not reached where the block itself failed: its own error says more.
-        raise LeaseLost(f"The lease {url} was lost: another maker may have taken over.")
+        lease.check()
 
 
 def object_is_held(url: str) -> bool:

@@ -43,17 +43,11 @@ def move_pipes_arguments() -> None:
 
     A program calls this before it parses its own arguments.
     """
-    rest = sys.argv[:1]
-    position = 1
-    while position < len(sys.argv):
-        variable = ARGUMENTS.get(sys.argv[position])
-        if variable and position + 1 < len(sys.argv):
-            os.environ[variable] = sys.argv[position + 1]
-            position += 2
-        else:
-            rest.append(sys.argv[position])
-            position += 1
-    sys.argv[:] = rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option, variable in ARGUMENTS.items():
+        parser.add_argument(option, dest=variable)
+    found, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
+    os.environ.update({name: value for name, value in vars(found).items() if value})
 
 
 def started_by_dagster() -> bool:
@@ -277,30 +271,26 @@ def _reasons_named(spec: BaseModel) -> Iterator[None]:
 
 @contextmanager
 def _reporting(speaks: bool) -> "Iterator[tuple[Report, PipesContext | None]]":
-    """Where lines go, and the Pipes session if there is one."""
+    """Where lines go, and the Pipes session if there is one.
+
+    An interruption closes the session well; a fault tells its reason first.
+    """
     if not speaks:
         yield lambda line: None, None
     elif not started_by_dagster():
         yield lambda line: print(line, file=sys.stderr, flush=True), None
     else:
-        with _session() as session:
-            yield session.log.info, session
-
-
-@contextmanager
-def _session() -> "Iterator[PipesContext]":
-    """The Pipes session; an interruption closes it well, a fault tells its reason first."""
-    interrupted: Interrupted | None = None
-    with open_session() as session:
-        try:
-            yield session
-        except Interrupted as caught:
-            interrupted = caught
-        except UserError as error:
-            session.report_custom_message({ERROR_MESSAGE: str(error)})
-            raise
-    if interrupted:
-        raise interrupted
+        interrupted: Interrupted | None = None
+        with open_session() as session:
+            try:
+                yield session.log.info, session
+            except Interrupted as caught:
+                interrupted = caught
+            except UserError as error:
+                session.report_custom_message({ERROR_MESSAGE: str(error)})
+                raise
+        if interrupted:
+            raise interrupted
 
 
 def _hand_over(stats: dict[str, Any], target: str | None, session: "PipesContext | None") -> None:

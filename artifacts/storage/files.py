@@ -53,16 +53,10 @@ def make_private(folder: Path) -> Path:
 
 
 def need_writable(folder: Path, setting: str = "`store`: ") -> Path:
-    """Make sure that files can be written in a local folder, or where it would be made.
-
-    Args:
-        setting: what the message begins with.
-
-    Returns:
-        The folder that is there: this one, or the nearest above it.
+    """The folder that is there: a local one, or the nearest above where it would be made.
 
     Raises:
-        UserError: they cannot; the message says why.
+        UserError: no files can be written in it; after the setting, the message says why.
     """
     try:
         while not folder.exists():

@@ -53,7 +53,7 @@ MOST_COMPONENTS = 32
 def describe_folder(folder: Path) -> list[FileEntry]:
     """Every file below a folder with its size and checksums, each read once."""
     with ThreadPoolExecutor(PARALLEL_PARTS) as pool:
-        return list(pool.map(lambda name: _describe(folder, name), _names(folder)))
+        return list(pool.map(lambda name: _describe(folder, name), files.list_sizes(folder)))
 
 
 def upload_folder(
@@ -65,8 +65,6 @@ def upload_folder(
     """Copy a local folder to `gs://bucket/path`, files that are there already left out.
 
     Args:
-        folder: the local folder.
-        url: the target.
         uploads_url: folder in the same bucket for the parts of large files.
         before_write: called before each write; what it raises ends the upload.
 
@@ -77,27 +75,34 @@ def upload_folder(
         DamagedArtifact: what arrived has another checksum than what was sent.
     """
     filesystem, target = resolve(url)
-    present = _remote_checksums(url)
+    present, sizes = _remote_checksums(url), files.list_sizes(folder)
+
+    def send_small(names: list[str]) -> None:
+        sources = [str(folder / name) for name in names]
+        filesystem.put(sources, [f"{target}/{name}" for name in names], batch_size=SMALL_AT_ONCE)
+
     before_write()
     with ThreadPoolExecutor(1) as pool:
         # Small files that are not there at all go up while everything is being read for checksums.
-        new = [name for name in _names(folder) if name not in present]
-        small_new = [name for name in new if (folder / name).stat().st_size <= PART_BYTES]
-        sending = pool.submit(_send_small, filesystem, folder, small_new, target)
+        new = {name for name in sizes.keys() - present if sizes[name] <= PART_BYTES}
+        sending = pool.submit(send_small, sorted(new))
         entries = describe_folder(folder)
         sending.result()
-    # Small ones that were there are compared first, and large ones go up in parts of their own.
-    sent = set(small_new)
-    missing = [e for e in entries if e.path not in sent and present.get(e.path) != e.crc32c]
-    small_changed = [entry.path for entry in missing if entry.bytes <= PART_BYTES]
+    missing = [e for e in entries if e.path not in new and present.get(e.path) != e.crc32c]
     before_write()
-    _send_small(filesystem, folder, small_changed, target)
+    send_small([entry.path for entry in missing if entry.bytes <= PART_BYTES])
     for entry in missing:
         if entry.bytes > PART_BYTES:
             before_write()
             _upload_parts(filesystem, folder, entry, target, uploads_url)
     # Storage's own checksums, of all files, those left out included: one listing.
-    _check_arrived(url, entries)
+    present = _remote_checksums(url)
+    for entry in entries:
+        if present.get(entry.path) != entry.crc32c:
+            raise DamagedArtifact(
+                f"{url}/{entry.path} did not arrive whole (its checksum in storage is "
+                f"{present.get(entry.path, 'absent')}). Run the same again: what arrived is kept."
+            )
     return entries
 
 
@@ -137,12 +142,6 @@ def remote_entries(url: str) -> list[FileEntry]:
     ]
 
 
-def _names(folder: Path) -> list[str]:
-    """Every file below a folder, by its path relative to it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path.relative_to(folder).as_posix() for path in paths]
-
-
 def _describe(folder: Path, name: str) -> FileEntry:
     import google_crc32c
 
@@ -159,15 +158,6 @@ def _describe(folder: Path, name: str) -> FileEntry:
 def _as_stored(crc32c: Any) -> str:
     """A checksum as Cloud Storage writes it: base64 of the big-endian CRC-32C."""
     return base64.b64encode(crc32c.digest()).decode()
-
-
-def _send_small(filesystem: Any, folder: Path, names: list[str], target: str) -> None:
-    if names:
-        filesystem.put(
-            [str(folder / name) for name in names],
-            [f"{target}/{name}" for name in names],
-            batch_size=SMALL_AT_ONCE,
-        )
 
 
 def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
@@ -230,16 +220,6 @@ def _join(filesystem: Any, parts: list[str], target: str) -> None:
             joined.append(name)
         parts, level = joined, level + 1
     filesystem.merge(target, parts)
-
-
-def _check_arrived(url: str, entries: list[FileEntry]) -> None:
-    present = _remote_checksums(url)
-    for entry in entries:
-        if present.get(entry.path) != entry.crc32c:
-            raise DamagedArtifact(
-                f"{url}/{entry.path} did not arrive whole (its checksum in storage is "
-                f"{present.get(entry.path, 'absent')}). Run the same again: what arrived is kept."
-            )
 
 
 def _download_ranges(filesystem: Any, source: str, entry: FileEntry, target: Path) -> None:
