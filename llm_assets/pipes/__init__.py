@@ -2,7 +2,7 @@
 
 Of the rest of the project this package imports `artifacts.errors` alone. Each client starts a job,
 streams its messages into the run, finds the job again when the run died, and cancels it when the
-run is cancelled. The example in each client's docstring is complete.
+run is cancelled. `RemoteJobPipesClient` has an example.
 """
 
 from llm_assets.pipes.dataproc_serverless import PipesDataprocServerlessClient

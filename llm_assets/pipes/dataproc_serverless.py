@@ -94,24 +94,11 @@ class PipesDataprocServerlessClient(RemoteJobPipesClient):
     `params_loader=PipesCliArgsParamsLoader()` as well.
 
     Example:
-        >>> @asset
-        ... def clean_text(
-        ...     context: AssetExecutionContext,
-        ...     dataproc: ResourceParam[PipesDataprocServerlessClient],
-        ... ):
-        ...     return dataproc.run(
-        ...         context=context,
-        ...         parent="projects/my-project/locations/us-central1",
-        ...         fingerprint="3f2a91",
-        ...         job={
-        ...             "pyspark_batch": {"main_python_file_uri": "gs://my-bucket/clean.py"},
-        ...             "runtime_config": {"version": "2.3"},
-        ...             "environment_config": {"execution_config": {"ttl": {"seconds": 7200}}},
-        ...         },
-        ...     ).get_materialize_result(implicit_materialization=False)
-        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
-        >>> resources = {"dataproc": PipesDataprocServerlessClient(message_reader=reader)}
-        >>> defs = Definitions(assets=[clean_text], resources=resources)
+        >>> job = {
+        ...     "pyspark_batch": {"main_python_file_uri": "gs://my-bucket/clean.py"},
+        ...     "runtime_config": {"version": "2.3"},
+        ...     "environment_config": {"execution_config": {"ttl": {"seconds": 7_200}}},
+        ... }
     """
 
     jobs = DataprocBatches

@@ -132,26 +132,13 @@ class PipesGoogleBatchClient(RemoteJobPipesClient):
     A cancelled job is deleted, which ends its machines.
 
     Example:
-        >>> @asset
-        ... def checkpoint(
-        ...     context: AssetExecutionContext, machines: ResourceParam[PipesGoogleBatchClient]
-        ... ):
-        ...     container = {"image_uri": "my-image", "commands": ["train"]}
-        ...     task = {"runnables": [{"container": container}]}
-        ...     policy = {"machine_type": "g2-standard-8", "provisioning_model": "SPOT"}
-        ...     instances = [{"policy": policy, "install_gpu_drivers": True}]
-        ...     return machines.run(
-        ...         context=context,
-        ...         parent="projects/my-project/locations/us-central1",
-        ...         fingerprint="3f2a91",
-        ...         job={
-        ...             "task_groups": [{"task_spec": task, "task_count": 1}],
-        ...             "allocation_policy": {"instances": instances},
-        ...         },
-        ...     ).get_materialize_result(implicit_materialization=False)
-        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
-        >>> resources = {"machines": PipesGoogleBatchClient(message_reader=reader)}
-        >>> defs = Definitions(assets=[checkpoint], resources=resources)
+        >>> task = {"runnables": [{"container": {"image_uri": "my-image", "commands": ["train"]}}]}
+        >>> policy = {"machine_type": "g2-standard-8", "provisioning_model": "SPOT"}
+        >>> instances = [{"policy": policy, "install_gpu_drivers": True}]
+        >>> job = {
+        ...     "task_groups": [{"task_spec": task, "task_count": 1}],
+        ...     "allocation_policy": {"instances": instances},
+        ... }
     """
 
     jobs = BatchJobs

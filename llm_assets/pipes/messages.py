@@ -28,10 +28,6 @@ class PipesGCSLiveMessageReader(PipesMessageReader):
         bucket: name of the bucket, without `gs://`.
         prefix: folder in the bucket for all jobs' messages. A lifecycle rule may delete old ones.
         client: a `google.cloud.storage.Client`; made when first needed if absent.
-
-    Example:
-        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket", prefix="pipes")
-        >>> client = PipesVertexCustomJobClient(message_reader=reader)
     """
 
     def __init__(

@@ -372,6 +372,21 @@ class RemoteJobPipesClient(dg.PipesClient):
             message_writer=PipesGCSMessageWriter(storage.Client(), interval=1)
         ) as pipes: ...
 
+    Example, where the docstring of each client has the job that its service takes:
+        >>> @asset
+        ... def checkpoint(
+        ...     context: AssetExecutionContext, vertex: ResourceParam[PipesVertexCustomJobClient]
+        ... ):
+        ...     return vertex.run(
+        ...         context=context,
+        ...         parent="projects/my-project/locations/us-central1",
+        ...         fingerprint="3f2a91",
+        ...         job=job,
+        ...     ).get_materialize_result(implicit_materialization=False)
+        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
+        >>> resources = {"vertex": PipesVertexCustomJobClient(message_reader=reader)}
+        >>> defs = Definitions(assets=[checkpoint], resources=resources)
+
     Args:
         message_reader: reads the job's messages from Cloud Storage.
         client: the service's generated client for the jobs' region; made when first needed if

@@ -241,30 +241,16 @@ class PipesTpuVmClient(RemoteJobPipesClient):
     and the right `tpu.nodes.delete`.
 
     Example:
-        >>> @asset
-        ... def checkpoint(context: AssetExecutionContext, tpus: ResourceParam[PipesTpuVmClient]):
-        ...     node = {
-        ...         "accelerator_type": "v5litepod-4",
-        ...         "runtime_version": "v2-alpha-tpuv5-lite",
-        ...         "network_config": {"enable_external_ips": True},
-        ...     }
-        ...     return tpus.run(
-        ...         context=context,
-        ...         parent="projects/my-project/locations/us-central1-a",
-        ...         fingerprint="3f2a91",
-        ...         job={
-        ...             "queued_resource": {"tpu": {"node_spec": [{"node": node}]}, "spot": {}},
-        ...             "container": {
-        ...                 "image": "my-image",
-        ...                 "arguments": ["train"],
-        ...                 "environment": {},
-        ...                 "seconds": 86_400,
-        ...             },
-        ...         },
-        ...     ).get_materialize_result(implicit_materialization=False)
-        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
-        >>> resources = {"tpus": PipesTpuVmClient(message_reader=reader)}
-        >>> defs = Definitions(assets=[checkpoint], resources=resources)
+        >>> node = {
+        ...     "accelerator_type": "v5litepod-4",
+        ...     "runtime_version": "v2-alpha-tpuv5-lite",
+        ...     "network_config": {"enable_external_ips": True},
+        ... }
+        >>> container = {"image": "my-image", "arguments": ["train"], "environment": {}}
+        >>> job = {
+        ...     "queued_resource": {"tpu": {"node_spec": [{"node": node}]}, "spot": {}},
+        ...     "container": container | {"seconds": 86_400},
+        ... }
     """
 
     jobs = TpuVms

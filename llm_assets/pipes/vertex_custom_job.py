@@ -102,35 +102,17 @@ class PipesVertexCustomJobClient(RemoteJobPipesClient):
     """A `RemoteJobPipesClient` for Vertex AI custom jobs.
 
     Example:
-        >>> @asset
-        ... def checkpoint(
-        ...     context: AssetExecutionContext,
-        ...     vertex: ResourceParam[PipesVertexCustomJobClient],
-        ... ):
-        ...     return vertex.run(
-        ...         context=context,
-        ...         parent="projects/my-project/locations/us-central1",
-        ...         fingerprint="3f2a91",
-        ...         job={
-        ...             "job_spec": {
-        ...                 "worker_pool_specs": [
-        ...                     {
-        ...                         "replica_count": 1,
-        ...                         "machine_spec": {
-        ...                             "machine_type": "a2-highgpu-1g",
-        ...                             "accelerator_type": "NVIDIA_TESLA_A100",
-        ...                             "accelerator_count": 1,
-        ...                         },
-        ...                         "container_spec": {"image_uri": "my-image", "args": ["train"]},
-        ...                     }
-        ...                 ],
-        ...                 "scheduling": {"strategy": "SPOT", "timeout": {"seconds": 86400}},
-        ...             }
-        ...         },
-        ...     ).get_materialize_result(implicit_materialization=False)
-        >>> reader = PipesGCSLiveMessageReader(bucket="my-bucket")
-        >>> resources = {"vertex": PipesVertexCustomJobClient(message_reader=reader)}
-        >>> defs = Definitions(assets=[checkpoint], resources=resources)
+        >>> pool = {
+        ...     "replica_count": 1,
+        ...     "machine_spec": {
+        ...         "machine_type": "a2-highgpu-1g",
+        ...         "accelerator_type": "NVIDIA_TESLA_A100",
+        ...         "accelerator_count": 1,
+        ...     },
+        ...     "container_spec": {"image_uri": "my-image", "args": ["train"]},
+        ... }
+        >>> scheduling = {"strategy": "SPOT", "timeout": {"seconds": 86_400}}
+        >>> job = {"job_spec": {"worker_pool_specs": [pool], "scheduling": scheduling}}
     """
 
     jobs = VertexCustomJobs
