@@ -184,21 +184,12 @@ def mend_command(folder: str) -> str:
 
 
 GIB = 2**30
-UNSET_VARIABLE = re.compile(r'attempted to fetch the environment variable "(\w+)" which is not set')
-"""In what Dagster says."""
 _SIZE = r"[\d.]+ (?:\wiB|bytes)"
 GPU_MEMORY = re.compile(
     rf"Tried to allocate (?P<wanted>{_SIZE})\..* total capacity of (?P<all>{_SIZE}) "
     rf"of which (?P<free>{_SIZE}) is free"
 )
 """In what torch says."""
-WRONG_INSTANCE = re.compile(
-    r"(?:loading dagster instance config at dagster\.yaml\.|Expected YAML from file )(.+)",
-    re.DOTALL,
-)
-"""In what Dagster says of dagster.yaml."""
-MISSING_STORAGE = re.compile(r"Couldn't import module (\w+) when attempting to load the config")
-"""In what Dagster says where dagster.yaml names a class of a package that is absent."""
 HISTORY = ".llm_assets/dagster"
 """Where `dagster.yaml` puts Dagster's history."""
 _SPARK_ENDED = {
@@ -442,12 +433,16 @@ def _of_history(error: BaseException) -> str | None:
             "The address of Dagster's PostgreSQL (`storage.postgres` in dagster.yaml) has to begin "
             "with postgresql+psycopg2://, which names the driver that is installed."
         )
-    if storage := MISSING_STORAGE.search(text):
-        return install_advice(storage[1])
-    if found := UNSET_VARIABLE.search(text):
-        return f"dagster.yaml names the environment variable {found[1]}, which is not set here."
-    if found := WRONG_INSTANCE.search(text):
-        return f"dagster.yaml is wrong: {found[1].strip()}"
+    # What Dagster says of dagster.yaml: of a package that is absent, of a variable, of all else.
+    if absent := re.search(
+        r"Couldn't import module (\w+) when attempting to load the config", text
+    ):
+        return install_advice(absent[1])
+    if unset := re.search(r'fetch the environment variable "(\w+)" which is not set', text):
+        return f"dagster.yaml names the environment variable {unset[1]}, which is not set here."
+    wrong = "loading dagster instance config at dagster.yaml.", "Expected YAML from file "
+    if fault := next((text.partition(one)[2] for one in wrong if one in text), None):
+        return f"dagster.yaml is wrong: {fault.strip()}"
     if "attempt to write a readonly database" in text or "unable to open database file" in text:
         return (
             "Dagster's history cannot be written: the folder `.llm_assets/dagster` "

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -78,11 +78,8 @@ def _bucket_writer() -> Any:
     class BucketMessageWriter(PipesMessageWriter):
         @contextmanager
         def open(self, params: Mapping[str, Any]) -> Iterator[BucketChannel]:
-            channel = BucketChannel(params["bucket"], params["key_prefix"])
-            try:
+            with closing(BucketChannel(params["bucket"], params["key_prefix"])) as channel:
                 yield channel
-            finally:
-                channel.close()
 
     return BucketMessageWriter()
 

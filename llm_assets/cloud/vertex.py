@@ -116,7 +116,7 @@ class Vertex:
         from google.api_core.exceptions import GoogleAPICallError
 
         operation = self.call(doing, function, **arguments)
-        backoff = Backoff(0.2, LONGEST_POLL_SECONDS, factor=1.5)
+        backoff = Backoff(0.2, LONGEST_POLL_SECONDS)
         started = reported = time.monotonic()
         while not self.call(doing, lambda timeout: operation.done()):
             now = time.monotonic()

@@ -129,7 +129,7 @@ class VertexEndpoint:
         """Wait until no change of the endpoint is under way, such as one of a killed run."""
         from google.longrunning.operations_pb2 import ListOperationsRequest
 
-        doing, backoff = "a look at running changes", Backoff(0.2, 10.0, factor=1.5)
+        doing, backoff = "a look at running changes", Backoff(0.2, 10.0)
         deadline = time.monotonic() + seconds
         page = ""
         while True:

@@ -187,13 +187,11 @@ class RetryPolicy:
 
 
 class Backoff:
-    """Delays that grow while nothing happens."""
+    """Delays that double while nothing happens."""
 
-    def __init__(self, first: float, longest: float, factor: float = 2.0) -> None:
-        self._first = min(first, longest)
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = self._next = min(first, longest)
         self._longest = longest
-        self._factor = factor
-        self._next = self._first
 
     def reset(self) -> None:
         """Something happened: begin with the first delay again."""
@@ -202,7 +200,7 @@ class Backoff:
     def take(self) -> float:
         """The delay to wait now, in seconds."""
         delay = self._next
-        self._next = min(self._longest, delay * self._factor)
+        self._next = min(self._longest, 2 * delay)
         return delay
 
 

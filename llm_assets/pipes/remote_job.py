@@ -248,7 +248,7 @@ class RemoteRun:
         """
         assert self.job is not None
         waiting_since = time.monotonic()
-        backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds, factor=1.5)
+        backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
         while True:
             name = self.job.name
             job = self._guard(f"a look at {name}", partial(self.service.get, name))

@@ -29,8 +29,6 @@ QUOTA_KINDS = {
 """Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
 BUILD_CPUS = 8
 """Of the machine that `images/cloudbuild.yaml` names."""
-OUTSIDE_EU = ("europe-west2", "europe-west6")
-"""London and Zurich, which the multi-region `eu` of Cloud Storage is without."""
 DISK_GB_PER_CORE = 100
 """What Dataproc Serverless gives a batch that says nothing else (its page "Quotas")."""
 
@@ -128,28 +126,22 @@ def _gpus(machines: MachineSettings | EndpointMachineSettings, accelerator: str)
 
 def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
     """Cloud TPU does not say which of its quotas a machine of up to 8 chips counts against."""
-    chips, generation = machine.chips, machine.generation
-    if generation.quotas is None:
-        text = (
-            f"{chips} chips of TPU {generation.name} are asked for; the names of their quotas are "
-            "not known here. Look for them among those of the Cloud TPU API: "
-            f"{_quotas_page(settings)}"
-        )
-        return Finding("training", None, text)
+    chips, generation, page = machine.chips, machine.generation, _quotas_page(settings)
     spot = settings.training.strategy == "SPOT"
     zone = settings.training.zones[0] if len(settings.training.zones) == 1 else None
     place = zone or settings.region
     limits = {
         metric: limit
         for metric, limit in quota_limits(settings, "tpu.googleapis.com", zone).items()
-        if metric.startswith(generation.quotas) and ("preemptible" in metric) == spot
+        if generation.quotas and metric.startswith(generation.quotas)
+        if ("preemptible" in metric) == spot
     }
-    told = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
     offered = f"are TPU {generation.name} offered there?"
     if not limits:
-        text = f"Cloud TPU names no quota {generation.quotas}… for {place}: {offered}"
-        return Finding("training", None, text)
-    need = Need("training", generation.quotas, chips, offered)
+        text = f"no quota of Cloud TPU in {place} is known to be for them: {offered}"
+        return Finding("training", None, f"{chips} chips are asked for; {text} See {page}")
+    told = ", ".join(f"{metric} allows {limit}" for metric, limit in sorted(limits.items()))
+    need = Need("training", next(iter(limits)), chips, offered)
     return _compare(settings, need, f"{told} in {place}", max(limits.values()))
 
 
@@ -401,8 +393,8 @@ def _is_in(bucket: Any, region: str) -> bool | None:
         return region in map(str.lower, bucket.data_locations)
     if bucket.location_type == "dual-region":
         return None
-    if location == "eu":
-        return region.startswith("europe-") and region not in OUTSIDE_EU
+    # The multi-region `eu` is named unlike its regions, `us` and `asia` are not.
+    location = {"eu": "europe"}.get(location, location)
     return region == location or region.startswith(f"{location}-")
 
 

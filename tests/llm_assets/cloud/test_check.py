@@ -372,7 +372,7 @@ def test_tpu_machines_of_your_own_are_held_against_the_quotas_of_cloud_tpu(
     on_tpus = GoogleCloudSettings.model_validate(content)
     (unknown,) = told()
     assert unknown.ok is None, "quotas of v5e say nothing of v6e"
-    assert "8 chips of TPU v6e are asked for" in unknown.text
+    assert "8 chips are asked for" in unknown.text and "TPU v6e" in unknown.text
 
 
 def test_most_that_a_run_can_cost_is_said(settings: GoogleCloudSettings) -> None:
@@ -486,7 +486,6 @@ def test_bucket_in_another_region_is_told(settings: GoogleCloudSettings) -> None
     [
         ("US", (), "us-central1", True),
         ("EU", (), "europe-west4", True),
-        ("EU", (), "europe-west2", False),
         ("EU", (), "us-central1", False),
         ("EU", ("EUROPE-WEST1", "EUROPE-WEST4"), "europe-west4", True),
         ("US", ("US-EAST1", "US-WEST1"), "us-central1", False),
