@@ -80,12 +80,13 @@ class Draft:
         self.identity = self.editions.settle(asked, content_of(entries))
         folder = f"{self.root}/{layout.artifact(asked.kind, self.identity.fingerprint)}"
         content = files.find(f"{folder}/{MANIFEST_NAME}") if self.identity != asked else None
+        by = {"python": platform.python_version(), "revision": code_revision()}
         manifest = Manifest(
             **self.identity.model_dump(),
             fingerprint=self.identity.fingerprint,
             files=entries,
             stats=self.stats,
-            provenance=provenance() | self.provenance,
+            provenance=by | self.provenance,
         )
         return manifest, parse_manifest(content, folder) if content else None
 
@@ -98,7 +99,6 @@ def open_draft(root: str, identity: Identity, machine_folder: Path, editions: Ed
 
     Args:
         machine_folder: a folder of this machine; the store's root where that is local.
-        editions: of the identity.
     """
     making = machine_folder / layout.DRAFTS_FOLDER
     name = layout.artifact_lease(identity.kind, identity.fingerprint)
@@ -179,11 +179,6 @@ def _discard(folder: Path, making: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(folder, removed)
     shutil.rmtree(removed, ignore_errors=True)
-
-
-def provenance() -> dict[str, str]:
-    """Python's version and the revision of this code."""
-    return {"python": platform.python_version(), "revision": code_revision()}
 
 
 @functools.cache

@@ -494,14 +494,9 @@ def smoke(
     """Run the smallest batch and the smallest jobs, and say what each found and what they cost.
 
     The second job has the serve image parse the arguments that it would get, and answer once.
-    Their messages have arrived and their images have started where they found anything at all.
-
-    Args:
-        cloud_config: the file that holds the settings.
-        nodes: machines on which the smallest training runs.
-        runner: where the pipeline trains and evaluates; the smallest training is the evaluation's,
-            which goes by Google Batch where training has TPUs of its own. The serve image is always
-            started by Vertex AI, as an endpoint's.
+    Their messages have arrived and their images have started where they found anything at all. The
+    smallest training, on so many nodes, is the evaluation's, which goes by Google Batch where
+    training has TPUs of its own. The serve image is always started by Vertex AI, as an endpoint's.
     """
     output = f"gs://{settings.bucket}/smoke/{uuid.uuid4().hex[:12]}"
     spec = SmokeSpec(output=output, model=f"{output}/model")

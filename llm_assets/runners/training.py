@@ -239,11 +239,8 @@ def known_precision(machine: Path = Path("/")) -> Precision | None:
 def train_into(store: Store, draft: Draft, spec: TrainingSpec, train: Train) -> None:
     """Train, and keep beside the exported model its figures and the records of its text.
 
-    The specification stays in the run's folder, for the day on which the run is made once more
-    without some texts (`llm_assets.forgetting.replay`).
-
-    Args:
-        spec: exports into the draft.
+    The specification, which exports into the draft, stays in the run's folder, for the day on which
+    the run is made once more without some texts (`llm_assets.forgetting.replay`).
     """
     folder = layout.run(spec.run_id)
     store.write_bytes(f"{folder}/{SPEC_NAME}", spec.model_dump_json(indent=2).encode())
