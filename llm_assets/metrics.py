@@ -31,12 +31,10 @@ from serving import endpoint as process
 
 ALIASES: tuple[Alias, ...] = ("wanted", "champion")
 FIGURES = (
-    *("step", "loss", "tokens_per_second", "peak_memory_gb"),
+    *("step", "loss", "tokens_per_second", "peak_memory_gb", "gpu_memory_used_gb"),
     *("gpu_utilisation_percent", "gpu_power_watts", "gpu_temperature_celsius"),
-    "gpu_memory_used_gb",
 )
 """Of a training's metrics those that are told of one under way."""
-Part = Callable[[], Iterator[Metric]]
 
 
 class GraphCollector(Collector):
@@ -66,12 +64,12 @@ class GraphCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Every metric, with the state as it is now."""
         readable: dict[str, float] = {}
-        parts: tuple[tuple[str, Part], ...] = (
-            ("history", self._history),
-            ("registry", self._registry),
-            ("store", self._store),
-        )
-        for name, part in parts:
+        parts: dict[str, Callable[[], Iterator[Metric]]] = {
+            "history": self._history,
+            "registry": self._registry,
+            "store": self._store,
+        }
+        for name, part in parts.items():
             try:
                 found = list(part())
             except Exception as error:  # A scrape tells of a fault instead of failing by it.
@@ -95,9 +93,9 @@ class GraphCollector(Collector):
         found = {alias: state.find(alias) for alias in ALIASES}
         numbers = {str(alias): version.version for alias, version in found.items() if version}
         yield _family("version", "Number of the version that an alias points to.", "alias", numbers)
-        in_place = float(found["wanted"] == found["champion"]) if found["wanted"] else None
+        in_place = found["wanted"] == found["champion"] if found["wanted"] else None
         text = "1 if the endpoint has confirmed that it serves the wanted version, else 0."
-        yield GaugeMetricFamily("llm_assets_wanted_serves", text, value=in_place)
+        yield _one("wanted_serves", text, in_place)
         promoted = [verdict.promoted for verdict in state.verdicts]
         counts = {"true": promoted.count(True), "false": promoted.count(False)}
         yield _family("verdicts", "Verdicts of the gate.", "promoted", counts, CounterMetricFamily)
@@ -112,12 +110,15 @@ class GraphCollector(Collector):
         yield _family("training", text, "figure", _training(store))
         if not store.is_local:
             return
-        text = "Free bytes on the store's disk."
         free = shutil.disk_usage(store.root).free
-        yield GaugeMetricFamily("llm_assets_store_free_bytes", text, value=free)
+        yield _one("store_free_bytes", "Free bytes on the store's disk.", free)
         serves = process.status(endpoint_folder(self._settings))
         text = "1 if the endpoint of this machine is running, else 0."
-        yield GaugeMetricFamily("llm_assets_endpoint_runs", text, value=float(serves is not None))
+        yield _one("endpoint_runs", text, serves is not None)
+
+
+def _one(name: str, text: str, value: float | None) -> Metric:
+    return GaugeMetricFamily(f"llm_assets_{name}", text, None if value is None else float(value))
 
 
 def _family(
@@ -189,9 +190,7 @@ def _daemons(instance: dg.DagsterInstance) -> Iterator[Metric]:
 
 def _budget(runs: Runs) -> Iterator[Metric]:
     text = "Hours that runs launched by automation took in this calendar month."
-    yield GaugeMetricFamily(
-        "llm_assets_month_hours", text, value=runs.spent_hours(datetime.now(UTC))
-    )
+    yield _one("month_hours", text, runs.spent_hours(datetime.now(UTC)))
     if (most := runs.settings.automation.hours) is not None:
         text = "Hours that such runs may take in a month."
-        yield GaugeMetricFamily("llm_assets_month_hours_limit", text, value=most)
+        yield _one("month_hours_limit", text, most)

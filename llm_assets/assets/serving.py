@@ -27,15 +27,14 @@ def wanted_version_serves(
     """The endpoint has confirmed that it serves the wanted version, which was decided on last."""
     state = registry.open(pipeline).state()
     wanted, champion = state.find("wanted"), state.find("champion")
-    numbers = {
-        name: version.version if version else -1
-        for name, version in (("wanted", wanted), ("serving", champion))
-    }
     return dg.AssetCheckResult(
         passed=wanted is not None and wanted == champion,
         severity=dg.AssetCheckSeverity.ERROR,
         description=f"wanted: {_named(wanted)}, serving: {_named(champion)}",
-        metadata=numbers,
+        metadata={
+            "wanted": wanted.version if wanted else -1,
+            "serving": champion.version if champion else -1,
+        },
     )
 
 

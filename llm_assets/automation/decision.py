@@ -137,9 +137,8 @@ def ask(
     wanted = state.find("wanted")
     if wanted is None or not versions:
         return TextQuestion(text, wanted.version if wanted else None)
-    for version in versions:
-        if version.version == wanted.version:
-            return Wait(f"Version {wanted.version}, which is wanted, knows this text.")
+    if any(one.version == wanted.version for one in versions):
+        return Wait(f"Version {wanted.version}, which is wanted, knows this text.")
     newest = versions[-1]
     if state.is_rejected(newest.weights):
         said = state.decisions_of(newest.weights)[-1]

@@ -32,12 +32,18 @@ resources are configured by."""
 def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> list[Any]:
     """All jobs of a pipeline, filled in as its file says; `retraining` makes these stages."""
     evaluated = [asset_key(settings, name) for name in ("eval_metrics", "model_version")]
-    tags = {PIPELINE_TAG: settings.name}
+    tags, training = {PIPELINE_TAG: settings.name}, settings.checkpoint
+    # What people change most for one run, with the pipeline file's values.
+    as_in_the_file = {
+        "budget": training.budget.model_dump(include=set(BUDGETS), exclude_none=True),
+        "optimizer": {"learning_rate": training.optimizer.learning_rate},
+        "seed": training.seed,
+    }
     return [
         dg.define_asset_job(
             settings.dagster_name(RETRAINING),
             dg.AssetSelection.assets(*stages),
-            config=training_config(settings, _as_in_the_file(settings)),
+            config=training_config(settings, as_in_the_file),
             description="Reads the sources, trains, evaluates and, if the model is better, serves "
             "it. What has not changed is not rebuilt. The settings below apply to this run; "
             "you can add any other setting of an asset.",
@@ -72,16 +78,6 @@ def build_jobs(settings: PipelineSettings, stages: Sequence[dg.AssetKey]) -> lis
 def training_config(settings: PipelineSettings, given: dict[str, Any]) -> dict[str, Any]:
     """Run config of `checkpoint`: settings, and how the run goes on from those before it."""
     return {"ops": {settings.dagster_name("checkpoint"): {"config": given}}}
-
-
-def _as_in_the_file(settings: PipelineSettings) -> dict[str, Any]:
-    """What people change most for one run, with the pipeline file's values."""
-    training = settings.checkpoint
-    return {
-        "budget": training.budget.model_dump(include=set(BUDGETS), exclude_none=True),
-        "optimizer": {"learning_rate": training.optimizer.learning_rate},
-        "seed": training.seed,
-    }
 
 
 class RollbackConfig(dg.Config):

@@ -147,20 +147,17 @@ def is_within(window: str, local: datetime) -> bool:
     """
     found = WINDOW.fullmatch(window)
     assert found is not None, "the settings hold valid windows"
-    time = f"{local:%H:%M}"
-    start, end = found["start"], found["end"]
+    start, end, time = found["start"], found["end"], f"{local:%H:%M}"
     if start <= end:
-        return start <= time < end and _has_day(found["first"], found["last"], local)
-    if time >= start:
-        return _has_day(found["first"], found["last"], local)
-    return time < end and _has_day(found["first"], found["last"], local - timedelta(days=1))
-
-
-def _has_day(first: str | None, last: str | None, local: datetime) -> bool:
-    if first is None:
-        return True
-    begin, end = DAYS.index(first), DAYS.index(last or first)
-    return (local.weekday() - begin) % 7 <= (end - begin) % 7
+        is_inside = start <= time < end
+    else:
+        is_inside = time >= start or time < end
+        if time < end:
+            local -= timedelta(days=1)
+    if not is_inside or found["first"] is None:
+        return is_inside
+    first, last = (DAYS.index(day) for day in (found["first"], found["last"] or found["first"]))
+    return (local.weekday() - first) % 7 <= (last - first) % 7
 
 
 def _seconds_since(run: dg.RunRecord, began: float, now: float) -> float:

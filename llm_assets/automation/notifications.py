@@ -47,21 +47,12 @@ def build_notifications(settings: PipelineSettings) -> list[dg.SensorDefinition]
     # they would be told again and again. It is read at each tick, in the process that loads this.
     os.environ.setdefault("DAGSTER_RUN_STATUS_SENSOR_PROCESS_LIMIT", "1")
     of_failed, of_verdicts = NOTIFYING
+    told = "Sends a message when a run has failed, as `notifications` says."
+    judged = "Sends a message with the gate's verdict when a run has built one, as `notifications` "
     return [
+        _status_sensor(settings, dg.DagsterRunStatus.FAILURE, of_failed, told, _failure),
         _status_sensor(
-            settings,
-            dg.DagsterRunStatus.FAILURE,
-            of_failed,
-            "Sends a message when a run has failed, as `notifications` says.",
-            _failure,
-        ),
-        _status_sensor(
-            settings,
-            dg.DagsterRunStatus.SUCCESS,
-            of_verdicts,
-            "Sends a message with the gate's verdict when a run has built one, as `notifications` "
-            "says.",
-            _verdict,
+            settings, dg.DagsterRunStatus.SUCCESS, of_verdicts, f"{judged}says.", _verdict
         ),
     ]
 

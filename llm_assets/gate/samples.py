@@ -82,17 +82,16 @@ def judge_samples(
     metric = metric or next(iter(_metrics_of(rows[candidate][0][1])), "acc")
     asked, reference = (_answers(rows[path], metric) for path in (candidate, incumbent))
     _same_questions(candidate, asked, incumbent, reference)
-    pairs = [(asked[name], reference[name]) for name in asked]
     named = _NAME.match(candidate.stem)
     task = named[1] if named else candidate.stem
     unit = BITS.get(metric)
-    scored = [_score(one, metric, unit) for one, _ in pairs]
+    scored = [_score(one, metric, unit) for one in asked.values()]
     scores = {
-        "task": [task] * len(pairs),
-        "cluster": [one.cluster for one, _ in pairs],
+        "task": [task] * len(asked),
+        "cluster": [one.cluster for one in asked.values()],
         "size": [size for _, size in scored],
         "score_candidate": [score for score, _ in scored],
-        "score_incumbent": [_score(other, metric, unit)[0] for _, other in pairs],
+        "score_incumbent": [_score(reference[name], metric, unit)[0] for name in asked],
     }
     measured = Metric(
         name=metric, unit=unit or f"{metric} scores", higher_is_better=not (unit or lower_is_better)
@@ -127,22 +126,23 @@ def _read(path: Path, chosen: str | None) -> list[tuple[str, dict[str, Any]]]:
         lines = path.read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text in UTF-8: {error}. {_WANTED}") from error
-    places = {f"{path}, line {at}": line for at, line in enumerate(lines, 1) if line.strip()}
-    rows = [(place, _row(place, line)) for place, line in places.items()]
+    places = [(f"{path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
+    rows = [(place, _row(place, line)) for place, line in places]
     if not rows:
         raise UserError(f"{path} is empty. {_WANTED}")
-    filters = list(dict.fromkeys(str(row.get("filter", "none")) for _, row in rows))
-    if chosen is None and len(filters) > 1:
+    by_filter: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for place, row in rows:
+        by_filter.setdefault(str(row.get("filter", "none")), []).append((place, row))
+    if chosen is None and len(by_filter) > 1:
         raise UserError(
-            f"{path} contains answers from several filters ({', '.join(filters)}). Choose one with "
-            "--filter."
+            f"{path} contains answers from several filters ({', '.join(by_filter)}). Choose one "
+            "with --filter."
         )
-    if chosen is not None and chosen not in filters:
-        raise UserError(
-            f"{path} has no answers from the filter {chosen}, only {', '.join(filters)}."
-        )
-    by = chosen or filters[0]
-    return [(place, row) for place, row in rows if str(row.get("filter", "none")) == by]
+    chosen = chosen or next(iter(by_filter))
+    if chosen not in by_filter:
+        only = ", ".join(by_filter)
+        raise UserError(f"{path} has no answers from the filter {chosen}, only {only}.")
+    return by_filter[chosen]
 
 
 _WANTED = "Give a file samples_TASK_TIME.jsonl, as `lm_eval --log_samples --output_path` writes it."

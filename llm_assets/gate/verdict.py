@@ -130,24 +130,21 @@ class Comparison(BaseModel):
     @property
     def surest_gain(self) -> float | None:
         """The gain at the bound that speaks most against the candidate; None for no bound."""
-        if self.higher_is_better or self.high is None:
-            return self.low if self.higher_is_better else None
-        return -self.high
+        return self._gain_at(self.low if self.higher_is_better else self.high)
 
     @property
     def largest_gain(self) -> float | None:
         """The gain at the other bound; None for no bound."""
-        if self.higher_is_better or self.low is None:
-            return self.high if self.higher_is_better else None
-        return -self.low
+        return self._gain_at(self.high if self.higher_is_better else self.low)
+
+    def _gain_at(self, bound: float | None) -> float | None:
+        return bound if bound is None or self.higher_is_better else -bound
 
     def documents_to_decide(self, smallest_effect: float) -> int | None:
         """How many clusters find a gain of the size measured with a probability of 80%.
 
-        A bound's distance and the error shrink with the root of their number.
-
-        Returns:
-            None where no number does, as the gain is none that matters, or was not bounded.
+        A bound's distance and the error shrink with the root of their number. None where no number
+        does, as the gain is none that matters, or was not bounded.
         """
         if self.detectable is None or self.surest_gain is None or self.gain <= smallest_effect:
             return None
@@ -204,25 +201,16 @@ class Verdict(BaseModel):
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
     @property
-    def question(self) -> tuple[object, ...]:
-        """What was asked: models, measurement, thresholds and code."""
-        return (
-            self.weights,
-            self.against,
-            self.evaluation_fingerprint,
-            self.thresholds.model_dump_json(),
-            self.gate_code_version,
-        )
-
-    @property
     def is_judged(self) -> bool:
         """Whether the models were compared, so that the candidate could have been promoted."""
         return bool(self.comparisons) or not {one.outcome for one in self.reasons} <= UNJUDGED
 
     @property
     def answer(self) -> tuple[object, ...]:
-        """The question with what came of it."""
-        return (*self.question, self.is_judged, self.promoted)
+        """What was asked (models, measurement, thresholds and code) and what came of it."""
+        asked = (self.weights, self.against, self.evaluation_fingerprint)
+        by = (self.thresholds.model_dump_json(), self.gate_code_version)
+        return (*asked, *by, self.is_judged, self.promoted)
 
     @property
     def lines(self) -> list[str]:

@@ -129,7 +129,7 @@ def examine(
     """
     store = record.store
     inventory = take_inventory(store)
-    stored, named = inventory.artifacts(), [parse_name(name) for name in names]
+    stored, named = inventory.artifacts(), [_parse_name(name) for name in names]
     for kind, fingerprint in named:
         if (kind, fingerprint) not in stored:
             raise UserError(
@@ -182,7 +182,7 @@ def _repair(store: Store, artifact: Artifact | None, place: str) -> None:
     store.set_aside(place)
 
 
-def parse_name(text: str) -> tuple[str, str]:
+def _parse_name(text: str) -> tuple[str, str]:
     """`kind/fingerprint` in its two parts; raises UserError where it is something else."""
     kind, slash, fingerprint = text.strip("/").partition("/")
     if not (kind and slash and fingerprint) or "/" in fingerprint:
