@@ -287,6 +287,8 @@ def find_earlier(
     trained = _last_trained(record, wanted.kind)
     for earlier in (None, *known):
         identity = _with_earlier(wanted, earlier)
+        # Only what is current or was trained on: an older corpus of the same settings and text has
+        # the splits of its time, without what came since.
         was_made = not {*known[:1], trained}.isdisjoint(store.names(identity))
         if was_made and (earlier is None or find(identity) or store.exists(wanted.kind, earlier)):
             return earlier

@@ -187,9 +187,8 @@ def run_key(
     It is the same for every tick that decides on this launch.
     """
     ordered = sorted(runs, key=lambda run: run.create_timestamp)
-    for run in ordered:
-        if run.dagster_run.status not in ENDED:
-            return Wait(f"Run {_short(run)} is under way for this.")
+    if going := [run for run in ordered if run.dagster_run.status not in ENDED]:
+        return Wait(f"Run {_short(going[0])} is under way for this.")
     tries = len(ordered)
     if not ordered:
         return f"{question.name}-0"
@@ -206,6 +205,7 @@ def run_key(
         )
     pause = timedelta(minutes=settings.retry_minutes * 2 ** (tries - 1))
     due = datetime.fromtimestamp(last.end_time or 0, now.tzinfo) + pause
+    # By a clock that was put back the pause would last for ever.
     if now < due and due - now <= pause:
         return Wait(
             f"Run {_short(last)} did not resolve this; the next try is at {due:%H:%M:%S %Z}."

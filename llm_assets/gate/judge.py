@@ -190,6 +190,8 @@ def read_column(rows: pa.Table, name: str) -> np.ndarray:
 
 NEWEST_TASK = "held_out_newest"
 GENERAL_LEVEL = 0.025
+"""Of each end of a 95% interval, as `general_tolerance` promises; no lifetime is spent on it, since
+it can only keep a candidate from being promoted."""
 CHANCE_SHARE = 0.95
 """Of the bits of a draw at random, from which on a model counts as no better than that."""
 

@@ -212,9 +212,12 @@ class RegistryState(BaseModel):
         known = [found for found in self.verdicts if _comparison(found) == asked]
         judged = self._compared(found for found in self.verdicts if found.is_judged)
         if asked in judged:
+            # Its place, and never more error than when it was judged first, when it may have paid
+            # for candidates that were seen and not judged.
             before = islice(judged.values(), list(judged).index(asked))
             first = next(found.look for found in known if found.is_judged)
             return max(first, 1 + sum(not promoted for promoted in before))
+        # A promotion that was right costs nothing; one that was wrong is the error that is bounded.
         look = 1 + sum(not promoted for promoted in judged.values())
         # The same question asked again stays the same, or repeating a run would measure again.
         repeated = [found.look for found in known if _would_repeat(found, thresholds)]
@@ -237,10 +240,12 @@ class RegistryState(BaseModel):
         A procedure was chosen at the latest before it was judged first. What it makes of text that
         arrives is no choice.
         """
-        place = self._place((weights, against, evaluation, metric))
-        chosen = {_comparison(found) for found in self.verdicts if found.procedure == procedure}
-        places = [at for at, known in enumerate(self._compared(self.verdicts)) if known in chosen]
-        return min([place, *places] if procedure else [place])
+        asked = {(weights, against, evaluation, metric)}
+        if procedure:
+            asked |= {_comparison(one) for one in self.verdicts if one.procedure == procedure}
+        compared = list(self._compared(self.verdicts))
+        # All of them where it is new, as before its evaluation is made.
+        return next((at for at, known in enumerate(compared) if known in asked), len(compared))
 
     def _compared(self, verdicts: Iterable[Verdict]) -> dict[Asked, bool]:
         """What verdicts compared, oldest first, and whether they promoted."""
@@ -249,12 +254,6 @@ class RegistryState(BaseModel):
             asked = _comparison(found)
             promoted[asked] = found.promoted or promoted.get(asked, False)
         return promoted
-
-    def _place(self, asked: Asked) -> int:
-        """How many comparisons there were before one; all of them where it is new, as before its
-        evaluation is made."""
-        compared = list(self._compared(self.verdicts))
-        return compared.index(asked) if asked in compared else len(compared)
 
     def evaluations_of(self, weights: str) -> list[str]:
         """Fingerprints of the evaluations that a model was judged by, oldest first."""

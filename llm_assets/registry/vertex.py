@@ -6,7 +6,7 @@ newest upload with a number holds. Aliases and labels there show what the state 
 read: Vertex AI gives the labels of a version mixed with those of its model.
 """
 
-import math
+import json
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -231,13 +231,7 @@ def _figure_labels(metrics: dict[str, Any]) -> dict[str, str]:
 
 def finite(value: Any) -> Any:
     """A JSON value with None for every number that is not finite, which Google takes none of."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 class VertexModelRegistryResource(RegistryResource):
