@@ -124,21 +124,20 @@ def raw_corpus(
 
     def build(draft: Draft) -> None:
         megabytes = read.bytes_in_buckets(opened) / 1e6
-        if megabytes > pipeline.settings.spark.copied_by_process:
-            context.log.info(f"Spark tasks copy {megabytes:,.1f} MB of files in buckets")
-            with source_access(pipeline, settings):
-                spec = read.plan_tasks(settings, opened, draft.path, draft.url, store.cache)
-            by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
-            spec.libraries = installed(snapshot.libraries_of(by_tasks))
-            stats = spark.run(context, read, spec)
-            if read.CHANGED in stats:
-                raise SourceChanged(stats[read.CHANGED])
-            draft.stats |= stats
-        else:
-            with source_access(pipeline, settings):
+        with source_access(pipeline, settings):
+            if megabytes <= pipeline.settings.spark.copied_by_process:
                 draft.stats |= snapshot.write_snapshot(
                     settings, draft.path, context.log.info, store.machine_cache, opened
                 )
+                return
+            context.log.info(f"Spark tasks copy {megabytes:,.1f} MB of files in buckets")
+            spec = read.plan_tasks(settings, opened, draft.path, draft.url, store.cache)
+        by_tasks = {name: source for name, source in opened.items() if source.chunks.files}
+        spec.libraries = installed(snapshot.libraries_of(by_tasks))
+        stats = spark.run(context, read, spec)
+        if read.CHANGED in stats:
+            raise SourceChanged(stats[read.CHANGED])
+        draft.stats |= stats
 
     def compare(artifact: Artifact) -> Comparison:
         changed = set(changes(artifact.manifest.libraries, identity.libraries))

@@ -30,7 +30,7 @@ METRICS_SCHEMA = (
 UPLOAD_SECONDS = 1800.0
 MOST_FIGURES = 40
 """Shown as labels, of which a model has 64 at most."""
-NUMBER = re.compile(r"[0-9]+ of [0-9a-f]{16}")
+NUMBER = re.compile(r"([0-9]+) of [0-9a-f]{16}")
 
 
 class VertexModelRegistry(Registry):
@@ -168,16 +168,18 @@ class VertexModelRegistry(Registry):
             )
         except NotFound:
             return {}
-        for upload in found:
-            if not NUMBER.fullmatch(upload.version_description.removeprefix(self._versions)):
+        uploads = {}
+        for upload in sorted(found, key=lambda upload: int(upload.version_id)):
+            told = NUMBER.fullmatch(upload.version_description.removeprefix(self._versions))
+            if told is None:
                 raise RegistryUnreachable(
                     f"The model {self.place} belongs to another store ({upload.version_description}"
                     f"), not to {self._store.root}. Give this pipeline another `name`, or use that "
                     f"store. If somebody edited the description of version {upload.version_id} in "
                     "the console, restore it."
                 )
-        by_age = sorted(found, key=lambda upload: int(upload.version_id))
-        return {self._number(upload): upload for upload in by_age}
+            uploads[int(told[1])] = upload
+        return uploads
 
     def _describe(self, version: ModelVersion) -> str:
         """What tells an upload from others: the version's folder, its weights and container."""
@@ -191,7 +193,11 @@ class VertexModelRegistry(Registry):
     def _labels(self, state: RegistryState, version: ModelVersion) -> dict[str, str]:
         """For people: the last word on a model is a person's, else the gate's."""
         labels = {"number": str(version.version), "license": version.license}
-        labels |= _figure_labels(version.evaluation.get("metrics", {}))
+        for name, figures in list(version.evaluation.get("metrics", {}).items())[:MOST_FIGURES]:
+            value = finite(figures.get("candidate", {}).get("value"))
+            if value is not None:
+                # Labels have neither points nor signs: `1_2345`.
+                labels[name] = f"{value:.4f}".replace("-", "minus_").replace(".", "_")
         words = [said.approved for said in state.decisions_of(version.weights)]
         words = words or [verdict.promoted for verdict in state.verdicts_of(version.weights)]
         if words:
@@ -202,9 +208,6 @@ class VertexModelRegistry(Registry):
     def _versions(self) -> str:
         return f"{self.folder}/versions/"
 
-    def _number(self, model: Any) -> int:
-        return int(model.version_description.removeprefix(self._versions).partition(" ")[0])
-
     def _upload_name(self, upload: Any) -> str:
         return f"{self.place}@{upload.version_id}"
 
@@ -213,20 +216,6 @@ class VertexModelRegistry(Registry):
         from google.auth.exceptions import GoogleAuthError
 
         return (*super()._faults(), VertexRefused, GoogleAPICallError, GoogleAuthError)
-
-
-def _figure_labels(metrics: dict[str, Any]) -> dict[str, str]:
-    """The candidate's figures as labels, which have neither points nor signs: `1_2345`."""
-    values = {
-        name: figures["candidate"].get("value")
-        for name, figures in metrics.items()
-        if "candidate" in figures
-    }
-    return {
-        name: f"{value:.4f}".replace("-", "minus_").replace(".", "_")
-        for name, value in list(finite(values).items())[:MOST_FIGURES]
-        if value is not None
-    }
 
 
 def finite(value: Any) -> Any:
