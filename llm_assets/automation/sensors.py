@@ -6,7 +6,7 @@ The source text, the base model, the endpoint that should serve, and how well it
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -372,6 +372,8 @@ MOST_TIMES_LONGER = 8
 """Than usual, of a training that is to make a version serve as well as before."""
 ANSWER_SECONDS, LOOK_SECONDS = 20.0, 40.0
 """For one answer of the endpoint and for all of a look: Dagster ends a tick after 60 s."""
+SILENCE = "quality_silence"
+"""Topic of an endpoint that does not answer."""
 LEAST_REQUESTS = 20
 """Fewer say nothing about the share that failed."""
 
@@ -391,49 +393,29 @@ def _look_at_quality(
         )
     documents = judged_documents(pipeline.store, champion)
     with LiveEndpoint(running, ANSWER_SECONDS, LOOK_SECONDS) as live:
-        seen = _ask(live, documents, read_cursor(Requests, context.cursor), settings)
-    worse = f"Version {champion.version} performs worse than before:"
+        before = read_cursor(Requests, context.cursor)
+        found, counted = _ask(live, documents, before, settings)
     told: list[str] = []
-    for topic, faults, what in (
-        ("quality", seen.failures, worse),
-        ("quality_bits", seen.deviations, worse),
-        ("quality_silence", seen.silence, f"Version {champion.version} cannot be checked:"),
-    ):
-        # What nobody knows is neither told nor taken back.
-        if faults is None:
-            continue
-        alarm = f"{what} {' '.join(faults)}" if faults else None
+    for topic, faults in found.items():
+        what = "cannot be checked" if topic == SILENCE else "performs worse than before"
+        alarm = f"Version {champion.version} {what}: {' '.join(faults)}" if faults else None
         # Each look counts other requests.
         counted_as = f"{champion.version}: {len(faults)} faults"
         tell_once(settings, pipeline.store, topic, alarm, context.log.warning, counted_as)
         if alarm:
             told.append(alarm)
-    cursor = seen.cursor.model_dump_json() if seen.cursor else context.cursor
+    cursor = counted.model_dump_json() if counted else context.cursor
     if not told:
-        return dg.SensorResult(
-            skip_reason=f"Version {champion.version} serves well.", cursor=cursor
-        )
+        return tick_result(Wait(f"Version {champion.version} serves well."), cursor)
     alarm = " ".join(told)
     # No training helps an endpoint that does not answer.
-    if settings.automation.quality.then == "tell" or not (seen.failures or seen.deviations):
-        return dg.SensorResult(skip_reason=alarm, cursor=cursor)
-    found = _retrain(context, settings, state.find("wanted"), champion.version)
-    if isinstance(found, Wait):
-        found = Wait(f"{alarm} {found.reason}")
-    return tick_result(found, cursor)
-
-
-@dataclass
-class _Seen:
-    """What one look at the endpoint found wrong, in words; None of what it could not tell."""
-
-    failures: list[str] | None = None
-    """Of clients' requests; too few of them tell nothing."""
-    deviations: list[str] | None = None
-    silence: list[str] = field(default_factory=list)
-    """That it does not answer."""
-    cursor: Requests | None = None
-    """From where on the next look counts."""
+    may_help = any(faults for topic, faults in found.items() if topic != SILENCE)
+    if settings.automation.quality.then == "tell" or not may_help:
+        return tick_result(Wait(alarm), cursor)
+    request = _retrain(context, settings, state.find("wanted"), champion.version)
+    if isinstance(request, Wait):
+        request = Wait(f"{alarm} {request.reason}")
+    return tick_result(request, cursor)
 
 
 def _ask(
@@ -441,24 +423,30 @@ def _ask(
     documents: Sequence[JudgedDocument],
     before: Requests | None,
     settings: PipelineSettings,
-) -> _Seen:
-    seen = _Seen()
+) -> tuple[dict[str, list[str]], Requests | None]:
+    """What one look finds wrong, in words by topic, and from where on the next one counts.
+
+    A topic of which nobody knows is left out: it is neither told nor taken back.
+    """
+    found: dict[str, list[str]] = {}
+    cursor = None
     try:
         counted = live.requests()
         since = counted.since(before)
         if since.all >= LEAST_REQUESTS:
-            seen.failures, seen.cursor = _failures(since, settings), counted
+            found["quality"], cursor = _failures(since, settings), counted
         else:
             # So that requests of several looks add up.
-            seen.cursor = counted.minus(since)
-        seen.deviations = live.deviations(documents)
+            cursor = counted.minus(since)
+        found["quality_bits"] = live.deviations(documents)
+        found[SILENCE] = []
     except UserError as error:
-        seen.silence = [str(error)]
-    if seen.cursor:
+        found[SILENCE] = [str(error)]
+    if cursor:
         with suppress(UserError):
             # What was asked here is no client's request.
-            seen.cursor = seen.cursor.plus(live.requests().since(counted))
-    return seen
+            cursor = cursor.plus(live.requests().since(counted))
+    return found, cursor
 
 
 def _failures(since: Requests, settings: PipelineSettings) -> list[str]:
