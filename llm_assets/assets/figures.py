@@ -63,7 +63,7 @@ class Picture:
     draw: "partial[Any]"
     """Gives matplotlib's figure; its first argument is the title."""
 
-    def markdown(self, cache: str) -> dg.MarkdownMetadataValue:
+    def markdown(self, cache: str | None = None) -> dg.MarkdownMetadataValue:
         """The picture, from the cache if it was drawn before: a run without changes shows all of
         them again, and matplotlib takes a second to import and draw."""
         drawn = [self.draw.func.__name__, repr(self.draw.args), repr(self.draw.keywords)]
