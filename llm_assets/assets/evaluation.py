@@ -61,6 +61,26 @@ from recipes.settings import package_of
 from recipes.spec import MODEL_FOLDER
 from serving.settings import Weights
 
+JUDGED_BY = ("eval_metrics", "exam")
+"""Of what an evaluation was made from, that which is no part of the model."""
+GROUP = "evaluation"
+VERDICT_NAME = "verdict.json"
+SERVING_LIBRARIES = {"nncf", "openvino", "openvino-genai"}
+"""Those that decide the scores of quantized weights."""
+ROLES = ("candidate", "incumbent", "base")
+BOUNDS = ("low", "value", "high")
+Figure = Mapping[str, float | None]
+EXAM_FIGURES = (
+    *("exam_result", "closed_book", "exam", "exam_by_relation"),
+    *("questions_won", "questions_lost"),
+)
+GATE_FIGURES = ("earlier_comparisons_without_promotion", "comparisons", "differences")
+PLACES = ("run_folder", "tensorboard")
+"""Of a checkpoint, where it lies on this machine."""
+UNMEASURED: Figure = {"value": None}
+_UNBROKEN = re.compile("([!-~]{40})[!-~]+")
+"""Characters of ASCII in a row, between which no browser breaks a line."""
+
 
 @dataclass(frozen=True)
 class Challenge:
@@ -186,27 +206,6 @@ def model_source(artifact: Artifact) -> ModelSource:
         path=f"{artifact.url}/{folder}".rstrip("/"),
         fingerprint=card.weights_fingerprint(artifact, folder),
     )
-
-
-JUDGED_BY = ("eval_metrics", "exam")
-"""Of what an evaluation was made from, that which is no part of the model."""
-GROUP = "evaluation"
-VERDICT_NAME = "verdict.json"
-SERVING_LIBRARIES = {"nncf", "openvino", "openvino-genai"}
-"""Those that decide the scores of quantized weights."""
-ROLES = ("candidate", "incumbent", "base")
-BOUNDS = ("low", "value", "high")
-Figure = Mapping[str, float | None]
-EXAM_FIGURES = (
-    *("exam_result", "closed_book", "exam", "exam_by_relation"),
-    *("questions_won", "questions_lost"),
-)
-GATE_FIGURES = ("earlier_comparisons_without_promotion", "comparisons", "differences")
-PLACES = ("run_folder", "tensorboard")
-"""Of a checkpoint, where it lies on this machine."""
-UNMEASURED: Figure = {"value": None}
-_UNBROKEN = re.compile("([!-~]{40})[!-~]+")
-"""Characters of ASCII in a row, between which no browser breaks a line."""
 
 
 def eval_view(artifact: Artifact) -> dict[str, Any]:

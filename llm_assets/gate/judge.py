@@ -40,6 +40,12 @@ ASKED_AT_ONCE = Rounds(measured=1, planned=1, share=1.0)
 """How an exam is measured: whoever has read the scores of a candidate knows all of it."""
 
 Metrics = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+NEWEST_TASK = "held_out_newest"
+GENERAL_LEVEL = 0.025
+"""Of each end of a 95% interval, as `general_tolerance` promises; no lifetime is spent on it, since
+it can only keep a candidate from being promoted."""
+CHANCE_SHARE = 0.95
+"""Of the bits of a draw at random, from which on a model counts as no better than that."""
 
 
 def measured_tasks(metric: Metric) -> tuple[str, ...]:
@@ -186,14 +192,6 @@ def rows_of(scores: pa.Table, task: str) -> pa.Table:
 def read_column(rows: pa.Table, name: str) -> np.ndarray:
     """One column of the scores as floats, shape (rows,)."""
     return np.asarray(rows[name].to_numpy(), float)
-
-
-NEWEST_TASK = "held_out_newest"
-GENERAL_LEVEL = 0.025
-"""Of each end of a 95% interval, as `general_tolerance` promises; no lifetime is spent on it, since
-it can only keep a candidate from being promoted."""
-CHANCE_SHARE = 0.95
-"""Of the bits of a draw at random, from which on a model counts as no better than that."""
 
 
 def judge(

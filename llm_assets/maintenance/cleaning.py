@@ -31,6 +31,17 @@ from llm_assets.registry.start import retire
 from llm_assets.registry.state import Alias, ModelVersion, RegistryState
 
 FINGERPRINT = re.compile(r"[0-9a-f]{20}")
+Name = tuple[str, str]
+"""Kind and fingerprint of an artifact."""
+DAY_SECONDS = 86_400.0
+STATE_FOLDERS = ("step-", "best")
+"""Beginnings of the names of a run's folders that hold what a training goes on from."""
+TEMPORARY = (layout.DAMAGED_FOLDER, layout.UPLOADS_FOLDER, layout.DRAFTS_FOLDER)
+"""Folders of what was set aside, of uploads that were broken off, and of what makers write into
+(`<kind>-<fingerprint>-...`) until it is whole."""
+SERVING: tuple[Alias, ...] = ("wanted", "champion")
+LISTED_FILES = 10
+"""Files of caches that a listing names one by one."""
 
 
 @dataclass
@@ -57,10 +68,10 @@ class CachedFile:
 class Inventory:
     """Everything in a store: folders by `(kind, name)`, and the files of the caches."""
 
-    folders: dict[tuple[str, str], Folder] = field(default_factory=dict)
+    folders: dict[Name, Folder] = field(default_factory=dict)
     cached: list[CachedFile] = field(default_factory=list)
 
-    def artifacts(self) -> list[tuple[str, str]]:
+    def artifacts(self) -> list[Name]:
         """Kind and fingerprint of every folder that is, or may become, an artifact."""
         return sorted(key for key in self.folders if may_be_artifact(*key))
 
@@ -118,16 +129,6 @@ def _raise_unless_gone(error: OSError) -> None:
     # A folder that cannot be read may hold what needs others: nobody knows what may go.
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-Name = tuple[str, str]
-"""Kind and fingerprint of an artifact."""
-DAY_SECONDS = 86_400.0
-STATE_FOLDERS = ("step-", "best")
-"""Beginnings of the names of a run's folders that hold what a training goes on from."""
-TEMPORARY = (layout.DAMAGED_FOLDER, layout.UPLOADS_FOLDER, layout.DRAFTS_FOLDER)
-"""Folders of what was set aside, of uploads that were broken off, and of what makers write into
-(`<kind>-<fingerprint>-...`) until it is whole."""
 
 
 @dataclass(frozen=True)
@@ -397,11 +398,6 @@ def reach(inputs: Mapping[Name, Mapping[str, str]], roots: Mapping[Name, str]) -
     for name, reason in beside:
         found.setdefault(name, reason)
     return found
-
-
-SERVING: tuple[Alias, ...] = ("wanted", "champion")
-LISTED_FILES = 10
-"""Files of caches that a listing names one by one."""
 
 
 @dataclass(frozen=True)

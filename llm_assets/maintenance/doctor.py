@@ -39,6 +39,11 @@ from recipes.spec import METRICS_NAME, RESULT_NAME, read_metrics, read_result
 from serving import endpoint as process
 from spark_jobs.clean.forgotten import read_signatures
 
+MODELS = ("checkpoint", "base_model")
+"""Artifacts that hold a model."""
+ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "eval_metrics", *MODELS)
+"""What versions stand on."""
+
 
 @dataclass(frozen=True)
 class StoreFault:
@@ -198,12 +203,6 @@ def _faults(artifact: Artifact) -> Iterator[str]:
     if manifest.identity.fingerprint != manifest.fingerprint:
         yield "its settings and inputs do not match its fingerprint"
     yield from find_faults(artifact.url, manifest.files)
-
-
-MODELS = ("checkpoint", "base_model")
-"""Artifacts that hold a model."""
-ASSETS = ("raw_corpus", "clean_corpus", "tokenized_shards", "eval_metrics", *MODELS)
-"""What versions stand on."""
 
 
 def check_record(record: Pipeline, registry: Registry) -> Iterator[StoreFault]:
