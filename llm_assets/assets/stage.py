@@ -110,33 +110,23 @@ class Stage:
                 )
 
         section, options = self.section(settings), _run_options(self.plan)
-        return dg.asset(
+        inputs = [name for name in _inputs(self.plan) if not settings.leaves_out(name)]
+        define = dg.asset(
             key=asset_key(settings, self.name),
             config_schema={
                 **(config_fields(section, self.name) if section else {}),
                 **(options.to_fields_dict() if options else {}),
             },
-            deps=[
-                *(
-                    asset_key(settings, name)
-                    for name in _inputs(self.plan)
-                    if not settings.leaves_out(name)
-                ),
-                *self.outside(settings),
-            ],
+            deps=[*(asset_key(settings, name) for name in inputs), *self.outside(settings)],
             code_version=self.code_version,
             io_manager_key=settings.resource_key(IO_MANAGER),
             description=inspect.getdoc(self.plan),
             group_name=self.group,
             kinds=self.kinds,
             pool=self.pool,
-        )(
-            own_resources(settings)(
-                _for_dagster(
-                    run, self.plan, context=dg.AssetExecutionContext, pipeline=PipelineResource
-                )
-            )
         )
+        taken = {"context": dg.AssetExecutionContext, "pipeline": PipelineResource}
+        return define(_for_dagster(settings, run, self.plan, taken))
 
     def materialize(
         self, given: Mapping[str, Any], options: Mapping[str, Any]
@@ -220,7 +210,7 @@ class Stage:
                 name=check.__name__,
                 description=inspect.getdoc(check),
                 blocking=check in self.blocking_checks,
-            )(own_resources(settings)(_for_dagster(run, check, pipeline=PipelineResource)))
+            )(_for_dagster(settings, run, check, {"pipeline": PipelineResource}))
 
 
 def stage(**fields: Any) -> Callable[[Callable[..., BuildPlan | dg.MaterializeResult]], Stage]:
@@ -256,18 +246,19 @@ def _call(function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
 
 
 def _for_dagster(
-    run: Callable[..., Any], function: Callable[..., Any], **taken: type
+    settings: PipelineSettings,
+    run: Callable[..., Any],
+    function: Callable[..., Any],
+    taken: Mapping[str, type],
 ) -> Callable[..., Any]:
     """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's."""
     ours = {"settings", "identity", "config", *_inputs(function), *taken}
     theirs = [p for p in inspect.signature(function).parameters.values() if p.name not in ours]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    first = [
-        inspect.Parameter(name, kind, annotation=annotation) for name, annotation in taken.items()
-    ]
+    first = [inspect.Parameter(name, kind, annotation=one) for name, one in taken.items()]
     run.__name__ = function.__name__
     _describe(run, inspect.Signature([*first, *theirs]))
-    return run
+    return own_resources(settings)(run)
 
 
 def own_resources(
