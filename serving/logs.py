@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,15 +53,14 @@ class LogHandler(logging.Handler):
 class Tally:
     """Logs something that may come in thousands: its first, then how many came in a while."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = monotonic) -> None:
-        self._name, self._clock = name, clock
-        self._said_at = -TALLY_SECONDS
+    def __init__(self, name: str) -> None:
+        self._name, self._said_at = name, -TALLY_SECONDS
         self._unsaid = 0
 
     def add(self, **fields: Any) -> None:
         """Count one; `fields` are those of the one that is logged."""
         self._unsaid += 1
-        now = self._clock()
+        now = monotonic()
         if now - self._said_at >= TALLY_SECONDS:
             log(self._name, count=self._unsaid, **fields)
             self._said_at, self._unsaid = now, 0

@@ -7,6 +7,7 @@ one before it was killed.
 """
 
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -159,11 +160,10 @@ class StateFile(Generic[State]):
     def written(self) -> tuple[int, int] | None:
         """What tells one writing of the file from the next, though both say the same; None where
         it is not there."""
-        try:
+        with suppress(FileNotFoundError):
             found = self.path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+            return found.st_ino, found.st_mtime_ns
+        return None
 
     def write(self, content: State) -> None:
         """Raises OSError or UserError where it cannot be written."""

@@ -58,7 +58,11 @@ class Supervisor:
             pause = restart_pause(deaths)
             deaths += 1
             log("api_server_ended", status=code, restarted_in_seconds=pause)
-            self._note_death()
+            # Nothing answers just now.
+            with suppress(OSError, UserError):
+                if status := self._state.status.read():
+                    dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
+                    self._state.status.write(status.model_copy(update=dead))
             end = monotonic() + pause
             while monotonic() < end:
                 if self._stop_by is not None:
@@ -113,14 +117,6 @@ class Supervisor:
 
     def _note_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop_by = self._stop_by or monotonic() + STOP_SECONDS
-
-    def _note_death(self) -> None:
-        """Say that nothing answers just now."""
-        with suppress(OSError, UserError):
-            status = self._state.status.read()
-            if status:
-                dead: dict[str, object] = {"phase": "starting", "routes": [], "outcome": None}
-                self._state.status.write(status.model_copy(update=dead))
 
 
 def main() -> int:

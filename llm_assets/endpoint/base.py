@@ -296,7 +296,10 @@ def measure_as_served(
         place = rows.column_names.index(f"score_{role}")
         rows = rows.set_column(place, f"score_{role}", pa.array(found[source.fingerprint]))
     fingerprint = hash_json({"before": result[FINGERPRINT_KEY], "in": settings.weights})
-    together = pa.concat_tables([scores, _renamed(rows)])
+    # The base does not serve, and has no scores there.
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    columns |= {"task": [SERVED_TASK] * len(rows), "score_base": [None] * len(rows)}
+    together = pa.concat_tables([scores, pa.table(columns, schema=rows.schema)])
     together = together.replace_schema_metadata({FINGERPRINT_KEY: fingerprint})
     pq.write_table(together, folder / SCORES_NAME)
     result |= {"served_weights": settings.weights, FINGERPRINT_KEY: fingerprint}
@@ -340,13 +343,6 @@ async def _measure(
         ) from error
     finally:
         await engine.stop()
-
-
-def _renamed(rows: pa.Table) -> pa.Table:
-    """Rows as those of the served task; the base, which does not serve, has no scores."""
-    columns = dict(zip(rows.column_names, rows.columns, strict=True))
-    columns |= {"task": [SERVED_TASK] * len(rows), "score_base": [None] * len(rows)}
-    return pa.table(columns, schema=rows.schema)
 
 
 NOT_COMPARED = "not compared: the store has no evaluation of it on plain text"

@@ -271,7 +271,10 @@ class VertexServingPlatform(ServingPlatform):
             files.remove(f"{store.root}/{layout.stopped(settings.name)}")
             changed = not traffic.is_alone()
             if changed:
-                _check_fit(vertex.settings, version, report)
+                # A model that the accelerators cannot hold is refused before they are paid for.
+                if (memory := engine_memory(vertex.settings.endpoint)) is not None:
+                    tokens = longest_context(version.model_url, memory)
+                    report(f"the accelerators hold texts of up to {tokens:,} tokens")
                 seconds = vertex.settings.endpoint.request_seconds
                 try:
                     _run(
@@ -321,16 +324,6 @@ def _run(rollout: Coroutine[Any, Any, None]) -> None:
         loop.run_until_complete(rollout)
     finally:
         loop.close()
-
-
-def _check_fit(
-    settings: GoogleCloudSettings, version: ModelVersion, report: Callable[[str], None]
-) -> None:
-    """Refuse a model that the accelerators cannot hold, before they are paid for."""
-    memory = engine_memory(settings.endpoint)
-    if memory is not None:
-        tokens = longest_context(version.model_url, memory)
-        report(f"the accelerators hold texts of up to {tokens:,} tokens")
 
 
 def _who_serves(endpoint: VertexEndpoint) -> str:

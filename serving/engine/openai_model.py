@@ -57,9 +57,17 @@ class OpenAIModel(served_model.PromptEncoder):
         self.context_tokens = context_tokens(read_config(folder)) or sys.maxsize
         self._model = fill(engine.model)
         self._name = f"The engine at {fill(engine.address)}"
+        headers = {}
+        if variable := engine.key_variable:
+            if not (key := os.environ.get(variable)):
+                raise UserError(
+                    f"`endpoint.engine.key_variable` names {variable}, which is not set. Put the "
+                    "engine's key into it."
+                )
+            headers["Authorization"] = f"Bearer {key}"
         self._http: dict[str, Any] = {
             "base_url": fill(engine.address),
-            "headers": _authorization(engine.key_variable),
+            "headers": headers,
             "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
             # Any number at once, kept for less than servers keep them.
             "limits": httpx.Limits(keepalive_expiry=2.0),
@@ -278,17 +286,6 @@ class OpenAIModel(served_model.PromptEncoder):
             raise protocol.Refused(text, "echo") from error
         choice: dict[str, Any] = answer["choices"][0]
         return choice
-
-
-def _authorization(variable: str | None) -> dict[str, str]:
-    if variable is None:
-        return {}
-    if not (key := os.environ.get(variable)):
-        raise UserError(
-            f"`endpoint.engine.key_variable` names {variable}, which is not set. Put the engine's "
-            "key into it."
-        )
-    return {"Authorization": f"Bearer {key}"}
 
 
 def _scores(choice: dict[str, Any], top: int, offset: int = 0) -> list[protocol.TokenScore]:

@@ -338,7 +338,9 @@ class PromptScorer:
         self._request.reset_state()
         for start in range(0, len(tokens) - 1, BATCH_TOKENS):
             end = min(start + BATCH_TOKENS, len(tokens) - 1)
-            logprobs = _log_softmax(self._read(tokens[start:end], start))
+            logits = self._read(tokens[start:end], start)
+            logits = logits - logits.max(-1, keepdims=True)
+            logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
             following = tokens[start + 1 : end + 1]
             for row, token in zip(logprobs, following, strict=True):
                 best = np.argpartition(row, -top)[len(row) - top :]
@@ -359,8 +361,3 @@ class PromptScorer:
             }
         )
         return np.asarray(found["logits"][0], np.float32)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))

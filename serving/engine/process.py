@@ -6,11 +6,11 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 from artifacts.errors import UserError
 from artifacts.model import INPUT_PREFIX, check_model_folder, read_generation_config
@@ -122,13 +122,6 @@ class EngineProcess:
             return ""
         return f" The end of its log ({self.log_path}):\n{tail(self.log_path)}"
 
-    def _open_log(self) -> AbstractContextManager[IO[bytes] | None]:
-        if self.log_path is None:
-            return nullcontext()
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        make_room(self.log_path)
-        return self.log_path.open("ab")
-
     async def _spawn(self) -> None:
         # Clients' token is the API server's alone.
         own = self.desired.settings.token_variable
@@ -138,7 +131,13 @@ class EngineProcess:
             assert self.log_path is not None
             conversions = self.log_path.parent / "conversions"
         end, engines_end = socket.socketpair()
-        with engines_end, self._open_log() as log_file:
+        with ExitStack() as opened:
+            opened.enter_context(engines_end)
+            output = None
+            if self.log_path is not None:
+                self.log_path.parent.mkdir(parents=True, exist_ok=True)
+                make_room(self.log_path)
+                output = opened.enter_context(self.log_path.open("ab"))
             self._child = Child(
                 [
                     *(sys.executable, "-m", "serving.engine.program"),
@@ -148,7 +147,7 @@ class EngineProcess:
                     *("--channel", str(engines_end.fileno())),
                 ],
                 environment=kept | ENGINE_ENVIRONMENT,
-                output=log_file,
+                output=output,
                 descriptors=[engines_end.fileno()],
             )
         self._channel = protocol.Channel(
