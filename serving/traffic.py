@@ -43,16 +43,14 @@ class EngineTraffic:
             await self._new.start()
             await probe(self._new, self._settings)
             if self._new.desired.judged:
-                seconds = self._settings.start_timeout
-                try:
-                    async with asyncio.timeout(seconds):
-                        self._new.comparison = await self._compare()
-                except TimeoutError as error:
-                    raise CanaryFailed(
-                        "its bits could not be compared with the evaluation's within "
-                        f"{seconds:g} s (`endpoint.start_timeout`)"
-                    ) from error
+                async with asyncio.timeout(self._settings.start_timeout):
+                    self._new.comparison = await self._compare()
                 log("compared", version=self.version, text=str(self._new.comparison))
+        except TimeoutError as error:
+            raise CanaryFailed(
+                "its bits could not be compared with the evaluation's within "
+                f"{self._settings.start_timeout:g} s (`endpoint.start_timeout`)"
+            ) from error
         except EngineLost as error:
             raise CanaryFailed(f"{error}.{self._new.last_words()}") from error
         except Refused as error:

@@ -358,17 +358,19 @@ class Dispatcher:
         answered: Attempt | None = None
         try:
             for _ in range(ATTEMPTS):
-                route = await self._route(deadline, [attempt.route for attempt in failed])
+                async with asyncio.timeout(deadline - monotonic()):
+                    route = await self.router.choose([attempt.route for attempt in failed])
                 # A new one each time, also on a route drawn again: what it heard is its own.
                 attempt = Attempt(route, self.metrics, tell)
                 try:
                     await attempt.run(requests, deadline)
                     answered = attempt
                     return
-                except (EngineLost, TimeoutError) as error:
+                except TimeoutError:
                     failed.append(attempt)
-                    if isinstance(error, TimeoutError):
-                        raise timed_out(self.settings.request_timeout) from None
+                    raise
+                except EngineLost as error:
+                    failed.append(attempt)
                     if attempt.begun:
                         raise unavailable(f"No engine could finish the answer: {error}.") from error
                     # A dead engine counts as ready until its end is noticed, and would be drawn
@@ -380,20 +382,15 @@ class Dispatcher:
                     if attempt.stalled:
                         failed.append(attempt)
                     raise
-            raise unavailable(f"No engine could answer: {lost}.")
-        except Refused as error:
-            raise invalid(str(error), error.field) from error
-        finally:
-            self._compare(requests, failed, answered)
-
-    async def _route(self, deadline: float, tried: Sequence[Route]) -> Route:
-        try:
-            async with asyncio.timeout(deadline - monotonic()):
-                return await self.router.choose(tried)
+            raise EngineLost(lost)
         except TimeoutError:
             raise timed_out(self.settings.request_timeout) from None
         except EngineLost as error:
             raise unavailable(f"No engine could answer: {error}.") from error
+        except Refused as error:
+            raise invalid(str(error), error.field) from error
+        finally:
+            self._compare(requests, failed, answered)
 
     def _compare(
         self,
