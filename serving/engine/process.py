@@ -154,7 +154,7 @@ class EngineProcess:
             *await asyncio.open_connection(sock=end, limit=protocol.LONGEST_LINE)
         )
         try:
-            self.engine = await self._channel.ready()
+            self.engine = await self._channel.check()
         except protocol.EngineLost:
             code = await self._end()
             raise UserError(

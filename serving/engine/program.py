@@ -1,9 +1,8 @@
 """The engine: chooses what runs a model here, loads it, and answers its API server's calls.
 
 Started by the API server as `python -m serving.engine.program --model FOLDER …`, with its end of
-their channel as an inherited descriptor; its first line there says what computes, once the model is
-loaded. It does not outlive its API server, but for the seconds in which what a command has started
-is asked to end.
+their channel as an inherited descriptor, on which it answers once the model is loaded. It does not
+outlive its API server, but for the seconds in which what a command has started is asked to end.
 """
 
 import argparse

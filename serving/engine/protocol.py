@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 LONGEST_LINE = 2**40
 """Bytes: who asks has limits, and an answer that is not taken would hold up all others."""
-READY = 0
 ENDED = "the engine ended"
 FinishReason = Literal["stop", "length"]
 
@@ -127,14 +126,14 @@ class Call(_Line):
     number: int
     request: GenerateRequest | None = None
     """None: nobody waits for the answer to this number any more; or, of a new number, whether the
-    engine is alive."""
+    engine is there, which it answers with what computes."""
 
 
 class Reply(_Line):
     """A line of the engine's."""
 
     number: int
-    """Of the call that it answers; READY of the first one, whose text says what computes."""
+    """Of the call that it answers."""
     chunk: Chunk
 
 
@@ -144,8 +143,8 @@ class Channel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to an engine that is being started."""
         self._reader, self._writer = reader, writer
-        self._numbers = itertools.count(READY + 1)
-        self._replies: dict[int, asyncio.Queue[Chunk | None]] = {READY: asyncio.Queue()}
+        self._numbers = itertools.count()
+        self._replies: dict[int, asyncio.Queue[Chunk | None]] = {}
         self.heard = monotonic()
         """When the engine last said something other than an error: what it asks may be gone."""
         self.why_ended = ENDED
@@ -165,13 +164,6 @@ class Channel:
         finally:
             for replies in self._replies.values():
                 replies.put_nowait(None)
-
-    async def ready(self) -> str:
-        """What computes, once the model is loaded; raises EngineLost."""
-        chunk = await self._replies[READY].get()
-        if chunk is None:
-            raise EngineLost(self.why_ended)
-        return chunk.text
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Yield the answer as it is written.
@@ -193,10 +185,13 @@ class Channel:
                 is_last = chunk.finish_reason is not None
                 yield chunk
 
-    async def check(self) -> None:
-        """Return when the engine has answered a call that asks for nothing, or is gone."""
+    async def check(self) -> str:
+        """What computes, once the model is loaded and whenever the engine is alive; raises
+        EngineLost."""
         with self._call(None) as replies:
-            await replies.get()
+            if (chunk := await replies.get()) is None:
+                raise EngineLost(self.why_ended)
+            return chunk.text
 
     @contextmanager
     def _call(self, request: GenerateRequest | None) -> Iterator["asyncio.Queue[Chunk | None]"]:

@@ -58,7 +58,7 @@ class AnyModel(Protocol):
 
 
 async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None:
-    """Say why this engine computes, then answer the API server's calls until that is gone."""
+    """Answer the API server's calls until that is gone; `reason` says what computes, and why."""
     reader, writer = await asyncio.open_connection(sock=end, limit=protocol.LONGEST_LINE)
     tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -70,7 +70,7 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         try:
             if request is None:
                 await model.check()
-                say(number, Chunk())
+                say(number, Chunk(text=reason))
                 return
             if is_short:
                 tokens = model.encode(request)
@@ -86,7 +86,6 @@ async def answer_calls(model: AnyModel, end: socket.socket, reason: str) -> None
         finally:
             del tasks[number]
 
-    say(protocol.READY, Chunk(text=reason))
     while line := await reader.readline():
         call = protocol.Call.model_validate_json(line)
         if given_up := tasks.get(call.number):
