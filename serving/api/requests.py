@@ -92,20 +92,15 @@ class Sampling(Strict):
         self, settings: EndpointSettings, prompt: str | list[int] | None = None, **asked: Any
     ) -> GenerateRequest:
         """The engine's request; raises ServingError 400 where a limit is passed."""
-        max_tokens = self.max_tokens
-        if "max_tokens" not in self.model_fields_set:
-            max_tokens = min(max_tokens, settings.max_new_tokens)
-        if max_tokens > settings.max_new_tokens:
-            raise invalid(
-                f"max_tokens is {max_tokens}; this endpoint generates at most "
-                f"{settings.max_new_tokens}.",
-                "max_tokens",
-            )
+        most = settings.max_new_tokens
+        if self.max_tokens > most and "max_tokens" in self.model_fields_set:
+            told = f"max_tokens is {self.max_tokens}; this endpoint generates at most {most}."
+            raise invalid(told, "max_tokens")
         if prompt is not None and not prompt:
             raise invalid("The prompt is empty.", "prompt")
         return GenerateRequest(
             prompt=prompt,
-            max_tokens=max_tokens,
+            max_tokens=min(self.max_tokens, most),
             max_prompt_tokens=settings.max_prompt_tokens,
             temperature=self.temperature if self.temperature >= LEAST_TEMPERATURE else 0.0,
             top_p=max(self.top_p, LEAST_TOP_P),
@@ -394,35 +389,27 @@ def _logprob(likely: protocol.LikelyToken) -> dict[str, Any]:
 
 
 def parse(kind: type[Body], content: Any) -> Body:
-    """A body as a model; raises ServingError 400 with its faults and the first faulty field."""
+    """A body as a model; raises ServingError 400 with what is wrong and where."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        found = [
-            (fault["type"].endswith("_type"), *_message_of(fault, content))
-            for fault in error.errors()
-        ]
-        messages: dict[str, str] = {}
-        # Of a union's kinds, the one that the value is of says most: what is wrong inside it.
-        found.sort(key=lambda one: (one[0], -one[1].count(".")))
-        for is_of_type, field, message in found:
-            if len(messages) == MOST_FAULTS:
-                break
-            if not is_of_type or not any(known.startswith(f"{field}.") for known in messages):
-                messages.setdefault(field, message)
-        told = ". ".join(messages.values())
-        if NOT_SUPPORTED in told:
+        # One fault, as OpenAI tells it. An unknown name says more than that the right one is
+        # missing, and of a union's kinds the one that the value is of: what is wrong inside it.
+        fault = min(
+            error.errors(),
+            key=lambda one: (one["type"].endswith(("missing", "_type")), -len(one["loc"])),
+        )
+        field, told = _message_of(fault, content)
+        if told.endswith(NOT_SUPPORTED):
             supported = (
                 name
-                for name, field in kind.model_fields.items()
-                if not any(isinstance(one, PlainValidator) for one in field.metadata)
+                for name, one in kind.model_fields.items()
+                if not any(isinstance(each, PlainValidator) for each in one.metadata)
             )
             told += f". Supported: {', '.join(sorted(supported))}"
-        raise invalid(f"{told}.", next(iter(messages))) from error
+        raise invalid(f"{told}.", field) from error
 
 
-MOST_FAULTS = 5
-"""That one refusal tells."""
 IN_WORDS = {
     "missing": "is required",
     "too_short": "must not be empty",
