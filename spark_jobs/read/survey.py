@@ -3,8 +3,11 @@
 All of it where the time suffices; else a sample, from which the whole is reckoned.
 """
 
+import re
 import time
+import unicodedata
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -12,7 +15,6 @@ from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.rows import measure_parquet
 from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, StoredFile
-from spark_jobs.read.language import guess_language
 from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
 
@@ -100,54 +102,54 @@ def survey(
     Raises:
         UserError: a file cannot be read, and the source sets none aside; or a library is missing.
     """
-    look = _Look(source, least_characters, seconds, messages, set() if seen is None else seen)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    found = TextSurvey(unread=SkippedFiles(most=messages))
+    look = _Look(source, least_characters, messages, set() if seen is None else seen, deadline)
     kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
     for file in sorted(files, key=lambda one: hash64(one.name)):
         kinds[file.format.name].files.append(file)
-    try:
+    with suppress(_TimeIsUpError):
         for row in zip_longest(*(kind.files for kind in kinds.values())):
             for file in filter(None, row):
-                look.read(file, kinds[file.format.name])
-    except _TimeIsUpError:
-        pass
-    return look.conclude(kinds)
+                look.read(file, kinds[file.format.name], found)
+    for name, kind in kinds.items():
+        factor = kind.whole_over_read(name)
+        for counted, number in kind.counts.items():
+            setattr(found, counted, getattr(found, counted) + factor * number)
+    total = sum(kind.size for kind in kinds.values())
+    read = sum(kind.bytes for kind in kinds.values())
+    unfinished = any(kind.finished < len(kind.files) for kind in kinds.values())
+    found.share = min(0.999, read / max(1, total)) if unfinished else 1.0
+    return found
 
 
 class _TimeIsUpError(Exception):
     pass
 
 
+@dataclass
 class _Look:
-    def __init__(
-        self,
-        source: Files,
-        least_characters: int,
-        seconds: float | None,
-        messages: int,
-        seen: set[int],
-    ) -> None:
-        self._source, self._least, self._messages = source, least_characters, messages
-        # Else a large file would be read to its end before its first row is seen.
-        self._streaming = source.model_copy(update={"on_bad_file": "stop"})
-        self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._seen = seen
-        self._new: list[int] = []
-        """Texts of the file that is being read."""
-        self._found = TextSurvey(unread=SkippedFiles(most=messages))
+    """The arguments of `survey`, and what is done with each file by them."""
 
-    def read(self, file: StoredFile, kind: _Kind) -> None:
+    source: Files
+    least_characters: int
+    messages: int
+    seen: set[int]
+    deadline: float | None
+
+    def read(self, file: StoredFile, kind: _Kind, found: TextSurvey) -> None:
         name = file.format.name
 
         def tick(number: int) -> None:
             kind.bytes += number if name != "parquet" else 0
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            if self.deadline is not None and time.monotonic() > self.deadline:
                 raise _TimeIsUpError
 
-        source = self._source if name == "archive" else self._streaming
-        found = self._found
+        # Else a large file would be read to its end before its first row is seen.
+        streaming = {} if name == "archive" else {"on_bad_file": "stop"}
+        content = Content(file, self.source.model_copy(update=streaming), tick)
+        new: list[int] = []
         before = found.read, found.short_lengths.copy(), found.languages.copy(), kind.counts.copy()
-        self._new.clear()
-        content = Content(file, source, tick)
         try:
             rows, to_read = 0, file.size
             if name == "parquet":
@@ -159,58 +161,91 @@ class _Look:
                 kind.bytes += to_read / rows if rows else 0
                 checked = one if isinstance(one, Fault) else check_document(one)
                 if isinstance(checked, Fault):
-                    self._set_aside(checked)
+                    self._set_aside(checked, found)
                 else:
-                    self._add(checked, kind)
+                    self._add(checked, kind, found, new)
         except BadFile as error:
-            if self._source.on_bad_file == "stop":
+            if self.source.on_bad_file == "stop":
                 raise
             # A run leaves out all of it, also the documents that come before the damage.
             found.read, found.short_lengths, found.languages, kind.counts = before
-            self._seen.difference_update(self._new)
-            self._set_aside(Fault("bad_file", str(error)))
+            self.seen.difference_update(new)
+            self._set_aside(Fault("bad_file", str(error)), found)
         except SourceChanged:
             # What else there is decides; a run reads what is there by then.
-            self._found.unread.add("removed while the folder was read", file.name)
+            found.unread.add("removed while the folder was read", file.name)
         kind.finished += 1
 
-    def _add(self, document: Document, kind: _Kind) -> None:
-        self._found.read += 1
+    def _add(self, document: Document, kind: _Kind, found: TextSurvey, new: list[int]) -> None:
+        found.read += 1
         text = " ".join(document.text.split())
         digest = hash64(text)
-        if len(text) < self._least:
+        if len(text) < self.least_characters:
             kind.counts["short"] += 1
-            self._found.short_lengths[len(text)] += 1
-        elif digest in self._seen:
+            found.short_lengths[len(text)] += 1
+        elif digest in self.seen:
             kind.counts["copies"] += 1
         else:
-            self._seen.add(digest)
-            self._new.append(digest)
+            self.seen.add(digest)
+            new.append(digest)
             kind.counts["documents"] += 1
-            self._found.languages[guess_language(text)] += 1
+            found.languages[guess_language(text)] += 1
             content = document.text.encode("utf-8", "surrogatepass")
             kind.counts["bytes"] += len(content)
             kind.counts["beyond_ascii"] += len(content.translate(None, ASCII))
 
-    def _set_aside(self, fault: Fault) -> None:
-        found = self._found
+    def _set_aside(self, fault: Fault, found: TextSurvey) -> None:
         for beginning, told in ((DECODED, found.decoded), (UNREAD, found.unread)):
             if fault.reason.startswith(beginning):
                 name = fault.message.removeprefix(f"{fault.reason}: ")
                 told.add(fault.reason.removeprefix(beginning), name)
                 return
         found.faults[fault.reason] += 1
-        if found.faults[fault.reason] <= self._messages:
+        if found.faults[fault.reason] <= self.messages:
             found.messages.append(fault.message)
 
-    def conclude(self, kinds: dict[str, _Kind]) -> TextSurvey:
-        found = self._found
-        for name, kind in kinds.items():
-            factor = kind.whole_over_read(name)
-            for counted, number in kind.counts.items():
-                setattr(found, counted, getattr(found, counted) + factor * number)
-        total = sum(kind.size for kind in kinds.values())
-        read = sum(kind.bytes for kind in kinds.values())
-        unfinished = any(kind.finished < len(kind.files) for kind in kinds.values())
-        found.share = min(0.999, read / max(1, total)) if unfinished else 1.0
-        return found
+
+LOOKED_AT = 2_000
+"""Characters of a document."""
+LEAST_SHARE = 0.05
+"""Of the words that are among a language's commonest, from which on a guess is dared."""
+_WORDS = {
+    "English": "the of and to is that it for with be are this not or",
+    "German": "der die das und ist nicht ein eine den mit zu auf werden von sich",
+    "French": "le la les des et est une dans que pour du qui sur avec ne",
+    "Spanish": "el la los las que y en un una por con para del se es",
+    "Italian": "il lo gli che di e un una per con della sono non nel si",
+    "Portuguese": "o os as que e do da em um uma para com não na no",
+    "Dutch": "de het een en van is dat niet met op zijn voor te aan wordt",
+    "Polish": "w i na z do nie się jest to że od przez oraz dla po",
+}
+COMMON = {name: frozenset(words.split()) for name, words in _WORDS.items()}
+"""The commonest words of a few languages."""
+SCRIPTS = {
+    **dict.fromkeys(("HIRAGANA", "KATAKANA"), "Japanese"),
+    "HANGUL": "Korean",
+    "CJK": "Chinese or Japanese",
+    **{
+        name.upper(): name
+        for name in ("Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Thai")
+    },
+}
+"""Beginning of the Unicode names of letters that are not Latin, to what is said of them."""
+
+
+def guess_language(text: str) -> str | None:
+    """A language's name, or a script's where that is not Latin; None where nothing tells.
+
+    A cheap guess, to warn of a base model that does not know the language.
+    """
+    text = text[:LOOKED_AT].lower()
+    letters = [character for character in text if character.isalpha()]
+    scripts = Counter(unicodedata.name(one, "").split(" ")[0].split("-")[0] for one in letters)
+    others = Counter({name: scripts[name] for name in SCRIPTS})
+    if 2 * others.total() > len(letters):
+        japanese = others["HIRAGANA"] + others["KATAKANA"]
+        return "Japanese" if japanese > len(letters) / 10 else SCRIPTS[others.most_common(1)[0][0]]
+    words = re.findall(r"[^\W\d_]+", text)
+    counts = {name: sum(word in common for word in words) for name, common in COMMON.items()}
+    likeliest = max(counts, key=counts.__getitem__)
+    return likeliest if counts[likeliest] > LEAST_SHARE * len(words) else None
