@@ -4,15 +4,12 @@ import ast
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from artifacts.errors import UserError
@@ -23,10 +20,6 @@ from spark_jobs.read.document import Document
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import Chunks, OpenedSource, group
 from spark_jobs.read.settings import PackageDocs
-
-FILES_PER_TASK = 48
-POOL_WORTH_FILES = 400
-"""Below this many files, starting worker processes costs more than they save."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +46,8 @@ class Package:
 
 
 def find_package(name: str) -> Package:
-    """Locate an installed package without importing it.
-
-    Raises:
-        UserError: no such package is installed, or it has no Python source.
-    """
+    """An installed package, which is not imported; raises UserError where it is not installed, or
+    not as Python source."""
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
     except (ImportError, ValueError):
@@ -102,12 +92,8 @@ def fingerprint_package(package: Package) -> str:
 
 
 def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedSource:
-    """The packages in the order given, modules in name order; small packages share a chunk.
-
-    Raises:
-        UserError: a package is not installed as Python source.
-        SourceChanged: from reading, a package's files changed since they were hashed.
-    """
+    """The packages in the order given, modules in name order; small packages share a chunk. Raises
+    as `find_package`, and from reading SourceChanged where a file changed since it was hashed."""
     packages = [find_package(name) for name in source.packages]
     states = {package.name: _state(package) for package in packages}
     hashes = {package.name: fingerprint_package(package) for package in packages}
@@ -118,8 +104,15 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
     keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in chunks]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Document]]:
-        yield from _read(source, chunks, report, numbers)
-        for package in (package for number in numbers for package in chunks[number]):
+        chosen = [(number, package) for number in numbers for package in chunks[number]]
+        total = sum(len(states[package.name]) for _, package in chosen)
+        progress, done = CountedProgress(report, source.name, total, "source files"), 0
+        for number, package in chosen:
+            for file in package.source_files():
+                for document in _documents(source, package, file):
+                    yield number, document
+                done += 1
+                progress.advance(done)
             if _state(package) != states[package.name]:
                 raise SourceChanged(f"the package {package.name} changed while it was read")
 
@@ -133,50 +126,12 @@ def _state(package: Package) -> list[tuple[str, int, int]]:
     return [(str(file), found.st_size, found.st_mtime_ns) for file, found in files]
 
 
-def _read(
-    source: PackageDocs,
-    chunks: list[list[Package]],
-    report: Callable[[str], None],
-    numbers: list[int],
-) -> Iterator[tuple[int, Document]]:
-    tasks = [
-        (number, (source, package, files))
-        for number in numbers
-        for package in chunks[number]
-        for files in _cut(package.source_files())
-    ]
-    files_in_all = sum(len(files) for _, (_, _, files) in tasks)
-    progress = CountedProgress(report, source.name, files_in_all, "source files")
-    done = 0
-    results = _map_tasks([task for _, task in tasks], files_in_all)
-    for (number, task), documents in zip(tasks, results, strict=True):
-        done += len(task[2])
-        progress.advance(done)
-        for document in documents:
-            yield number, document
-
-
-def _map_tasks(
-    tasks: list[tuple[PackageDocs, Package, list[Path]]], files: int
-) -> Iterator[list[Document]]:
-    workers = min(len(os.sched_getaffinity(0)), len(tasks))
-    if workers < 2 or files < POOL_WORTH_FILES:
-        yield from map(_read_files, tasks)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_read_files, tasks)
-
-
-def _read_files(task: tuple[PackageDocs, Package, list[Path]]) -> list[Document]:
-    source, package, files = task
+def _documents(source: PackageDocs, package: Package, file: Path) -> Iterator[Document]:
+    module = f"{package.name}/{package.module_name(file)}"
     about = (source.name, package.name, package.version, package.license)
-    documents = []
-    for file in files:
-        module = f"{package.name}/{package.module_name(file)}"
-        for name, text in docstrings_of(file.read_bytes()):
-            if len(text) >= source.minimum_characters:
-                documents.append(Document(f"{module}:{name}" if name else module, text, *about))
-    return documents
+    for name, text in docstrings_of(file.read_bytes()):
+        if len(text) >= source.minimum_characters:
+            yield Document(f"{module}:{name}" if name else module, text, *about)
 
 
 def docstrings_of(content: bytes) -> Iterator[tuple[str, str]]:
@@ -208,11 +163,6 @@ def _walk(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
                 yield from _walk(child, f"{name}.{child.name}" if name else child.name)
             else:
                 yield from _walk(child, name)
-
-
-def _cut(files: list[Path]) -> list[list[Path]]:
-    firsts = range(0, len(files), FILES_PER_TASK)
-    return [files[first : first + FILES_PER_TASK] for first in firsts]
 
 
 def _license(distribution: importlib.metadata.Distribution) -> str:
