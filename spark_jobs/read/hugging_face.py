@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,13 @@ def fingerprint_dataset(source: HuggingFaceDataset) -> str:
         return cached.name
     from huggingface_hub import HfApi
 
-    try:
-        information = HfApi().dataset_info(source.dataset, revision=source.revision)
-    except Exception as error:
-        # The Hub's, httpx' and the operating system's errors share no class.
-        raise _not_reached(source, error) from error
-    return str(information.sha)
+    with _reached(source):
+        return str(HfApi().dataset_info(source.dataset, revision=source.revision).sha)
 
 
 def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> OpenedSource:
-    """The dataset as one chunk, in its own order.
-
-    Raises:
-        UserError: it cannot be reached or read, or lacks a column.
-        SourceChanged: from reading, a folder changed since it was hashed.
-    """
+    """The dataset as one chunk, in its own order. Raises UserError where it cannot be reached or
+    read, and from reading SourceChanged where a folder changed since it was hashed."""
     fingerprint = fingerprint_dataset(source)
 
     def read() -> Iterator[Document | Fault]:
@@ -126,10 +119,8 @@ def _document(row: dict[str, Any], number: int, source: HuggingFaceDataset) -> D
 
 def _rows(rows: Any, source: HuggingFaceDataset) -> Iterator[dict[str, Any]]:
     """The rows, most of which are fetched only now."""
-    try:
+    with _reached(source):
         yield from rows
-    except Exception as error:
-        raise _not_reached(source, error) from error
 
 
 def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
@@ -137,7 +128,7 @@ def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
-    try:
+    with _reached(source):
         if folder and (Path(folder) / "state.json").exists():
             return datasets.load_from_disk(folder)
         if folder and (Path(folder) / "dataset_dict.json").exists():
@@ -151,11 +142,6 @@ def _load(source: HuggingFaceDataset, folder: str | None) -> Any:
             revision=None if cached else source.revision,
             streaming=True,
         )
-    except UserError:
-        raise
-    except Exception as error:
-        # As above, and those of every format that datasets reads.
-        raise _not_reached(source, error) from error
 
 
 def _cached(source: HuggingFaceDataset) -> Path | None:
@@ -180,10 +166,18 @@ def _cached(source: HuggingFaceDataset) -> Path | None:
     return Path(folder)
 
 
-def _not_reached(source: HuggingFaceDataset, error: Exception) -> UserError:
-    is_folder = not files.is_local(source.dataset) or Path(source.dataset).is_dir()
-    return UserError(
-        f"Source {source.name!r}: the Hugging Face dataset {source.dataset} (subset "
-        f"{source.subset}, split {source.split}) cannot be read ({first_line(error)})."
-        f"{'' if is_folder else f' {HUB_ADVICE}'}"
-    )
+@contextmanager
+def _reached(source: HuggingFaceDataset) -> Iterator[None]:
+    """Raise UserError where within it the dataset cannot be reached or read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # The Hub's, httpx', the operating system's and the formats' errors share no class.
+        is_folder = not files.is_local(source.dataset) or Path(source.dataset).is_dir()
+        raise UserError(
+            f"Source {source.name!r}: the Hugging Face dataset {source.dataset} (subset "
+            f"{source.subset}, split {source.split}) cannot be read ({first_line(error)})."
+            f"{'' if is_folder else f' {HUB_ADVICE}'}"
+        ) from error
