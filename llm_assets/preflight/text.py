@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from artifacts.storage.files import is_local
 from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
-from spark_jobs.read.document import EMPTY, EXAMPLES, judge_faults
+from spark_jobs.read.document import EXAMPLES, judge_faults
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
 from spark_jobs.read.survey import TextSurvey, survey
@@ -113,10 +113,7 @@ def look_at(
         part = None if seconds is None else seconds / len(files)
         least = settings.clean_corpus.minimum_characters
         seen = survey(source, found.files, least, part, messages, texts)
-        if source.on_bad_file == "stop":
-            sound = seen.read + seen.faults[EMPTY]
-            share = source.maximum_faulty_share
-            judge_faults(source.name, share, sound, seen.faults, seen.messages)
+        judge_faults(source, seen.read, seen.faults, seen.messages)
         place = places.get(source.name)
         if place == "held_out":
             text.held_out += seen.documents
@@ -127,9 +124,7 @@ def look_at(
         text.share = min(text.share, seen.share)
         skipped = (text.unread, found.unread), (text.unread, seen.unread)
         for kept, one in (*skipped, (text.decoded, seen.decoded)):
-            for kind, count in one.counts.items():
-                kept.counts[kind] = kept.counts.get(kind, 0) + count
-                kept.examples[kind] = [*kept.examples.get(kind, []), *one.examples[kind]]
+            kept.merge(one)
     text.is_known = all(places.get(name) == "replay" for name in unread)
     return text
 

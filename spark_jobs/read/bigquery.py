@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from artifacts.errors import UserError
-from artifacts.storage import files, transfer
+from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from spark_jobs.read.document import Document, Fault
 from spark_jobs.read.files.find import find_files
-from spark_jobs.read.files.streams import RemoteFile, SourceChanged
-from spark_jobs.read.opened import Chunks, ListedFile, OpenedSource, group, listed_key
+from spark_jobs.read.files.streams import SourceChanged
+from spark_jobs.read.opened import Chunks, OpenedSource, file_chunks, group
 from spark_jobs.read.settings import BigQuery, Files
+from spark_jobs.read.source_file import RemoteFile
 
 BATCH_DOCUMENTS = 1_000
 JOB_SECONDS = 3_600.0
@@ -41,17 +42,16 @@ def fingerprint_bigquery(source: BigQuery) -> str:
         UserError: the table, a column or a right is missing, the query would cost too much, or
             without a watermark nothing would tell of new rows.
     """
-    state = _watermark(source) if source.watermark_column else _tables(source)
+    if source.watermark_column:
+        highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
+        statement = f"SELECT COUNT(*) AS documents, {highest} AS watermark FROM {source.origin}"
+        (row,) = _run(source, statement)
+        state = {"documents": row["documents"], "watermark": row["watermark"]}
+    else:
+        state = _tables(source)
     origin = {"table": source.table, "query": source.query}
     columns = {"id": source.id_column, "text": source.text_column}
     return hash_json({"origin": origin, "columns": columns, "state": state})
-
-
-def _watermark(source: BigQuery) -> dict[str, Any]:
-    highest = f"CAST(MAX(`{source.watermark_column}`) AS STRING)"
-    statement = f"SELECT COUNT(*) AS documents, {highest} AS watermark FROM {source.origin}"
-    (row,) = _run(source, statement)
-    return {"documents": row["documents"], "watermark": row["watermark"]}
 
 
 def _tables(source: BigQuery) -> dict[str, Any]:
@@ -60,12 +60,18 @@ def _tables(source: BigQuery) -> dict[str, Any]:
     from google.cloud.bigquery import Client, QueryJobConfig
 
     client = Client(project=source.project, location=source.location)
+    names: list[Any] = [source.table]
     try:
-        names: list[Any] = [source.table]
         if source.query:
             plan = client.query(source.query, job_config=QueryJobConfig(dry_run=True))
             names = list(plan.referenced_tables)
-            _refuse_unlisted(source, len(names))
+        if len(names) in (0, CUT_LIST):
+            why = f"{CUT_LIST}, and there may be more" if names else "none, as of `EXTERNAL_QUERY`"
+            raise UserError(
+                f"Of the tables that the query of source `{source.name}` reads, BigQuery lists "
+                f"{why}: new rows would go unnoticed. Name a column of the query that grows with "
+                "them in `watermark_column`, such as `ingested_at`."
+            )
         tables = [client.get_table(name) for name in names]
     except GoogleAPICallError as error:
         raise UserError(_explain(source, error)) from error
@@ -86,32 +92,14 @@ def _tables(source: BigQuery) -> dict[str, Any]:
     }
 
 
-def _refuse_unlisted(source: BigQuery, tables: int) -> None:
-    """Raise UserError where a query reads rows that none of so many listed tables tells of."""
-    if tables not in (0, CUT_LIST):
-        return
-    why = f"{tables}, and there may be more" if tables else "none, as of `EXTERNAL_QUERY`"
-    raise UserError(
-        f"Of the tables that the query of source `{source.name}` reads, BigQuery lists {why}: new "
-        "rows would go unnoticed. Name a column of the query that grows with them in "
-        "`watermark_column`, such as `ingested_at`."
-    )
-
-
 def export_folder(source: BigQuery, fingerprint: str) -> str:
     """Where the files of one state of the source lie."""
     return f"{source.export.rstrip('/')}/{source.name}-{fingerprint}"
 
 
 def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSource:
-    """The source's rows as they are now.
-
-    Cutting them into chunks exports them, unless all files of this state's export are there.
-
-    Raises:
-        UserError: as `fingerprint_bigquery`; from cutting, that the export is empty.
-        SourceChanged: from reading, that exported files were changed or removed.
-    """
+    """The source's rows as they are now; cutting them into chunks exports them, unless all files of
+    this state's export are there. Raises UserError as `fingerprint_bigquery`."""
     fingerprint = fingerprint_bigquery(source)
     return OpenedSource(
         {source.name: fingerprint}, partial(cut_export, source, fingerprint, report)
@@ -119,34 +107,29 @@ def open_bigquery(source: BigQuery, report: Callable[[str], None]) -> OpenedSour
 
 
 def cut_export(source: BigQuery, fingerprint: str, report: Callable[[str], None] = print) -> Chunks:
-    """One state of the source, some megabytes of exported files a chunk, in the files' order."""
+    """One state of the source, some megabytes of exported files a chunk, in the files' order;
+    raises UserError where the export is empty, and from reading SourceChanged."""
     found = find_files(_exported(source, fingerprint, report)).files
-    listed = [file.listed for file in found if isinstance(file, RemoteFile)]
-    groups = group((one.name, one.bytes) for one in listed)
-    chunks = [listed[numbers.start : numbers.stop] for numbers in groups]
-
-    def read(numbers: list[int]) -> Iterator[tuple[int, Document | Fault]]:
-        for number in numbers:
-            for one in chunks[number]:
-                report(f"Reading {source.name}, {one.name}")
-                for document in read_exported(source, one):
-                    yield number, document
-
-    return Chunks([listed_key(chunk) for chunk in chunks], read, chunks)
+    listed = [file for file in found if isinstance(file, RemoteFile)]
+    chunks = group(listed, lambda file: (file.name, file.size))
+    return file_chunks(chunks, partial(read_exported, source, report=report))
 
 
-def read_exported(source: BigQuery, listed: ListedFile) -> Iterator[Document | Fault]:
+def read_exported(
+    source: BigQuery, exported: RemoteFile, report: Callable[[str], None] = lambda line: None
+) -> Iterator[Document | Fault]:
     """The documents of an exported file, in whichever process reads it."""
+    report(f"Reading {source.name}, {exported.name}")
     try:
-        with files.open_file(listed.url) as handle:
+        with files.open_file(exported.path) as handle:
             batches = pq.ParquetFile(handle).iter_batches(BATCH_DOCUMENTS)
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
-                yield _document(row, f"{listed.url}, row {number}", source)
-        if transfer.checksum_of(listed.url) != listed.checksum:
-            raise SourceChanged(f"{listed.url} changed while it was read")
+                yield _document(row, f"{exported.path}, row {number}", source)
+        if exported.state() != exported.listed_state:
+            raise SourceChanged(f"{exported.path} changed while it was read")
     except FileNotFoundError as error:
-        raise SourceChanged(f"{listed.url} was removed while it was read") from error
+        raise SourceChanged(f"{exported.path} was removed while it was read") from error
 
 
 def _document(row: dict[str, Any], place: str, source: BigQuery) -> Document | Fault:
@@ -168,12 +151,12 @@ def _exported(source: BigQuery, fingerprint: str, report: Callable[[str], None])
     """
     folder = export_folder(source, fingerprint)
     done = files.find(f"{folder}/{EXPORTED_NAME}")
-    names: list[str] = json.loads(done) if done else _export(source, folder, report)
+    names: list[str] = json.loads(done) if done else []
+    # A rule of the bucket, or a person, may have removed some since.
+    if not names or not set(names) <= set(_list_export(folder, names[0].partition("/")[0])):
+        names = _export(source, folder, report)
     if not names:
         raise UserError(f"{folder} holds no exported Parquet files. Delete it and ask again.")
-    if not set(names) <= set(_list_export(folder, names[0].partition("/")[0])):
-        # A rule of the bucket, or a person, has removed some since.
-        names = _export(source, folder, report)
     path = f"{folder}/{names[0].partition('/')[0]}"
     return Files(type="files", name=source.name, path=path)
 
@@ -210,7 +193,7 @@ def _run(source: BigQuery, statement: str) -> list[Any]:
     from google.cloud.bigquery import Client, QueryJobConfig
 
     client = Client(project=source.project, location=source.location)
-    config = QueryJobConfig(maximum_bytes_billed=source.maximum_bytes_billed)
+    config = QueryJobConfig(maximum_bytes_billed=round(source.maximum_gigabytes_billed * 2**30))
     try:
         job = client.query(statement, job_config=config)
         try:

@@ -97,8 +97,7 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
     packages = [find_package(name) for name in source.packages]
     states = {package.name: _state(package) for package in packages}
     hashes = {package.name: fingerprint_package(package) for package in packages}
-    sizes = ((p.name, sum(f.stat().st_size for f in p.source_files())) for p in packages)
-    chunks = [[packages[number] for number in numbers] for numbers in group(sizes)]
+    chunks = group(packages, lambda one: (one.name, sum(size for _, size, _ in states[one.name])))
     # What is no valid Python is left out, which differs between versions of Python.
     version = platform.python_version()
     keys = [hash_json({"python": version, **{p.name: hashes[p.name] for p in c}}) for c in chunks]

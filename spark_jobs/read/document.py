@@ -4,7 +4,8 @@ Documents that cannot be used are set aside and counted, and fatal only when the
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,8 @@ def are_row_numbers(
     ids: pa.ChunkedArray, sources: pa.ChunkedArray, numbered: Iterable[str]
 ) -> pa.ChunkedArray:
     """Which ids are made of a row's number in its file or data set, so that they name another row
-    as soon as one before it comes or goes.
-
-    Args:
-        numbered: the sources that give such ids (`RawCorpusSettings.numbered_sources`); the keys
-            of others may look alike.
-    """
+    as soon as one before it comes or goes; only of sources that give such ids
+    (`RawCorpusSettings.numbered_sources`), since the keys of others may look alike."""
     begins = pc.replace_substring_regex(ids, _NUMBER, "")
     of_file = pc.match_substring_regex(begins, _ROWS)
     has_form = pc.and_(pc.not_equal(begins, ids), pc.or_(of_file, pc.equal(begins, sources)))
@@ -86,24 +83,30 @@ class Fault:
 
 
 def judge_faults(
-    source: str, maximum_share: float, sound: int, counts: Mapping[str, int], examples: list[str]
+    source: settings.Source, documents: int, faults: Counter[str], examples: list[str]
 ) -> None:
-    """Raise UserError where more than the allowed share of a source's documents was faulty.
+    """Raise UserError where more of a source's documents cannot be used than it allows.
+
+    Where it sets aside what it cannot read, that is any number of them.
 
     Args:
-        sound: documents without fault.
-        counts: reason to faulty documents; whole files set aside are passed over.
+        documents: those without fault.
+        faults: reason to documents; empty ones count as sound, and whole files set aside not.
         examples: messages of the first ones.
     """
+    if getattr(source, "on_bad_file", "stop") == "quarantine":
+        return
+    maximum_share = getattr(source, "maximum_faulty_share", 0.0)
+    sound = documents + faults[EMPTY]
     faulty = sum(
         count
-        for reason, count in counts.items()
+        for reason, count in faults.items()
         if reason not in SET_ASIDE and not reason.startswith((UNREAD, DECODED))
     )
     if faulty > maximum_share * (faulty + sound):
         listed = "\n  ".join(examples)
         raise UserError(
-            f"Source {source!r}: {faulty:,} of {faulty + sound:,} documents cannot be used, "
+            f"Source {source.name!r}: {faulty:,} of {faulty + sound:,} documents cannot be used, "
             f"more than the share allowed ({maximum_share:g}). The first:\n  {listed}\n"
             "Repair them, or raise `maximum_faulty_share` of the source."
         )
@@ -129,18 +132,11 @@ class Document:
     """Of a task's example, `artifacts.examples.write_example`; `text` is then its plain text."""
 
 
+_NEEDED = ("id", "text", "source")
+_OPTIONAL = ("package", "version", "license", "path", "language", "example")
 SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        ("package", pa.string()),
-        ("version", pa.string()),
-        ("license", pa.string()),
-        ("path", pa.string()),
-        ("language", pa.string()),
-        ("example", pa.string()),
-    ]
+    [pa.field(name, pa.string(), nullable=False) for name in _NEEDED]
+    + [pa.field(name, pa.string()) for name in _OPTIONAL]
 )
 
 
@@ -176,90 +172,79 @@ ALPACA_WITH_INPUT = (
 
 
 def take_example(look: Look, columns: settings.ExampleColumns, place: str) -> str | Fault:
-    """The example of a row as `artifacts.examples.write_example` writes it, or its fault.
-
-    Args:
-        place: the row, for people.
-    """
-    if isinstance(columns, settings.ConversationColumns):
-        found = _conversation(look, columns)
-    elif isinstance(columns, settings.PairColumns):
-        found = _texts(look, {"input": columns.document_column, "target": columns.summary_column})
-    elif isinstance(columns, settings.PreferenceColumns):
-        found = _preference(look, columns)
-    else:
-        found = _labeled(look, columns)
-    if isinstance(found, str):
-        return Fault("no_example", f"{place}: {found}.")
-    if fault := find_fault(found):
+    """The example of a row as `artifacts.examples.write_example` writes it, or its fault."""
+    try:
+        example = _example(look, columns)
+    except ValueError as error:
+        return Fault("no_example", f"{place}: {error}.")
+    if fault := find_fault(example):
         return Fault(fault[0], f"{place}: {fault[1]}.")
-    return write_example(found)
+    return write_example(example)
 
 
-def _texts(look: Look, keys: dict[str, str]) -> Example | str:
-    found = {name: look(key) for name, key in keys.items()}
+def _example(look: Look, columns: settings.ExampleColumns) -> Example:
+    """Raises ValueError where a column lacks what the example needs."""
+    if isinstance(columns, settings.PairColumns):
+        source, target = (_text(look, column) for column in columns.columns)
+        return {"input": source, "target": target}
+    if isinstance(columns, settings.LabeledColumns):
+        label = look(columns.label_column)
+        if isinstance(label, bool) or not isinstance(label, str | int):
+            key = columns.label_column
+            raise ValueError(f"no class, a word or a whole number, under the key {key!r}")
+        return {"text": _text(look, columns.text_column), "label": str(label)}
+    if isinstance(columns, settings.PreferenceColumns):
+        return _preference(look, columns)
+    if columns.layout == "messages":
+        return {"messages": _messages(look, columns.messages_column)}
+    prompt, answer = (_text(look, column) for column in columns.columns)
+    if columns.layout == "alpaca":
+        given = look("input")
+        template = ALPACA_WITH_INPUT if given else ALPACA
+        prompt = template.format(instruction=prompt, input=given)
+    return {"messages": [_turn("user", prompt), _turn("assistant", answer)]}
+
+
+def _preference(look: Look, columns: settings.PreferenceColumns) -> Example:
+    keys = {"chosen": columns.chosen_column, "rejected": columns.rejected_column}
+    if columns.layout == "answers":
+        prompt = [_turn("user", _text(look, columns.prompt_column))]
+        return {"prompt": prompt} | {name: _text(look, key) for name, key in keys.items()}
+    turns, answers = {}, {}
     for name, key in keys.items():
-        if not isinstance(found[name], str):
-            return f"no text under the key {key!r}"
+        *turns[name], last = _messages(look, key)
+        if last["role"] != "assistant":
+            raise ValueError(
+                f"the conversation under the key {key!r} does not end with the assistant's turn"
+            )
+        answers[name] = last["content"]
+    if turns["chosen"] != turns["rejected"]:
+        raise ValueError("the two conversations differ before their last turn")
+    return {"prompt": turns["chosen"]} | answers
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _text(look: Look, key: str) -> str:
+    found = look(key)
+    if not isinstance(found, str):
+        raise ValueError(f"no text under the key {key!r}")
     return found
 
 
-def _labeled(look: Look, columns: settings.LabeledColumns) -> Example | str:
-    label = look(columns.label_column)
-    if isinstance(label, bool) or not isinstance(label, str | int):
-        return f"no class, a word or a whole number, under the key {columns.label_column!r}"
-    found = _texts(look, {"text": columns.text_column})
-    return found if isinstance(found, str) else found | {"label": str(label)}
-
-
-def _conversation(look: Look, columns: settings.ConversationColumns) -> Example | str:
-    if columns.layout == "messages":
-        return _messages(look(columns.messages_column), columns.messages_column)
-    if columns.layout == "prompt_answer":
-        found = _texts(look, {"user": columns.prompt_column, "assistant": columns.answer_column})
-    else:
-        found = _texts(look, {"instruction": "instruction", "assistant": "output"})
-        if not isinstance(found, str):
-            given = look("input")
-            template = ALPACA_WITH_INPUT if given else ALPACA
-            prompt = template.format(instruction=found["instruction"], input=given)
-            found = {"user": prompt, "assistant": found["assistant"]}
-    if isinstance(found, str):
-        return found
-    roles = ("user", "assistant")
-    return {"messages": [{"role": role, "content": found[role]} for role in roles]}
-
-
-def _preference(look: Look, columns: settings.PreferenceColumns) -> Example | str:
-    keys = {"chosen": columns.chosen_column, "rejected": columns.rejected_column}
-    if columns.layout == "answers":
-        found = _texts(look, {"prompt": columns.prompt_column} | keys)
-        if isinstance(found, str):
-            return found
-        return found | {"prompt": [{"role": "user", "content": found["prompt"]}]}
-    turns = {}
-    for name, key in keys.items():
-        found = _messages(look(key), key)
-        if isinstance(found, str):
-            return found
-        *turns[name], last = found["messages"]
-        if last["role"] != "assistant":
-            return f"the conversation under the key {key!r} does not end with the assistant's turn"
-        keys[name] = last["content"]
-    if turns["chosen"] != turns["rejected"]:
-        return "the two conversations differ before their last turn"
-    return {"prompt": turns["chosen"]} | keys
-
-
-def _messages(given: Any, key: str) -> Example | str:
+def _messages(look: Look, key: str) -> list[dict[str, str]]:
+    given = look(key)
     if not isinstance(given, list) or not given:
-        return f"no list of messages under the key {key!r}"
+        raise ValueError(f"no list of messages under the key {key!r}")
     messages = []
     for number, message in enumerate(given, start=1):
-        role, content = (
-            (message.get("role"), message.get("content")) if isinstance(message, dict) else (0, 0)
-        )
+        turn = message if isinstance(message, dict) else {}
+        role, content = turn.get("role"), turn.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            return f"message {number} under {key!r} is not an object with texts `role`, `content`"
-        messages.append({"role": role, "content": content})
-    return {"messages": messages}
+            raise ValueError(
+                f"message {number} under {key!r} is not an object with texts `role`, `content`"
+            )
+        messages.append(_turn(role, content))
+    return messages

@@ -35,13 +35,13 @@ from spark_jobs.read import snapshot
 from spark_jobs.read.files.streams import SourceChanged
 from spark_jobs.read.opened import (
     ChunkRecord,
-    ListedFile,
     OpenedSource,
     SkippedFiles,
     UniqueIds,
     change_ids,
 )
 from spark_jobs.read.settings import RawCorpusSettings, Source
+from spark_jobs.read.source_file import RemoteFile
 from spark_jobs.runtime.parquet import RowLocation
 from spark_jobs.runtime.session import measured, session
 from spark_jobs.runtime.tasks import Work, map_tasks
@@ -56,7 +56,7 @@ class SourceToCopy(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: Source
-    chunks: list[list[ListedFile]] = []
+    chunks: list[list[RemoteFile]] = []
     """Of each chunk the files."""
     records: list[ChunkRecord] = []
     """Of chunks whose files are in the cache."""
@@ -81,7 +81,7 @@ class ReadSpec(BaseModel):
 def bytes_in_buckets(opened: Mapping[str, OpenedSource]) -> int:
     """Of the files that tasks can copy, as they are stored."""
     chunks = [chunk for one in opened.values() for chunk in one.chunks.files or []]
-    return sum(file.bytes for chunk in chunks for file in chunk)
+    return sum(file.size for chunk in chunks for file in chunk)
 
 
 def plan_tasks(
@@ -91,15 +91,13 @@ def plan_tasks(
     output: str,
     cache: str,
 ) -> ReadSpec:
-    """Leave the files of buckets to tasks; read here what only this machine may reach.
+    """Leave the files of buckets to tasks; read here what only this machine may reach, and raise
+    what `snapshot.write_snapshot` raises.
 
     Args:
         folder: of this machine, beside which files pass through.
         output: where tasks write the raw corpus.
         cache: folder that tasks reach.
-
-    Raises:
-        UserError, SourceChanged: as `snapshot.write_snapshot`.
     """
     sources: list[SourceToCopy] = []
     with scratch_folder(str(folder.with_name(f"{folder.name}{SCRATCH_SUFFIX}"))) as scratch:
@@ -127,8 +125,12 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     copied = map_tasks(spark, "copying text", chunks, copy, report)
     if changed := next((record for record in copied if CHANGED in record), None):
         return changed
-    records = _by_source(spec, copied)
+    left = iter(copied)
+    records: snapshot.Records = {}
     for one in spec.sources:
+        # Those of chunks that were read before, or those that tasks have copied.
+        of_tasks = [ChunkRecord.model_validate(next(left)) for _ in one.chunks]
+        records[one.source.name] = one.records + of_tasks
         snapshot.judge_source(one.source, records[one.source.name])
     stats = snapshot.snapshot_stats(records, [one.unread for one in spec.sources])
     names = snapshot.file_names(records)
@@ -142,17 +144,7 @@ def run(spark: SparkSession, spec: ReadSpec, report: Report = print) -> dict[str
     return stats | {"repeated_ids": repeated}
 
 
-def _by_source(spec: ReadSpec, copied: list[dict[str, Any]]) -> snapshot.Records:
-    """The records of the chunks that were read before, and of those that tasks have copied."""
-    left = iter(copied)
-    records: snapshot.Records = {}
-    for one in spec.sources:
-        of_tasks = [ChunkRecord.model_validate(next(left)) for _ in one.chunks]
-        records[one.source.name] = one.records + of_tasks
-    return records
-
-
-def _copy_chunk(item: tuple[Source, list[ListedFile]], cache: str) -> dict[str, Any]:
+def _copy_chunk(item: tuple[Source, list[RemoteFile]], cache: str) -> dict[str, Any]:
     """Bring a chunk's files into the cache, unless they are there."""
     source, listed = item
     try:

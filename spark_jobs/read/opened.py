@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby, islice
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,21 +31,11 @@ from spark_jobs.read.document import (
     find_id_fault,
     to_table,
 )
+from spark_jobs.read.source_file import RemoteFile
 
 _LEAST_BYTES, _MOST_BYTES = 2 * 1024 * 1024, 64 * 1024 * 1024
 
-
-class ListedFile(BaseModel):
-    """A file of a source, as it was when the source was listed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    url: str
-    name: str
-    """Relative to the source's folder."""
-    bytes: int
-    """As stored."""
-    checksum: str
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,21 +46,14 @@ class Chunks:
     """Of each chunk, a hash of all that decides its documents."""
     read: Callable[[list[int]], Iterator[tuple[int, Document | Fault]]]
     """Numbers of chunks, ascending, to their documents, each with its chunk's number."""
-    files: list[list[ListedFile]] | None = None
+    files: list[list[RemoteFile]] | None = None
     """Of each chunk the files, where they lie in a bucket, so that any machine can read them
     (`snapshot.listed_chunk`)."""
 
 
-def group(elements: Iterable[tuple[str, int]]) -> list[range]:
-    """Cut a source's elements, given by name and size in bytes, into chunks of some megabytes."""
-    cutter = Cutter(_LEAST_BYTES, _MOST_BYTES, mean=_LEAST_BYTES)
-    groups, first, count = [], 0, 0
-    for name, size in elements:
-        count += 1
-        if cutter.ends(name, size):
-            groups.append(range(first, count))
-            first = count
-    return groups + ([range(first, count)] if first < count else [])
+def group(elements: Iterable[T], about: Callable[[T], tuple[str, int]]) -> list[list[T]]:
+    """A source's elements in groups of some megabytes, each of which becomes a chunk (`cut`)."""
+    return list(cut(elements, about, _LEAST_BYTES, _MOST_BYTES))
 
 
 def chunk_key(files: Iterable[tuple[str, str]]) -> str:
@@ -77,9 +61,19 @@ def chunk_key(files: Iterable[tuple[str, str]]) -> str:
     return hash_json({"files": list(files)})
 
 
-def listed_key(listed: Iterable[ListedFile]) -> str:
-    """Of a chunk of such files."""
-    return chunk_key((one.name, one.checksum) for one in listed)
+def file_chunks(
+    files: list[list[RemoteFile]], read: Callable[[RemoteFile], Iterator[Document | Fault]]
+) -> Chunks:
+    """Chunks of files in a bucket, given a way to read one of these."""
+
+    def read_chunks(numbers: list[int]) -> Iterator[tuple[int, Document | Fault]]:
+        for number in numbers:
+            for file in files[number]:
+                for one in read(file):
+                    yield number, one
+
+    keys = [chunk_key((file.name, file.listed_state) for file in chunk) for chunk in files]
+    return Chunks(keys, read_chunks, files)
 
 
 def single_chunk(key: str, read: Callable[[], Iterator[Document | Fault]]) -> Chunks:
@@ -87,33 +81,33 @@ def single_chunk(key: str, read: Callable[[], Iterator[Document | Fault]]) -> Ch
     return Chunks([key], lambda numbers: ((0, one) for one in read()) if numbers else iter(()))
 
 
-@dataclass
-class Cutter:
-    """After which elements to cut: where the content says so, not after so many elements.
+def cut(
+    elements: Iterable[T], about: Callable[[T], tuple[str, int]], least: int, most: int
+) -> Iterator[list[T]]:
+    """Parts of a sequence, cut where the content says so, not after so many elements.
 
     A sequence that grew in one place is then cut as before elsewhere, and what was made of those
     parts is found again: content-defined chunking (Muthitacharoen and others, "A Low-bandwidth
     Network File System", 2001), with whole elements in place of bytes.
+
+    Args:
+        about: an element's name and its size in bytes.
+        least: bytes of a part, unless the sequence ends; from there on, an element ends its part
+            about once in so many bytes.
+        most: bytes after which a part ends at the next element, whatever it is.
     """
-
-    least: int
-    """Bytes that a part has at least, unless the sequence ends."""
-    most: int
-    """Bytes after which a part ends at the next element, whatever it is."""
-    mean: int
-    """In between, an element ends its part about once in so many bytes."""
-    pending: int = 0
-    """Bytes since the last cut."""
-
-    def ends(self, name: str, size: int) -> bool:
-        """Whether a part ends with this element, which comes next."""
-        self.pending += size
-        ends = self.pending >= self.most or (
-            self.pending >= self.least and hash64(name) % self.mean < size
-        )
-        if ends:
-            self.pending = 0
-        return ends
+    part: list[T] = []
+    pending = 0
+    for element in elements:
+        name, size = about(element)
+        part.append(element)
+        pending += size
+        # By the name alone, so that what comes before has no say.
+        if pending >= most or (pending >= least and hash64(name) % least < size):
+            yield part
+            part, pending = [], 0
+    if part:
+        yield part
 
 
 def hash64(text: str) -> int:
@@ -130,7 +124,7 @@ Texts = dict[str, str | None]
 class SkippedFiles:
     """Files, folders and links of a source that are passed over."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     """Kind, such as `hidden` or `.png`, to how many."""
     examples: dict[str, list[str]] = field(default_factory=dict)
     """Kind to the first names."""
@@ -139,10 +133,16 @@ class SkippedFiles:
 
     def add(self, kind: str, name: str) -> None:
         """Count one."""
-        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.counts[kind] += 1
         named = self.examples.setdefault(kind, [])
         if len(named) < self.most:
             named.append(shown_in_line(name))
+
+    def merge(self, other: "SkippedFiles") -> None:
+        """Count those of another source, too, and keep all their names."""
+        self.counts += other.counts
+        for kind, names in other.examples.items():
+            self.examples.setdefault(kind, []).extend(names)
 
     def __str__(self) -> str:
         """`12 .png (a.png, b.png, ...), 1 FIFO (pipe)`, the most frequent first."""
@@ -212,23 +212,19 @@ class ChunkRecord(BaseModel):
 
 
 def write_chunks(chunks: Chunks, folder: Path, cache: str | None) -> list[ChunkRecord]:
-    """Write the Parquet files of all chunks into a folder, reading only what is not cached.
-
-    Returns:
-        The records of all chunks, in order.
-    """
+    """Write the Parquet files of all chunks into a folder, reading only what is not cached; gives
+    the records of all chunks, in order."""
     folder.mkdir(parents=True, exist_ok=True)
     fetch = partial(_fetch, folder=folder, cache=cache)
     with ThreadPoolExecutor(_READERS) as readers:
         records = list(readers.map(fetch, chunks.keys))
     missing = [number for number, record in enumerate(records) if record is None]
-    read = {number: _ChunkWriter(folder, chunks.keys[number]) for number in missing}
     for number, documents in groupby(chunks.read(missing), key=lambda one: one[0]):
-        for _, one in documents:
-            read[number].add(one)
-        records[number] = _keep(read.pop(number), cache)
-    for number, without_documents in read.items():
-        records[number] = _keep(without_documents, cache)
+        key = chunks.keys[number]
+        records[number] = _write_chunk((one for _, one in documents), folder, key, cache)
+    for number in missing:
+        # Of a chunk without any document, reading has told nothing.
+        records[number] = records[number] or _write_chunk((), folder, chunks.keys[number], cache)
     return [record for record in records if record is not None]
 
 
@@ -246,76 +242,55 @@ def _fetch(key: str, folder: Path, cache: str | None) -> ChunkRecord | None:
     return record
 
 
-def _keep(writer: "_ChunkWriter", cache: str | None) -> ChunkRecord:
-    """Finish a chunk that was read, and cache it: the record last, since it names the files."""
-    record = writer.close()
+def _write_chunk(
+    documents: Iterable[Document | Fault], folder: Path, key: str, cache: str | None
+) -> ChunkRecord:
+    """Write a chunk's documents, cut into row groups and files by their bytes, and cache it."""
+    record = ChunkRecord()
+    parquet: pq.ParquetWriter | None = None
+    finished = 0
+    usable = _usable(documents, record)
+    for row_group in cut(usable, lambda one: (one.id, _bytes(one)), *PART_BYTES):
+        if parquet is None:
+            name = f"{key}-{len(record.files):05d}"
+            parquet = open_parquet(folder / name)
+            record.files.append(name)
+        parquet.write_table(to_table(row_group))
+        # The record counts the bytes of all row groups up to this one.
+        if record.bytes - finished >= FILE_BYTES:
+            parquet.close()
+            parquet, finished = None, record.bytes
+    if parquet is not None:
+        parquet.close()
     if cache:
         for name in record.files:
-            write_cached(cache, name, (writer.folder / name).read_bytes())
-        write_cached(cache, writer.key, record.model_dump_json().encode())
+            write_cached(cache, name, (folder / name).read_bytes())
+        # Last, since it names the files: a chunk whose record is there is whole.
+        write_cached(cache, key, record.model_dump_json().encode())
     return record
 
 
-class _ChunkWriter:
-    """Cuts a chunk's documents into row groups and files by their bytes."""
-
-    def __init__(self, folder: Path, key: str) -> None:
-        self.folder = folder
-        self.key = key
-        self._record = ChunkRecord()
-        self._cutter = Cutter(*PART_BYTES, mean=PART_BYTES[0])
-        self._pending: list[Document] = []
-        self._pending_bytes = self._file_bytes = 0
-        self._parquet: pq.ParquetWriter | None = None
-
-    def add(self, one: Document | Fault) -> None:
-        checked = one if isinstance(one, Fault) else check_document(one)
-        if isinstance(checked, Fault):
-            self._add_fault(checked)
-        else:
-            self._add_document(checked)
-
-    def close(self) -> ChunkRecord:
-        """Finish the files, and say what is in them."""
-        if self._pending:
-            self._flush()
-        self._close_file()
-        return self._record
-
-    def _add_fault(self, fault: Fault) -> None:
-        self._record.faults[fault.reason] += 1
-        if self._record.faults[fault.reason] <= EXAMPLES:
-            self._record.examples.append(fault.message)
-
-    def _add_document(self, document: Document) -> None:
+def _usable(documents: Iterable[Document | Fault], record: ChunkRecord) -> Iterator[Document]:
+    """The documents that a corpus can hold; these and the faults are counted in the record."""
+    for one in documents:
+        document = one if isinstance(one, Fault) else check_document(one)
+        if isinstance(document, Fault):
+            record.faults[document.reason] += 1
+            if record.faults[document.reason] <= EXAMPLES:
+                record.examples.append(document.message)
+            continue
         document.text = with_whole_characters(document.text)
         if document.example:
             document.example = with_whole_characters(document.example)
-        size = len(document.text.encode("utf-8", "surrogatepass"))
-        self._record.documents += 1
-        self._record.bytes += size
+        record.documents += 1
+        record.bytes += _bytes(document)
         if document.license:
-            self._record.licenses[document.license] += 1
-        self._pending.append(document)
-        self._pending_bytes += size
-        if self._cutter.ends(document.id, size):
-            self._flush()
+            record.licenses[document.license] += 1
+        yield document
 
-    def _flush(self) -> None:
-        if self._parquet is None:
-            name = f"{self.key}-{len(self._record.files):05d}"
-            self._parquet = open_parquet(self.folder / name)
-            self._record.files.append(name)
-        self._parquet.write_table(to_table(self._pending))
-        self._file_bytes += self._pending_bytes
-        self._pending, self._pending_bytes = [], 0
-        if self._file_bytes >= FILE_BYTES:
-            self._close_file()
 
-    def _close_file(self) -> None:
-        if self._parquet is not None:
-            self._parquet.close()
-        self._parquet, self._file_bytes = None, 0
+def _bytes(document: Document) -> int:
+    return len(document.text.encode("utf-8", "surrogatepass"))
 
 
 def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:

@@ -234,7 +234,6 @@ ExampleColumns = Annotated[
 
 TABLE = r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+$"
 COLUMN = r"^[A-Za-z_][A-Za-z0-9_]{0,299}$"
-GIB = 2**30
 SELECT = re.compile(r"^\s*(select|with)\b", re.IGNORECASE)
 
 
@@ -334,12 +333,6 @@ class Files(Settings):
     """Maximum ratio of a file's unpacked size to its stored size. A file that exceeds it and is
     larger than 64 MiB when unpacked counts as unreadable, since it may be a compression bomb."""
 
-    @model_validator(mode="after")
-    def _has_one_form(self) -> Self:
-        if self.examples and self.text_template:
-            raise ValueError(f"{self.name} has `examples` and `text_template`; give only one")
-        return self
-
     @field_validator("encoding")
     @classmethod
     def _extends_ascii(cls, given: str | None) -> str | None:
@@ -364,7 +357,9 @@ class Files(Settings):
         return given
 
     @model_validator(mode="after")
-    def _refuse_pickles(self) -> Self:
+    def _can_be_read(self) -> Self:
+        if self.examples and self.text_template:
+            raise ValueError(f"{self.name} has `examples` and `text_template`; give only one")
         if self.path.endswith((".pkl", ".pickle")):
             raise ValueError(
                 f"{self.path} is a pickle, which can run code and is never read. If you trust it "
@@ -377,7 +372,7 @@ class Files(Settings):
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that are read; every row must have them, or those of a template."""
-        return _columns(self)
+        return _columns(self, self.templates)
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -476,11 +471,6 @@ class BigQuery(Settings):
         # A comment may end the query, and would take the parenthesis with it.
         return f"`{self.table}`" if self.table else f"({self.query}\n)"
 
-    @property
-    def maximum_bytes_billed(self) -> int:
-        """The limit as BigQuery takes it."""
-        return round(self.maximum_gigabytes_billed * GIB)
-
 
 def template_columns(template: str) -> tuple[str, ...]:
     """The columns that a template names, each once; raises ValueError where it is none."""
@@ -490,16 +480,14 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for _, column, *_ in parts if column))
 
 
-def _columns(source: Files | HuggingFaceDataset) -> tuple[str, ...]:
-    templates = source.templates if isinstance(source, Files) else ()
+def _columns(
+    source: Files | HuggingFaceDataset, templates: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     if source.examples:
         named = source.examples.columns
-    elif templates:
-        named = tuple(
-            dict.fromkeys(column for one in templates for column in template_columns(one))
-        )
     else:
-        named = (source.text_column,)
+        of_templates = (column for one in templates for column in template_columns(one))
+        named = tuple(dict.fromkeys(of_templates)) or (source.text_column,)
     return (*named, source.id_column) if source.id_column else named
 
 
@@ -528,11 +516,8 @@ class RawCorpusSettings(Settings):
     @property
     def forms(self) -> dict[str, Form]:
         """Source name to the form of what it holds."""
-        found: dict[str, Form] = {}
-        for source in self.sources:
-            columns = getattr(source, "examples", None)
-            found[source.name] = columns.form if columns else "pretraining"
-        return found
+        examples = {source.name: getattr(source, "examples", None) for source in self.sources}
+        return {name: one.form if one else "pretraining" for name, one in examples.items()}
 
     @property
     def numbered_sources(self) -> list[str]:

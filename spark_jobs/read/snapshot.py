@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,17 @@ from artifacts.store.identity import hash_json
 from artifacts.store.layout import SCRATCH_SUFFIX
 from spark_jobs.read.bigquery import open_bigquery, read_exported
 from spark_jobs.read.docstrings import open_packages
-from spark_jobs.read.document import (
-    DECODED,
-    EMPTY,
-    EXAMPLES,
-    UNREAD,
-    Document,
-    Fault,
-    judge_faults,
-)
+from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, judge_faults
 from spark_jobs.read.facts import open_facts
-from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_listed
+from spark_jobs.read.files.reading import EXTRACTORS, Digests, open_files, read_stored
 from spark_jobs.read.hugging_face import open_dataset
 from spark_jobs.read.opened import (
     ChunkRecord,
     Chunks,
-    ListedFile,
     OpenedSource,
     SkippedFiles,
-    listed_key,
+    file_chunks,
     number_repeated_ids,
-    single_chunk,
     write_chunks,
 )
 from spark_jobs.read.settings import (
@@ -49,6 +40,7 @@ from spark_jobs.read.settings import (
     Source,
     content_of,
 )
+from spark_jobs.read.source_file import RemoteFile
 from spark_jobs.runtime.parquet import find_rows
 
 Records = dict[str, list[ChunkRecord]]
@@ -58,16 +50,9 @@ MOST_EXAMPLES = 50
 
 
 def judge_source(source: Source, records: list[ChunkRecord]) -> None:
-    """Raise UserError where more of a source's documents cannot be used than it allows.
-
-    Where it sets aside what it cannot read, that is any number of them.
-    """
-    if getattr(source, "on_bad_file", "stop") == "quarantine":
-        return
-    share = getattr(source, "maximum_faulty_share", 0.0)
-    faults = _sum("faults", records)
-    sound = sum(record.documents for record in records) + faults[EMPTY]
-    judge_faults(source.name, share, sound, faults, _examples(records))
+    """Raise UserError where more of a source's documents cannot be used than it allows."""
+    documents = sum(record.documents for record in records)
+    judge_faults(source, documents, _sum("faults", records), _examples(records))
 
 
 def file_names(records: Records) -> list[str]:
@@ -76,57 +61,59 @@ def file_names(records: Records) -> list[str]:
 
 
 def snapshot_stats(records: Records, unread: Iterable[SkippedFiles]) -> dict[str, Any]:
-    """The stats of `write_snapshot` but for `repeated_ids`.
+    """The stats of `write_snapshot` but for `repeated_ids`; raises UserError without a document.
 
     Args:
         unread: of each source what lies beside its text.
-
-    Raises:
-        UserError: there is no document.
     """
-    of_all = [record for found in records.values() for record in found]
-    decoded, decoded_examples = _by_kind(DECODED, records)
-    skipped, examples = _by_kind(UNREAD, records)
-    for one in unread:
-        skipped += Counter(one.counts)
-        for kind, names in one.examples.items():
-            examples[kind] = [*names, *examples.get(kind, [])][:EXAMPLES]
+    of_all = [record for of_source in records.values() for record in of_source]
+    decoded, skipped = _counted(DECODED, of_all), SkippedFiles()
+    for one in (*unread, _counted(UNREAD, of_all)):
+        skipped.merge(one)
+    for found in (decoded, skipped):
+        found.examples = {kind: names[:EXAMPLES] for kind, names in found.examples.items()}
     reasons = _sum("faults", of_all).items()
-    stats = {
+    stats: dict[str, Any] = {
         "documents": sum(record.documents for record in of_all),
         "bytes": sum(record.bytes for record in of_all),
         "sources": {
             name: {
-                "documents": sum(record.documents for record in found),
-                "bytes": sum(record.bytes for record in found),
+                "documents": sum(record.documents for record in of_source),
+                "bytes": sum(record.bytes for record in of_source),
             }
-            for name, found in records.items()
-            if any(record.documents for record in found)
+            for name, of_source in records.items()
+            if any(record.documents for record in of_source)
         },
         "licenses": dict(sorted(_sum("licenses", of_all).items())),
         "dropped": {k: n for k, n in reasons if not k.startswith((UNREAD, DECODED))},
-        "faults": [example for found in records.values() for example in _examples(found)],
-        "unread": dict(skipped.most_common()),
-        "unread_examples": examples,
-        "decoded": dict(decoded.most_common()),
-        "decoded_examples": decoded_examples,
+        "faults": [one for of_source in records.values() for one in _examples(of_source)],
+        "unread": dict(skipped.counts.most_common()),
+        "unread_examples": skipped.examples,
+        "decoded": dict(decoded.counts.most_common()),
+        "decoded_examples": decoded.examples,
     }
-    _refuse_nothing(stats)
+    if not stats["documents"]:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in stats["dropped"].items())
+        raise UserError(
+            "The raw corpus is empty: the sources hold no document with text."
+            + (f" Set aside: {counts}. The first:" if counts else "")
+            + "".join(f"\n  {fault}" for fault in stats["faults"][:EXAMPLES])
+            + (f"\nNot read: {skipped}." if skipped.counts else "")
+            + "\nMend what is named, or check `raw_corpus.sources`."
+        )
     return stats
 
 
-def _by_kind(beginning: str, records: Records) -> tuple[Counter[str], dict[str, list[str]]]:
-    """What was counted under reasons that begin so: kind to its number, and to a few names."""
-    counts, examples = Counter[str](), dict[str, list[str]]()
-    for of_source in records.values():
-        named = [one for record in of_source for one in record.examples]
-        for reason, count in _sum("faults", of_source).items():
+def _counted(beginning: str, records: list[ChunkRecord]) -> SkippedFiles:
+    """What was counted under reasons that begin so."""
+    found = SkippedFiles()
+    for record in records:
+        for reason, count in record.faults.items():
             if reason.startswith(beginning):
                 start, kind = f"{reason}: ", reason.removeprefix(beginning)
-                names = [one.removeprefix(start) for one in named if one.startswith(start)]
-                counts[kind] += count
-                examples[kind] = (examples.get(kind, []) + names)[:EXAMPLES]
-    return counts, examples
+                names = [o.removeprefix(start) for o in record.examples if o.startswith(start)]
+                found.merge(SkippedFiles(Counter({kind: count}), {kind: names}))
+    return found
 
 
 def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
@@ -136,20 +123,6 @@ def _sum(field: str, records: list[ChunkRecord]) -> Counter[str]:
 def _examples(records: list[ChunkRecord]) -> list[str]:
     examples = (example for record in records for example in record.examples)
     return [one for one in examples if not one.startswith((UNREAD, DECODED))][:MOST_EXAMPLES]
-
-
-def _refuse_nothing(stats: dict[str, Any]) -> None:
-    if stats["documents"]:
-        return
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in stats["dropped"].items())
-    unread = SkippedFiles(stats["unread"], stats["unread_examples"])
-    raise UserError(
-        "The raw corpus is empty: the sources hold no document with text."
-        + (f" Set aside: {counts}. The first:" if counts else "")
-        + "".join(f"\n  {fault}" for fault in stats["faults"][:EXAMPLES])
-        + (f"\nNot read: {unread}." if stats["unread"] else "")
-        + "\nMend what is named, or check `raw_corpus.sources`."
-    )
 
 
 CODE_VERSION = "17"
@@ -229,28 +202,18 @@ def write_snapshot(
     return stats | {"repeated_ids": number_repeated_ids(files)}
 
 
-def listed_chunk(source: Source, listed: list[ListedFile]) -> Chunks:
+def listed_chunk(source: Source, listed: list[RemoteFile]) -> Chunks:
     """A chunk of files that lie in a bucket (`Chunks.files`), in whichever process reads it."""
-
-    def read() -> Iterator[Document | Fault]:
-        for one in listed:
-            if isinstance(source, BigQuery):
-                yield from read_exported(source, one)
-            else:
-                assert isinstance(source, Files)
-                yield from read_listed(source, one)
-
-    return single_chunk(listed_key(listed), read)
+    if isinstance(source, BigQuery):
+        return file_chunks([listed], partial(read_exported, source))
+    assert isinstance(source, Files)
+    return file_chunks([listed], partial(read_stored, source=source))
 
 
 def copy_source(
     chunks: Chunks, source: Source, folder: Path, cache: str | None
 ) -> list[ChunkRecord]:
-    """Write the Parquet files of chunks of a source into a folder, and cache them.
-
-    Returns:
-        The records of all chunks, in order.
-    """
+    """Write the Parquet files of a source's chunks, as `write_chunks` does."""
     # Under keys of the cache: the chunks' content is not all that decides what is read.
     # The versions of the libraries are looked up once, and not for each chunk: 6 ms each time.
     settings = content_of(source)

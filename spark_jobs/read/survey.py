@@ -13,10 +13,11 @@ from itertools import zip_longest
 
 from spark_jobs.read.document import DECODED, EXAMPLES, UNREAD, Document, Fault
 from spark_jobs.read.files.reading import documents_of
-from spark_jobs.read.files.rows import measure_parquet
-from spark_jobs.read.files.streams import BadFile, Content, SourceChanged, StoredFile
+from spark_jobs.read.files.rows import count_rows
+from spark_jobs.read.files.streams import BadFile, Content, SourceChanged
 from spark_jobs.read.opened import SkippedFiles, check_document, hash64
 from spark_jobs.read.settings import Files
+from spark_jobs.read.source_file import StoredFile
 
 ASCII = bytes(range(128))
 ROWS = ("json", "csv", "parquet", "archive", "mail", "xml")
@@ -62,17 +63,12 @@ class _Kind:
     files: list[StoredFile]
     finished: int = 0
     bytes: float = 0.0
-    begun_bytes: int = 0
-    """Of the files that were begun, as stored."""
-    begun_to_read: int = 0
-    """Of these, those that are read: of a Parquet file those of some columns."""
+    """As stored, that were read; of a Parquet file, as many as its rows that were read have."""
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
-    def size(self) -> float:
-        """Bytes to read; of files that were not begun, the share that it is of the others."""
-        stored = sum(file.size for file in self.files)
-        return stored * self.begun_to_read / self.begun_bytes if self.begun_bytes else stored
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
 
     def whole_over_read(self, name: str) -> float:
         if self.finished == len(self.files) or not self.bytes:
@@ -151,14 +147,10 @@ class _Look:
         new: list[int] = []
         before = found.read, found.short_lengths.copy(), found.languages.copy(), kind.counts.copy()
         try:
-            rows, to_read = 0, file.size
-            if name == "parquet":
-                # Of its bytes some megabytes are read ahead, and those of other columns never.
-                rows, to_read = measure_parquet(content)
-            kind.begun_bytes += file.size
-            kind.begun_to_read += to_read
+            # Of its bytes some megabytes are read ahead, and those of other columns never.
+            rows = count_rows(content) if name == "parquet" else 0
             for one in documents_of(content):
-                kind.bytes += to_read / rows if rows else 0
+                kind.bytes += file.size / rows if rows else 0
                 checked = one if isinstance(one, Fault) else check_document(one)
                 if isinstance(checked, Fault):
                     self._set_aside(checked, found)

@@ -41,12 +41,12 @@ from spark_jobs.read.files.streams import (
     BadFile,
     Content,
     SourceChanged,
-    StoredFile,
     decode,
     wide_encoding_of,
 )
 from spark_jobs.read.opened import hash64
 from spark_jobs.read.settings import FORMATS, TABLES, Files, FormatName, template_columns
+from spark_jobs.read.source_file import StoredFile
 
 BODIES = ("text", "content", "body", "article", "document", "markdown", "description")
 TITLES = ("title", "subject", "summary", "name", "headline", "heading")

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
+from math import prod
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
@@ -17,19 +19,15 @@ from fsspec.utils import glob_translate
 from artifacts.errors import UserError, shown_in_line
 from artifacts.storage import files, transfer
 from spark_jobs.read.document import EXAMPLES
-from spark_jobs.read.files.streams import LocalFile, RemoteFile, StoredFile
-from spark_jobs.read.opened import ListedFile, SkippedFiles
+from spark_jobs.read.opened import SkippedFiles
 from spark_jobs.read.settings import FORMATS, Files, format_of, kind_of
+from spark_jobs.read.source_file import LocalFile, RemoteFile, StoredFile, local_state
 
+STORE = "store of llm-assets"
+"""The kind of the pipeline's own folder among the text."""
 UNREADABLE = "unreadable"
 """With which the kinds begin that this user may not read."""
-_SPECIAL = {
-    stat.S_IFIFO: "FIFO",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
-
+_SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.EINVAL}
 """What the system says of a folder that was removed during the walk, or whose process has ended."""
 
@@ -42,84 +40,76 @@ class Walk:
     unread: SkippedFiles
     root: str
     """The folder, without links."""
-    apart: frozenset[str] = frozenset()
-    """Folders, without links, that are no source text: the store."""
+    store: str | None = None
+    """A folder, without links, that is no source text."""
     depth: int | None = None
     """Levels of subfolders that are entered; all without it."""
 
-    def files(self) -> Iterator[tuple[str, int]]:
-        """Each regular file's path and size, in no order."""
+    def files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Each regular file's path and what the system says of it, in no order."""
         folders = [(self.root, 0)]
         while folders:
             folder, level = folders.pop()
             for entry in self._entries(folder):
-                if self._is_passed_over(entry):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
+                if kind := self._kind_not_read(entry):
+                    self._add(kind, entry)
+                elif entry.is_dir(follow_symlinks=False):
                     if self.depth is None or level < self.depth:
                         folders.append((entry.path, level + 1))
-                elif (size := self._size(entry)) is not None:
-                    yield entry.path, size
+                elif found := self._stat(entry):
+                    yield entry.path, found
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(folder) as entries:
                 return list(entries)
-        except PermissionError as error:
-            self.not_permitted("folder", folder, error)
+        except PermissionError:
+            self.not_permitted("folder", folder)
         except OSError as error:
             if error.errno not in _GONE:
                 raise
         return []
 
-    def not_permitted(self, kind: str, path: str, error: PermissionError) -> None:
+    def not_permitted(self, kind: str, path: str) -> None:
         """Count what may not be read, or raise UserError where the settings say so."""
         if self.source.on_bad_file == "quarantine":
             self.unread.add(f"{UNREADABLE} {kind}", self._name(path))
             return
         raise UserError(
             f"Source {self.source.name!r}: the {kind} {shown_in_line(path)} may not be read "
-            f"({error.strerror}). Give this user (uid {os.geteuid()}) the right to, or set "
+            f"(permission denied). Give this user (uid {os.geteuid()}) the right to, or set "
             "`on_bad_file: quarantine` to leave it out."
-        ) from error
+        )
 
-    def _is_passed_over(self, entry: os.DirEntry[str]) -> bool:
+    def _kind_not_read(self, entry: os.DirEntry[str]) -> str | None:
+        """What a folder or link is counted under that is passed over, and anything hidden."""
         if entry.name.startswith(".") and not self.source.hidden:
-            self._add("hidden", entry)
-        elif entry.is_dir(follow_symlinks=False) and entry.path in self.apart:
-            self._add("store of llm-assets", entry)
-        elif entry.is_symlink():
-            return self._is_link_passed_over(entry)
-        else:
-            return False
-        return True
-
-    def _is_link_passed_over(self, entry: os.DirEntry[str]) -> bool:
+            return "hidden"
+        if entry.is_dir(follow_symlinks=False):
+            return STORE if entry.path == self.store else None
+        if not entry.is_symlink():
+            return None
         try:
             target = os.path.realpath(entry.path)
         except OSError:  # As of a link of a process without a program, in /proc.
-            target = ""
+            return "broken link"
         if not os.path.exists(target):
-            self._add("broken link", entry)
-        elif os.path.isdir(target):
-            self._add("link to a folder", entry)
-        elif not self.source.follow_links and os.path.commonpath([target, self.root]) != self.root:
-            self._add("link out of the folder", entry)
-        else:
-            return False
-        return True
+            return "broken link"
+        if os.path.isdir(target):
+            return "link to a folder"
+        is_outside = os.path.commonpath([target, self.root]) != self.root
+        return "link out of the folder" if is_outside and not self.source.follow_links else None
 
-    def _size(self, entry: os.DirEntry[str]) -> int | None:
-        """The bytes of a regular file; what is none, and has no end to read to, is counted."""
+    def _stat(self, entry: os.DirEntry[str]) -> os.stat_result | None:
+        """Of a regular file; what is none, and has no end to read to, is counted."""
         try:
             found = entry.stat()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        kind = _SPECIAL.get(stat.S_IFMT(found.st_mode))
-        if kind:
-            self._add(kind, entry)
-            return None
-        return found.st_size
+        if stat.S_ISREG(found.st_mode):
+            return found
+        self._add(_SPECIAL.get(stat.S_IFMT(found.st_mode), "device"), entry)
+        return None
 
     def _add(self, kind: str, entry: os.DirEntry[str]) -> None:
         self.unread.add(kind, self._name(entry.path) + ("/" if os.path.isdir(entry.path) else ""))
@@ -239,18 +229,20 @@ def _match_local(
     root = os.path.realpath(folder)
     chosen = re.compile(glob_translate(pattern)) if pattern else None
     depth = pattern.count("/") if pattern and "**" not in pattern else None
-    stores = frozenset({os.path.realpath(apart)}) if apart and "://" not in apart else frozenset()
-    walk = Walk(source, unread, root, stores, depth)
-    for found, size in walk.files():
+    store = None
+    if apart and files.is_local(apart):
+        store = os.path.realpath(files.resolve(apart)[1])
+    walk = Walk(source, unread, root, store, depth)
+    for found, about in walk.files():
         name = found.removeprefix(root).lstrip("/")
         if chosen and not chosen.fullmatch(name):
             continue
         if not os.access(found, os.R_OK, effective_ids=True):
             if not os.path.lexists(found):
                 continue  # It was removed during the walk.
-            walk.not_permitted("file", found, PermissionError(13, "permission denied"))
+            walk.not_permitted("file", found)
             continue
-        if file := _local_file(found, name, size, unread):
+        if file := _local_file(found, name, about, unread):
             yield file
 
 
@@ -264,20 +256,22 @@ def _single(source: Files, path: str) -> Iterator[StoredFile]:
             "no end. Point `path` at a file or folder."
         )
     unread = SkippedFiles()
-    file = _local_file(path, os.path.basename(path), os.path.getsize(path), unread)
+    file = _local_file(path, os.path.basename(path), os.stat(path), unread)
     if file is None:
         raise UserError(_nothing_found(source, path, unread))
     yield file
 
 
-def _local_file(path: str, name: str, size: int, unread: SkippedFiles) -> LocalFile | None:
+def _local_file(
+    path: str, name: str, about: os.stat_result, unread: SkippedFiles
+) -> LocalFile | None:
     # A name that is not UTF-8 is written out, as one that holds control characters.
     name = shown_in_line(os.fsencode(name).decode("utf-8", "backslashreplace"))
     form = format_of(name)
     if form is None:
         unread.add(kind_of(name), name)
         return None
-    return LocalFile(path, name, size, form)
+    return LocalFile(path, name, about.st_size, form, local_state(about))
 
 
 def _match_remote(
@@ -300,17 +294,13 @@ def _match_remote(
         if about.get("type") == "directory" or found.endswith("/"):
             continue
         if store and filesystem.unstrip_protocol(found).startswith(store):
-            unread.add("store of llm-assets", name)
+            unread.add(STORE, name)
         elif not source.hidden and any(part.startswith(".") for part in name.split("/")):
             unread.add("hidden", name)
         elif form := format_of(name):
-            listed = ListedFile(
-                url=filesystem.unstrip_protocol(found),
-                name=name,
-                bytes=about.get("size") or 0,
-                checksum=transfer.stated_checksum(filesystem, found, about),
-            )
-            yield RemoteFile(listed.url, name, listed.bytes, form, listed)
+            url, size = filesystem.unstrip_protocol(found), about.get("size") or 0
+            checksum = transfer.stated_checksum(filesystem, found, about)
+            yield RemoteFile(url, name, size, form, checksum)
         else:
             unread.add(kind_of(name), name)
 
@@ -325,23 +315,16 @@ def _split_glob(path: str) -> tuple[str, str | None]:
 
 
 def expand_braces(path: str) -> list[str]:
-    """All paths that a path with braces means, in order; a range keeps its leading zeros.
-
-    Raises:
-        UserError: a brace is not closed, a range is typed wrong or runs backwards, or there are
-            more than `MOST_PATHS` paths.
-    """
-    found = _BRACES.search(path)
-    if found is None:
-        if "{" in path or "}" in path:
-            raise UserError(f"{path}: a brace without its pair. Write ranges as {{1..128}}.")
-        return [path]
-    paths: list[str] = []
-    for choice in _choices(found.group(1), path):
-        paths += expand_braces(path[: found.start()] + choice + path[found.end() :])
-        if len(paths) > MOST_PATHS:
-            raise UserError(f"{path} means more than {MOST_PATHS:,} files: use a glob instead.")
-    return paths
+    """All paths that a path with braces means, in order; a range keeps its leading zeros. Raises
+    UserError where braces or a range are typed wrong, or there are more than `MOST_PATHS` paths."""
+    parts = _BRACES.split(path)
+    if re.search("[{}]", "".join(parts[::2])):
+        raise UserError(f"{path}: a brace without its pair. Write ranges as {{1..128}}.")
+    # Every other part is what was in braces.
+    choices = [_choices(one, path) if place % 2 else [one] for place, one in enumerate(parts)]
+    if prod(map(len, choices)) > MOST_PATHS:
+        raise UserError(f"{path} means more than {MOST_PATHS:,} files: use a glob instead.")
+    return ["".join(chosen) for chosen in product(*choices)]
 
 
 def _choices(inside: str, path: str) -> list[str]:

@@ -100,7 +100,7 @@ def _messages(content: Content) -> Iterator[bytes | OverlongLine]:
     with content.open() as stream:
         message: list[bytes] = []
         size, before = 0, b"\n"
-        for line in lines_of(stream, content.maximum_bytes):
+        for line in lines_of(stream, b"\n", content.maximum_bytes):
             if isinstance(line, OverlongLine):
                 size += line.length
                 continue

@@ -21,16 +21,9 @@ from spark_jobs.read.document import EMPTY, Document, Fault
 from spark_jobs.read.files import office, rows, streams
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.files.streams import BadFile, Content
-from spark_jobs.read.opened import (
-    Chunks,
-    ListedFile,
-    OpenedSource,
-    Texts,
-    chunk_key,
-    group,
-    hash64,
-)
-from spark_jobs.read.settings import TABLES, Files, FormatName, format_of
+from spark_jobs.read.opened import Chunks, OpenedSource, Texts, chunk_key, group, hash64
+from spark_jobs.read.settings import TABLES, Files, FormatName
+from spark_jobs.read.source_file import RemoteFile, SourceFile, StoredFile, Tick
 
 SETTLED_NANOSECONDS = 2_000_000_000
 """A file that was written so shortly before it was hashed may change again within one step of its
@@ -50,23 +43,19 @@ class Digests:
         """Source to the path of each of its files to its state and digest."""
         if path is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                self._known = {
-                    source: {name: (_hashable(s), digest) for name, (s, digest) in found.items()}
-                    for source, found in json.loads(path.read_bytes()).items()
-                }
+                for source, found in json.loads(path.read_bytes()).items():
+                    # What were tuples are lists in JSON.
+                    self._known[source] = {
+                        name: (tuple(state) if isinstance(state, list) else state, digest)
+                        for name, (state, digest) in found.items()
+                    }
 
-    def look(
-        self,
-        source: str,
-        found: list[streams.StoredFile],
-        states: list[object],
-        tick: streams.Tick,
-    ) -> list[str]:
-        """The digest of each file; only those whose state is another one than before are read."""
+    def look(self, source: str, found: list[StoredFile], tick: Tick) -> dict[str, str]:
+        """Path to digest; only files whose state is another one than before are read."""
         known = self._known.get(source, {})
 
-        def digest(file: streams.StoredFile, state: object) -> tuple[str, bool]:
-            before = known.get(file.path)
+        def digest(file: StoredFile) -> tuple[str, bool]:
+            state, before = file.listed_state, known.get(file.path)
             if before is not None and before[0] == state:
                 return before[1], True
             began = time.time_ns()
@@ -74,20 +63,14 @@ class Digests:
             return file.digest(tick), began - max(times) > SETTLED_NANOSECONDS
 
         with ThreadPoolExecutor(HASH_THREADS) as threads:
-            digests = list(threads.map(digest, found, states))
-        now = {
-            file.path: (state, digest)
-            for file, state, (digest, is_settled) in zip(found, states, digests, strict=True)
-            if is_settled
-        }
+            looked_at = zip(found, threads.map(digest, found), strict=True)
+            digests = {file.path: one for file, one in looked_at}
+        settled = (file for file in found if digests[file.path][1])
+        now = {file.path: (file.listed_state, digests[file.path][0]) for file in settled}
         if self._path is not None and now != known:
             self._known[source] = now
             files.write(self._path, json.dumps(self._known).encode())
-        return [digest for digest, _ in digests]
-
-
-def _hashable(state: Any) -> Any:
-    return tuple(state) if isinstance(state, list) else state
+        return {path: digest for path, (digest, _) in digests.items()}
 
 
 EXTRACTS: dict[FormatName, rows.Extract] = {
@@ -142,39 +125,31 @@ def open_files(
 ) -> OpenedSource:
     """The source's files as they are now, some megabytes of them a chunk, in name order.
 
-    Args:
-        report: told how far hashing and reading are.
-        apart: a folder that is no source text: the store.
-        digests: what is known of the files from a look before.
-
-    Raises:
-        UserError: nothing can be read there; from reading, a file that as a whole cannot be.
-        SourceChanged: from reading, a file changed since it was hashed.
+    Args, and what is raised: as `open_sources`; from reading, as `read_stored`.
     """
     found = find_files(source, apart)
     try:
-        states = [file.state_when_found() for file in found.files]
         tick = _progress(report, source, "comparing with what is known", found.files)
-        hashes = (digests or Digests()).look(source.name, found.files, states, tick)
+        digest_of = (digests or Digests()).look(source.name, found.files, tick)
     except FileNotFoundError as error:
         raise streams.SourceChanged(
             f"{error.filename} was removed while the source was read"
         ) from error
-    groups = group((file.name, file.size) for file in found.files)
-    keys = [chunk_key((found.files[n].name, hashes[n]) for n in numbers) for numbers in groups]
+    groups = group(found.files, lambda file: (file.name, file.size))
+    keys = [chunk_key((file.name, digest_of[file.path]) for file in chunk) for chunk in groups]
 
     def read(numbers: list[int]) -> Iterator[tuple[int, Document | Fault]]:
-        chosen = [found.files[n] for number in numbers for n in groups[number]]
+        chosen = [file for number in numbers for file in groups[number]]
         tick = _progress(report, source, "reading", chosen)
         for number in numbers:
-            for n in groups[number]:
-                for one in _read(Content(found.files[n], source, tick), states[n]):
+            for file in groups[number]:
+                for one in read_stored(file, source, tick):
                     yield number, one
 
-    remote = [file.listed for file in found.files if isinstance(file, streams.RemoteFile)]
-    in_bucket = len(remote) == len(found.files)
-    listed = [remote[numbers.start : numbers.stop] for numbers in groups] if in_bucket else None
-    by_name = {f"{n}/{file.name}": hashes[n] for n, file in enumerate(found.files)}
+    remote = [[one for one in chunk if isinstance(one, RemoteFile)] for chunk in groups]
+    listed = None if files.is_local(source.path) else remote
+    # Files of two folders may have one name, and their order is that of the documents.
+    by_name = {f"{n}/{f.name}": digest_of[f.path] for n, f in enumerate(found.files)}
     chunks = Chunks(keys, read, listed)
 
     def extracted(libraries: Collection[str]) -> Texts:
@@ -195,35 +170,31 @@ def open_files(
         {source.name: hash_json(by_name)},
         lambda: chunks,
         found.unread,
-        sizes={one: file.size for file, one in zip(found.files, hashes, strict=True)},
+        sizes={digest_of[file.path]: file.size for file in found.files},
         libraries=frozenset().union(*(_extractors(file, source) for file in found.files)),
         extracted=extracted,
     )
 
 
-def _extractors(file: streams.SourceFile, source: Files) -> frozenset[str]:
+def _extractors(file: SourceFile, source: Files) -> frozenset[str]:
     """The libraries that decide a file's text."""
     if file.format.name == "archive":
         return frozenset().union(*(EXTRACTORS.get(name, ()) for name in source.formats))
     return EXTRACTORS.get(file.format.name, frozenset())
 
 
-def read_listed(source: Files, listed: ListedFile) -> Iterator[Document | Fault]:
-    """A file of a chunk (`Chunks.files`), in whichever process reads it; raises as `open_files`
-    does from reading."""
-    form = format_of(listed.name)
-    assert form is not None, "files of other formats are not listed"
-    file = streams.RemoteFile(listed.url, listed.name, listed.bytes, form, listed)
-    return _read(Content(file, source, lambda number: None), file.state_when_found())
+def read_stored(
+    file: StoredFile, source: Files, tick: Tick = lambda number: None
+) -> Iterator[Document | Fault]:
+    """A file's documents, in whichever process reads it.
 
-
-def _read(content: Content, state: object) -> Iterator[Document | Fault]:
-    """A file's documents; raises SourceChanged where it is no longer in that state."""
-    file = content.file
-    assert isinstance(file, streams.StoredFile)
-    yield from documents_of(content)
+    Raises:
+        BadFile: as a whole it cannot be read.
+        SourceChanged: it changed since the source was listed.
+    """
+    yield from documents_of(Content(file, source, tick))
     try:
-        changed = file.state() != state
+        changed = file.state() != file.listed_state
     except FileNotFoundError:
         changed = True
     if changed:
@@ -231,8 +202,8 @@ def _read(content: Content, state: object) -> Iterator[Document | Fault]:
 
 
 def _progress(
-    report: Callable[[str], None], source: Files, what: str, files: list[streams.StoredFile]
-) -> streams.Tick:
+    report: Callable[[str], None], source: Files, what: str, files: list[StoredFile]
+) -> Tick:
     total = sum(file.size for file in files)
     progress = CountedProgress(report, f"{source.name}: {what}", round(total / 1e6), "MB")
     done = 0

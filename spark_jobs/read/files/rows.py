@@ -31,7 +31,6 @@ from spark_jobs.read.settings import Files, template_columns
 
 WHOLE_JSON_BYTES = 256 * 1024 * 1024
 """Largest JSON file that is one value; it is read into memory as a whole."""
-TOO_DEEP = "its values lie too deep within one another"
 PROSE_WORDS = 4
 """Words from which on a value is taken for text."""
 BATCH_BYTES = 8 * 1024 * 1024
@@ -48,11 +47,8 @@ def read_json(content: streams.Content) -> Iterator[Document | Fault]:
 
 
 def json_records(content: streams.Content) -> Iterator[JsonRecord | Fault]:
-    """What the rows of JSON lines say, or of a file that is one list or one object.
-
-    Raises:
-        BadFile: on reading, the file is damaged, or is one value that is too large or no JSON.
-    """
+    """What the rows of JSON lines say, or of a file that is one list or one object; reading raises
+    BadFile where the file is damaged, or is one value that is too large or no JSON."""
     if content.file.format.ending == ".json" and not _holds_lines(content):
         yield from _read_whole_json(content)
         return
@@ -70,46 +66,48 @@ def json_records(content: streams.Content) -> Iterator[JsonRecord | Fault]:
 @contextmanager
 def _json_lines(
     content: streams.Content, encodings: set[str], ahead: bool = False
-) -> Iterator[Iterator[bytes | streams.OverlongLine]]:
-    """A file's lines, in UTF-8 where the file is in UTF-16; that is noted among the encodings.
-
-    Args:
-        ahead: as of `Content.open`.
-
-    Raises:
-        BadFile: on reading, its UTF-16 is cut off or damaged.
-    """
+) -> Iterator[Iterator[bytes | str | streams.OverlongLine]]:
+    """A file's lines, as text where the file is in UTF-16; that is noted among the encodings."""
     with content.open(ahead) as stream:
-        if encoding := streams.wide_encoding_of(stream.peek(streams.LOOKED_AT)):
+        encoding = streams.wide_encoding_of(stream.peek(streams.LOOKED_AT))
+        if encoding:
             encodings.add(encoding)
-            stream = streams.recoded(stream, encoding)
-        try:
-            yield streams.lines_of(stream, content.maximum_bytes)
-        except UnicodeDecodeError as error:
-            raise streams.unknown_encoding(content, error) from error
+            # Bytes cannot be cut into lines: one of the two of a letter may look like an end.
+            text = io.TextIOWrapper(stream, encoding, newline="\n")
+            yield streams.lines_of(text, "\n", content.maximum_bytes)
+        else:
+            yield streams.lines_of(stream, b"\n", content.maximum_bytes)
 
 
 def _parse(
-    line: bytes, content: streams.Content, where: str, number: int, encodings: set[str]
+    line: bytes | str, content: streams.Content, where: str, number: int, encodings: set[str]
 ) -> JsonRecord | Fault:
     try:
         record = _load_json(line, content, encodings)
     except UnicodeDecodeError as error:
         return streams.not_utf8(content, where, error)
-    except (ValueError, RecursionError) as error:
-        why = TOO_DEEP if isinstance(error, RecursionError) else error
-        return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({why}).")
+    except ValueError as error:
+        return Fault("not_json", f"{content.file.shown}, {where}: not valid JSON ({error}).")
     return record, where, number
 
 
-def _load_json(found: bytes, content: streams.Content, encodings: set[str]) -> Any:
-    """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings."""
+def _load_json(found: bytes | str, content: streams.Content, encodings: set[str]) -> Any:
+    """What JSON says in whichever encoding; one that is not UTF-8 is noted among the encodings.
+
+    Raises:
+        UnicodeDecodeError: there is no telling the encoding.
+        ValueError: it is no JSON, or too deep.
+    """
     try:
-        return json.loads(found)
-    except UnicodeDecodeError:
-        text, encoding = streams.decode(found, content.source.encoding)
-        encodings.update([encoding] if encoding else [])
-        return json.loads(text)
+        try:
+            return json.loads(found)
+        except UnicodeDecodeError:
+            assert isinstance(found, bytes)
+            text, encoding = streams.decode(found, content.source.encoding)
+            encodings.update([encoding] if encoding else [])
+            return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its values lie too deep within one another") from error
 
 
 def _holds_lines(content: streams.Content) -> bool:
@@ -124,17 +122,14 @@ def _holds_lines(content: streams.Content) -> bool:
         return False
     try:
         record = _load_json(first, content, set())
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return isinstance(record, dict) and (second is not None or _wrapped_rows(record) is None)
 
 
 def _wrapped_rows(value: Any) -> list[Any] | None:
-    """The rows of an object that only wraps them, as exports do: `{"total": 2, "issues": [...]}`.
-
-    Returns:
-        None where there is not exactly one list of objects, or something to read beside it.
-    """
+    """The rows of an object that only wraps them, as exports do: `{"total": 2, "issues": [...]}`;
+    None where there is not exactly one list of objects, or something to read beside it."""
     if not isinstance(value, dict):
         return None
     lists = [
@@ -149,23 +144,19 @@ def _wrapped_rows(value: Any) -> list[Any] | None:
 def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
     with content.open() as stream:
         found = stream.read(WHOLE_JSON_BYTES + 1)
-    if len(found) > WHOLE_JSON_BYTES:
-        raise streams.BadFile(
-            f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
-            "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
-        )
-    # JSON's own reader knows UTF-16 and UTF-32, and tells nobody.
-    encodings = {encoding for encoding in [streams.wide_encoding_of(found)] if encoding}
-    try:
-        records = _load_json(found, content, encodings)
-    except UnicodeDecodeError as error:
-        raise streams.unknown_encoding(content, error) from error
-    except ValueError as error:
-        raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
-    except RecursionError as error:
-        raise streams.BadFile(
-            f"{content.file.shown} is JSON that cannot be read: {TOO_DEEP}."
-        ) from error
+        if len(found) > WHOLE_JSON_BYTES:
+            raise streams.BadFile(
+                f"{content.file.shown} is one JSON value of over {WHOLE_JSON_BYTES / 1e6:,.0f} MB. "
+                "Make it JSON lines, which are read one by one: jq -c '.[]' file.json > file.jsonl"
+            )
+        # JSON's own reader knows UTF-16 and UTF-32, and tells nobody.
+        encodings = {encoding for encoding in [streams.wide_encoding_of(found)] if encoding}
+        try:
+            records = _load_json(found, content, encodings)
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
     yield from (streams.decoded(content, encoding) for encoding in encodings)
     rows = _wrapped_rows(records) or (records if isinstance(records, list) else [records])
     for number, record in enumerate(rows, start=1):
@@ -195,24 +186,20 @@ def read_csv(content: streams.Content) -> Iterator[Document | Fault]:
                 if ended:
                     raise _open_quote(content, f"row {number}")
                 # Where a text's own separator is not quoted, its rest lies beyond the last column.
-                is_cut = any(record.get(None) or ())
-                where = f"row {number}"
-                yield _too_many(content, where) if is_cut else pick(record, content, where, number)
-        except UnicodeDecodeError as error:
-            raise streams.unknown_encoding(content, error) from error
+                if any(record.get(None) or ()):
+                    yield Fault(
+                        "too_many_fields",
+                        f"{content.file.shown}, row {number}: more fields than the table has "
+                        "columns. Put a text that holds the separator in double quotes, or give "
+                        "each column a name.",
+                    )
+                else:
+                    yield pick(record, content, f"row {number}", number)
         except csv.Error as error:
             raise streams.BadFile(
                 f"{content.file.shown} is not a readable table ({error}). Repair the file, or, if "
                 "a field is meant to be so long, raise `maximum_document_megabytes` of the source."
             ) from error
-
-
-def _too_many(content: streams.Content, where: str) -> Fault:
-    return Fault(
-        "too_many_fields",
-        f"{content.file.shown}, {where}: more fields than the table has columns. Put a text that "
-        "holds the separator in double quotes, or give each column a name.",
-    )
 
 
 def _until_the_end(text: TextIO, ended: list[bool]) -> Iterator[str]:
@@ -255,11 +242,9 @@ def _separator(head: str) -> str:
 
 
 def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictReader[str]":
-    """The rows of a table, by what its columns' names are separated with; fields beyond them are
-    under None.
+    """The rows of a table, given by its lines; fields beyond its columns are under None.
 
     Args:
-        text: its lines.
         plain_quotes: whether quotes are characters like others.
     """
     lines = iter(text)
@@ -272,11 +257,8 @@ def table_rows(text: Iterable[str], plain_quotes: bool = False) -> "csv.DictRead
 
 
 def _other_encoding(content: streams.Content) -> str | None:
-    """The encoding of a table that is not UTF-8, by the first place that shows it.
-
-    Raises:
-        BadFile: there is no telling.
-    """
+    """The encoding of a table that is not UTF-8, by the first place that shows it; raises BadFile
+    where there is no telling."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii = True
     with content.open(ahead=True) as stream:
@@ -286,13 +268,10 @@ def _other_encoding(content: streams.Content) -> str | None:
             try:
                 is_ascii = decoder.decode(block).isascii() and is_ascii
             except UnicodeDecodeError as error:
-                try:
-                    # Where letters were UTF-8 before, a byte of this one is damaged.
-                    if is_ascii and not streams.is_damaged_utf_8(error.object):
-                        return content.source.encoding or streams.decode(error.object)[1]
-                except UnicodeDecodeError:
-                    pass
-                raise streams.unknown_encoding(content, error) from error
+                # Where letters were UTF-8 before, a byte of this one is damaged.
+                if not is_ascii or streams.is_damaged_utf_8(error.object):
+                    raise
+                return content.source.encoding or streams.decode(error.object)[1]
     return None
 
 
@@ -305,7 +284,8 @@ def read_parquet(content: streams.Content) -> Iterator[Document | Fault]:
             return
         schema = pq.ParquetFile(stream).schema_arrow
         _need_columns(content, schema.names)
-        columns = _columns_to_read(schema, source)
+        columns = [c for c in source.columns if _has(schema.names, c) or not source.templates]
+        columns += ["input"] if source.examples else []
         # Of a list or an object, Arrow has no column of that name, and each row is named.
         nested = {field.name for field in schema if pa.types.is_nested(field.type)}
         one_text = not (source.examples or source.templates or source.text_column in nested)
@@ -326,49 +306,24 @@ def read_parquet(content: streams.Content) -> Iterator[Document | Fault]:
                     yield pick(record, content, where, number)
 
 
-def measure_parquet(content: streams.Content) -> tuple[int, int]:
-    """A Parquet file's rows, and the bytes, as stored, of the columns that are read of them."""
+def count_rows(content: streams.Content) -> int:
+    """A Parquet file's rows."""
     with content.open(ahead=True) as stream:
-        if not stream.peek(1):
-            return 0, 0
-        parquet = pq.ParquetFile(stream)
-        columns = _columns_to_read(parquet.schema_arrow, content.source)
-        groups = _row_groups(parquet, columns)
-        return parquet.metadata.num_rows, sum(
-            column.total_compressed_size for _, read in groups for column in read
-        )
-
-
-def _columns_to_read(schema: pa.Schema, source: Files) -> list[str]:
-    columns = [one for one in source.columns if _has(schema.names, one) or not source.templates]
-    return [*columns, "input"] if source.examples else columns
-
-
-def _row_groups(
-    parquet: pq.ParquetFile, columns: list[str]
-) -> Iterator[tuple[int, list[pq.ColumnChunkMetaData]]]:
-    """Of each group its rows, and the file's own account of those columns."""
-    outermost = {column.split(".")[0] for column in columns}
-    for number in range(parquet.metadata.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        found = map(group.column, range(group.num_columns))
-        yield (
-            group.num_rows,
-            [one for one in found if one.path_in_schema.split(".")[0] in outermost],
-        )
+        return pq.ParquetFile(stream).metadata.num_rows if stream.peek(1) else 0
 
 
 def _batch_rows(parquet: pq.ParquetFile, columns: list[str]) -> int:
-    """As many rows as have some megabytes."""
-    largest = max(
-        (
-            sum(column.total_uncompressed_size for column in read) // rows
-            for rows, read in _row_groups(parquet, columns)
-            if rows
-        ),
-        default=0,
-    )
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, largest)))
+    """As many rows as have some megabytes in those columns."""
+    outermost = {column.split(".")[0] for column in columns}
+    largest = 1
+    for number in range(parquet.metadata.num_row_groups):
+        row_group = parquet.metadata.row_group(number)
+        stored = map(row_group.column, range(row_group.num_columns))
+        read = (one for one in stored if one.path_in_schema.split(".")[0] in outermost)
+        if row_group.num_rows:
+            size = sum(one.total_uncompressed_size for one in read)
+            largest = max(largest, size // row_group.num_rows)
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // largest))
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
@@ -538,7 +493,10 @@ def one_document(content: streams.Content, extract: Extract) -> Iterator[Documen
         return
     try:
         if form in ZIPPED and zipfile.is_zipfile(io.BytesIO(found)):
-            _check_unpacked(found, content.maximum_unpacked)
+            with zipfile.ZipFile(io.BytesIO(found)) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > content.maximum_unpacked:
+                raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
         text, encoding = extract(found, content.source.encoding) if found.strip() else ("", None)
     except UnicodeDecodeError as error:
         yield streams.not_utf8(content, "the file", error)
@@ -599,14 +557,6 @@ def _pdf_text(found: bytes) -> str:
     if reader.is_encrypted and not reader.decrypt(""):
         raise ValueError("it is encrypted; save it without its password")
     return "\n\n".join(page.extract_text().strip() for page in reader.pages)
-
-
-def _check_unpacked(found: bytes, maximum_unpacked: int) -> None:
-    """Refuse a zipped document that unpacks to more than is allowed; raises ValueError."""
-    with zipfile.ZipFile(io.BytesIO(found)) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    if size > maximum_unpacked:
-        raise ValueError(f"it unpacks to {size / 1e6:,.0f} MB, see `maximum_expansion`")
 
 
 def notebook_text(found: bytes) -> str:

@@ -8,36 +8,26 @@ import bz2
 import codecs
 import errno
 import gzip
-import hashlib
 import io
 import lzma
-import os
 import re
 import stat
 import tarfile
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any, Self, TextIO
+from typing import IO, Any, AnyStr, Self
 
 import pyarrow as pa
 
 from artifacts.errors import UserError, shown_in_line
-from artifacts.storage import files, transfer
 from spark_jobs.read.document import DECODED, UNREAD, Document, Fault
-from spark_jobs.read.opened import ListedFile
 from spark_jobs.read.settings import Files, Format, format_of, kind_of
+from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, counted
 
-Tick = Callable[[int], None]
-"""Told of every so many bytes that were read."""
-
-BLOCK_BYTES = 1024 * 1024
-READ_BYTES = 64 * 1024
-"""Read at once, so that what is told of follows the reading also where little unpacks to much."""
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz"}
 UNREACHABLE = {
     *(errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT),
@@ -69,11 +59,6 @@ class OverlongLine:
     """Its bytes."""
 
 
-def counted(handle: Any, tick: Tick) -> io.BufferedReader:
-    """The open file, each of whose reads is told to `tick`."""
-    return io.BufferedReader(_Watched(handle, tick), READ_BYTES)
-
-
 def unpacked(
     handle: io.BufferedReader, compression: str | None, limit: int, name: str, tick: Tick
 ) -> io.BufferedReader:
@@ -81,16 +66,13 @@ def unpacked(
 
     Args:
         compression: what the name says; where it says none, the first bytes may still.
-        limit: bytes after which the content is taken for a compression bomb.
+        limit: bytes beyond which reading raises BadFile, as of a compression bomb.
         tick: told of 0 bytes whenever some were unpacked.
-
-    Raises:
-        BadFile: on reading, beyond the limit.
-        EOFError: the file is empty, which nothing that was compressed is.
     """
     start = handle.read(6)
     handle.seek(0)
     if compression and not start:
+        # Nothing that was compressed is empty, so an upload was cut.
         raise EOFError("it has 0 bytes")
     compression = compression or next((k for m, k in MAGIC.items() if start.startswith(m)), None)
     if compression is None:
@@ -117,160 +99,20 @@ def unpacked(
     return counted(openers[compression](), count)
 
 
-def recoded(stream: io.BufferedReader, encoding: str) -> io.BufferedReader:
-    """A file over the same text in UTF-8."""
-    return io.BufferedReader(_Recoded(io.TextIOWrapper(stream, encoding, newline="")))
-
-
-def lines_of(stream: IO[bytes], maximum: int) -> Iterator[bytes | OverlongLine]:
+def lines_of(stream: IO[AnyStr], end: AnyStr, maximum: int) -> Iterator[AnyStr | OverlongLine]:
     """The lines of a stream; of one that is longer than `maximum` bytes, only its length."""
     while line := stream.readline(maximum + 1):
         if len(line) <= maximum:
             yield line
             continue
         length = len(line)
-        while not line.endswith(b"\n") and (line := stream.readline(BLOCK_BYTES)):
+        while not line.endswith(end) and (line := stream.readline(BLOCK_BYTES)):
             length += len(line)
         yield OverlongLine(length)
 
 
-class _Watched(io.RawIOBase):
-    """A readable file that tells how much is read of it."""
-
-    def __init__(self, inner: Any, tick: Tick) -> None:
-        self._inner, self._tick = inner, tick
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return bool(self._inner.seekable())
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return int(self._inner.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._inner.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        content = self._inner.read(len(buffer))
-        buffer[: len(content)] = content
-        self._tick(len(content))
-        return len(content)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._inner.close()
-        super().close()
-
-
-class _Recoded(io.RawIOBase):
-    """The text of an open file as bytes in UTF-8."""
-
-    def __init__(self, text: TextIO) -> None:
-        self._text, self._left = text, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._left = self._left or self._text.read(READ_BYTES).encode()
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
-
-
 class SourceChanged(UserError):
     """The source changed between its fingerprint and its reading, which begins again then."""
-
-
-@dataclass(frozen=True)
-class SourceFile(ABC):
-    """A file that can be read, of a known format."""
-
-    path: str
-    name: str
-    """Relative to the source's folder; it enters document ids, so no machine's paths do."""
-    size: int
-    """Bytes, as stored."""
-    format: Format
-
-    @property
-    def shown(self) -> str:
-        """Its path for people."""
-        return shown_in_line(self.path)
-
-    @abstractmethod
-    def open(self, tick: Tick) -> io.BufferedReader:
-        """The stored bytes, seekable; how many are read is told to `tick`."""
-
-
-@contextmanager
-def still_there(file: SourceFile) -> Iterator[None]:
-    """Raise SourceChanged where the file turns out to be removed."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise SourceChanged(f"{file.shown} was removed while it was read") from error
-
-
-@dataclass(frozen=True)
-class StoredFile(SourceFile):
-    """A file that lies by itself, not within an archive."""
-
-    @abstractmethod
-    def state(self) -> object:
-        """Another value whenever the content is another one; cheap to ask."""
-
-    def state_when_found(self) -> object:
-        """Its state when the source was listed, without asking again where the list has it."""
-        return self.state()
-
-    @abstractmethod
-    def digest(self, tick: Tick) -> str:
-        """A hash of the content; in the cloud, the object's own checksum."""
-
-
-@dataclass(frozen=True)
-class LocalFile(StoredFile):
-    """A file on this machine."""
-
-    def open(self, tick: Tick) -> io.BufferedReader:
-        return counted(open(self.path, "rb", buffering=0), tick)
-
-    def state(self) -> object:
-        found = os.stat(self.path)
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-    def digest(self, tick: Tick) -> str:
-        digest = hashlib.sha256()
-        with open(self.path, "rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
-                digest.update(block)
-                tick(len(block))
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class RemoteFile(StoredFile):
-    """An object in the cloud, or a file of any other file system that fsspec knows; its path is a
-    URL."""
-
-    listed: ListedFile
-
-    def open(self, tick: Tick) -> io.BufferedReader:
-        filesystem, path = files.resolve(self.path)
-        return counted(filesystem.open(path, "rb"), tick)
-
-    def state(self) -> object:
-        return transfer.checksum_of(self.path)
-
-    def state_when_found(self) -> object:
-        return self.listed.checksum
-
-    def digest(self, tick: Tick) -> str:
-        tick(self.size)
-        return self.listed.checksum
 
 
 WINDOWS_1252 = "windows-1252"
@@ -325,33 +167,35 @@ class Content:
 
     @contextmanager
     def open(self, ahead: bool = False) -> Iterator[io.BufferedReader]:
-        """The unpacked bytes; raises BadFile where they are damaged, cut off or far too many.
+        """The unpacked bytes; of a look `ahead` at what is read again, `tick` is told time alone.
 
-        Args:
-            ahead: a look at what is read again, so that `tick` is told of time alone.
+        Raises:
+            BadFile: they are damaged, cut off, far too many, or decoded within the context and in
+                no encoding that can be told.
+            SourceChanged: the file is gone.
+            UserError: its disk or network drive does not answer.
         """
         tick = (lambda _: self.tick(0)) if ahead else self.tick
-        form = self.file.format
+        form, shown = self.file.format, self.file.shown
         compression = form.compression
         try:
-            with still_there(self.file), self.file.open(tick) as handle:
-                limit, name = self.maximum_unpacked, self.file.shown
-                yield unpacked(handle, compression, limit, name, tick)
+            with self.file.open(tick) as handle:
+                yield unpacked(handle, compression, self.maximum_unpacked, shown, tick)
+        except FileNotFoundError as error:
+            raise SourceChanged(f"{shown} was removed while it was read") from error
+        except UnicodeDecodeError as error:
+            raise BadFile(not_utf8(self, "the file", error).message) from error
         except DAMAGES as error:
-            need_drive(self.file.shown, error)
+            # Not damaged, but out of reach with all beside it.
+            if isinstance(error, OSError) and error.errno in UNREACHABLE:
+                raise UserError(
+                    f"{shown} cannot be read: its disk or network drive does not answer "
+                    f"({error.strerror}). Reconnect it; the same command resumes."
+                ) from error
             raise BadFile(
-                f"{self.file.shown} is damaged: its {compression or form.name} cannot be read "
-                f"({error}). Fetch the file again, or take it out of the source."
+                f"{shown} is damaged: its {compression or form.name} cannot be read ({error}). "
+                "Fetch the file again, or take it out of the source."
             ) from error
-
-
-def need_drive(shown: str, error: BaseException) -> None:
-    """Raise UserError where a file is not damaged, but out of reach with all beside it."""
-    if isinstance(error, OSError) and error.errno in UNREACHABLE:
-        raise UserError(
-            f"{shown} cannot be read: its disk or network drive does not answer "
-            f"({error.strerror}). Reconnect it; the same command resumes."
-        ) from error
 
 
 def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
@@ -359,10 +203,8 @@ def decode(found: bytes, declared: str | None = None) -> tuple[str, str | None]:
 
     UTF-16 is known by its mark or its zeros. Other bytes are in the encoding that the source
     declares. Where it declares none, they are taken for Windows-1252 if they read as Western
-    European text; of the rest there is no telling, so that nothing wrong is learnt.
-
-    Raises:
-        UnicodeDecodeError: it is in no encoding that can be told.
+    European text; of the rest there is no telling, so that nothing wrong is learnt, and
+    UnicodeDecodeError is raised.
     """
     if encoding := wide_encoding_of(found):
         return found.decode(encoding), encoding
@@ -429,23 +271,14 @@ def not_utf8(content: Content, where: str, error: UnicodeDecodeError) -> Fault:
             "Fetch the file again, or take it out of the source.",
         )
     declared = content.source.encoding
-    # Any bytes at all are text in Latin-1, which would be learned.
-    advice = (
-        "It looks like UTF-16. Convert it: iconv -f UTF-16 -t UTF-8"
-        if error.object.startswith(UTF_16)
-        else "Set `encoding` of the source to the one that such text is in, such as GB18030, "
-        "SHIFT_JIS or WINDOWS-1251, or convert it: iconv -f ENCODING -t UTF-8"
-    )
+    # Latin-1 is not named: any bytes at all are text in it, which would be learned.
     return Fault(
         "not_utf8",
         f"{content.file.shown}: {where} is not UTF-8{f', nor {declared}' if declared else ''} "
-        f"(byte 0x{error.object[error.start]:02x} at position {error.start}). {advice}",
+        f"(byte 0x{error.object[error.start]:02x} at position {error.start}). Set `encoding` of "
+        "the source to the one that such text is in, such as GB18030, SHIFT_JIS or WINDOWS-1251, "
+        "or convert it: iconv -f ENCODING -t UTF-8",
     )
-
-
-def unknown_encoding(content: Content, error: UnicodeDecodeError) -> BadFile:
-    """The same of a file that is given up as a whole."""
-    return BadFile(not_utf8(content, "the file", error).message)
 
 
 def too_large(content: Content, where: str, size: int) -> Fault:
@@ -506,12 +339,9 @@ def _zip(content: Content) -> Iterator[Member | Fault]:
             if entry.flag_bits & 1:
                 raise BadFile(f"{content.file.shown} is encrypted. Unpack it, or take it out.")
             is_link = stat.S_ISLNK(entry.external_attr >> 16)
-            kind = "link in an archive" if is_link else _kind_not_read(content, entry.filename)
-            if kind:
-                yield _not_read(content, entry.filename, kind)
-            else:
-                opener = partial(archive.open, entry)
-                yield _member(content, entry.filename, entry.file_size, opener)
+            form = "link in an archive" if is_link else _format_of(entry.filename, content)
+            opener = partial(archive.open, entry)
+            yield _member(content, entry.filename, entry.file_size, form, opener)
 
 
 def _tar(content: Content) -> Iterator[Member | Fault]:
@@ -523,21 +353,16 @@ def _tar(content: Content) -> Iterator[Member | Fault]:
         for entry in archive:
             if entry.isdir():
                 continue
+            form: Format | str = _format_of(entry.name, content)
             if not entry.isfile():
                 is_link = entry.issym() or entry.islnk()
-                kind: str | None = f"{'link' if is_link else 'special file'} in an archive"
+                form = f"{'link' if is_link else 'special file'} in an archive"
             elif entry.size > TAR_MEMBER_BYTES:
-                kind = "too large file in an archive"
-            else:
-                kind = _kind_not_read(content, entry.name)
-            if kind:
-                yield _not_read(content, entry.name, kind)
-            else:
-                file = archive.extractfile(entry)
-                assert file is not None, "a regular file has content"
-                # In memory: readers go back and forth, which the archive's stream does not.
-                opener = partial(io.BytesIO, file.read())
-                yield _member(content, entry.name, entry.size, opener)
+                form = "too large file in an archive"
+            # In memory: readers go back and forth, which the archive's stream does not.
+            found = archive.extractfile(entry) if isinstance(form, Format) else None
+            opener = partial(io.BytesIO, found.read() if found else b"")
+            yield _member(content, entry.name, entry.size, form, opener)
         assert archive.fileobj is not None
         while rest := archive.fileobj.read(BLOCK_BYTES):
             # Anything else at the end is no text that is lost.
@@ -562,8 +387,8 @@ class _TarHeader(tarfile.TarInfo):
             raise tarfile.ReadError(said) from error
 
 
-def _kind_not_read(content: Content, path: str) -> str | None:
-    """What a member is counted under that is not read."""
+def _format_of(path: str, content: Content) -> Format | str:
+    """A member's format; of one that is not read, what it is counted under."""
     form = format_of(path)
     hidden = any(part.startswith(".") and part != "." for part in path.split("/"))
     if hidden and not content.source.hidden:
@@ -572,18 +397,13 @@ def _kind_not_read(content: Content, path: str) -> str | None:
         return kind_of(path)
     if form.name == "archive":
         return "archive in an archive"
-    return None if form.name in content.source.formats else f"{form.name} files"
+    return form if form.name in content.source.formats else f"{form.name} files"
 
 
-def _not_read(content: Content, path: str, kind: str) -> Fault:
-    return Fault(f"{UNREAD}{kind}", f"{UNREAD}{kind}: {_name(content, path)}")
-
-
-def _member(content: Content, path: str, size: int, opener: Callable[[], Any]) -> Member:
-    form = format_of(path)
-    assert form is not None, "members of other formats are not read"
-    return Member(f"{content.file.path}/{path}", _name(content, path), size, form, opener)
-
-
-def _name(content: Content, path: str) -> str:
-    return f"{content.file.name}/{shown_in_line(path.removeprefix('./').lstrip('/'))}"
+def _member(
+    content: Content, path: str, size: int, form: Format | str, opener: Callable[[], Any]
+) -> Member | Fault:
+    name = f"{content.file.name}/{shown_in_line(path.removeprefix('./').lstrip('/'))}"
+    if isinstance(form, str):
+        return Fault(f"{UNREAD}{form}", f"{UNREAD}{form}: {name}")
+    return Member(f"{content.file.path}/{path}", name, size, form, opener)
