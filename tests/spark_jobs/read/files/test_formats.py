@@ -94,6 +94,15 @@ def test_merged_cells_of_a_word_file_come_once_and_tables_within_cells_come_too(
     assert texts_of(folder) == {"a.docx": "Checks\npump | 40 °C | lamp | red\n | 50 °C | daily"}
 
 
+def write_docx(path: Path, blocks: str) -> None:
+    """A Word file whose body has these blocks."""
+    document = docx.Document()
+    body = parse_xml(f"<w:body {nsdecls('w', 'm')}>{blocks}</w:body>")
+    for number, block in enumerate(list(body)):
+        document.element.body.insert(number, block)
+    document.save(str(path))
+
+
 def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
     folder: Path,
 ) -> None:
@@ -104,11 +113,7 @@ def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
     prompt = control.format("<w:showingPlcHdr/>", f"<w:p>{run.format('Enter text.')}</w:p>")
     filled = control.format("", f"<w:ins>{run.format('weekly')}</w:ins>")
     paragraph = f"<w:p>{run.format('It opens ')}{deleted}{filled}</w:p>"
-    document = docx.Document()
-    body = parse_xml(f"<w:body {nsdecls('w')}>{whole}{prompt}{paragraph}</w:body>")
-    for number, block in enumerate(list(body)):
-        document.element.body.insert(number, block)
-    document.save(str(folder / "a.docx"))
+    write_docx(folder / "a.docx", whole + prompt + paragraph)
 
     assert texts_of(folder) == {"a.docx": "Checked by Ann.\n\nIt opens weekly"}
 
@@ -119,15 +124,11 @@ def test_a_word_file_gives_formulas_and_words_whose_reading_is_shown(folder: Pat
         f"<w:{n}>{run.format(t)}</w:{n}>" for n, t in (("rt", "とう"), ("rubyBase", "東"))
     )
     formula = "<m:oMath><m:r><m:t>E=</m:t></m:r><m:r><m:t>mc</m:t></m:r></m:oMath>"
-    document = docx.Document()
-    body = parse_xml(
-        f"<w:body {nsdecls('w', 'm')}><w:p>{run.format('In ')}<w:r><w:ruby>{reading}{word}</w:ruby>"
-        f"</w:r>{run.format(' is ')}{formula}.</w:p><w:p><m:oMathPara>{formula}</m:oMathPara></w:p>"
-        "</w:body>"
+    write_docx(
+        folder / "a.docx",
+        f"<w:p>{run.format('In ')}<w:r><w:ruby>{reading}{word}</w:ruby></w:r>"
+        f"{run.format(' is ')}{formula}.</w:p><w:p><m:oMathPara>{formula}</m:oMathPara></w:p>",
     )
-    for number, block in enumerate(list(body)):
-        document.element.body.insert(number, block)
-    document.save(str(folder / "a.docx"))
 
     assert texts_of(folder) == {"a.docx": "In 東 is E=mc\n\nE=mc"}
 
@@ -329,7 +330,6 @@ def test_bad_files_among_many_are_set_aside_where_the_settings_say_so(folder: Pa
 
 
 def test_nothing_of_a_file_is_kept_that_is_damaged_further_on(folder: Path) -> None:
-
     (folder / "a.md").write_text("Sound.")
     lines = [json.dumps({"text": f"{number} " * 40_000}) for number in range(200)]
     packed = gzip.compress("\n".join(lines).encode())

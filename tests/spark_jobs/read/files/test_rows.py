@@ -63,25 +63,6 @@ def test_parquet_text_that_is_not_utf8_is_set_aside_with_its_row(tmp_path: Path)
     assert "a.parquet: row 121 is not UTF-8" in stats["faults"][0]
 
 
-def test_rows_of_different_keys_are_set_aside_and_the_first_is_named(tmp_path: Path) -> None:
-    lines: list[object] = [{"text": f"sound {number}"} for number in range(300)]
-    lines[10], lines[20] = {"body": "no text key"}, ["a", "list"]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
-
-    rows, stats = snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
-
-    assert len(rows) == 298 and stats["dropped"] == {"no_text": 2}
-    assert "a.jsonl, line 11: no text under the key 'text' (found: body)" in stats["faults"][0]
-
-
-def test_a_hundred_thousand_empty_documents_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * 100_000 + '{"text": "full"}\n')
-
-    rows, stats = snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
-
-    assert len(rows) == 1 and stats["dropped"] == {"empty": 100_000}
-
-
 def test_nul_bytes_reach_the_snapshot_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"before\x00after")
 
