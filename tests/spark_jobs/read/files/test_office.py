@@ -79,19 +79,6 @@ def test_a_message_that_cannot_be_read_is_set_aside_alone(folder: Path) -> None:
     assert len(rows) + stats["dropped"].get("bad_message", 0) == 2
 
 
-def test_subtitles_are_what_is_said(folder: Path) -> None:
-    (folder / "a.srt").write_text(
-        "1\n00:00:01,000 --> 00:00:02,000\n<i>The valve</i>\nopens.\n\n"
-        "2\n00:00:02,000 --> 00:00:03,000\nopens.\nIt closes.\n"
-    )
-    (folder / "b.vtt").write_text("WEBVTT\n\n00:01.000 --> 00:02.000\nThe pump stops.\n")
-
-    assert texts_of(folder) == {
-        "a.srt": "The valve\nopens.\nIt closes.",
-        "b.vtt": "The pump stops.",
-    }
-
-
 def test_xml_is_its_text_and_fetches_nothing(folder: Path) -> None:
     secret = folder.parent / "secret"
     secret.write_text("secret")
@@ -289,15 +276,30 @@ def test_a_workbook_that_states_a_wrong_size_is_read_whole(folder: Path) -> None
     assert found["stated.xlsx"].endswith("part 49 | 49")
 
 
-def test_an_open_document_gives_neither_what_was_deleted_nor_comments(folder: Path) -> None:
-    content = (
-        '<d xmlns:text="urn:t" xmlns:office="urn:o"><text:tracked-changes><text:deletion><text:p>'
-        "The warranty is two years.</text:p></text:deletion></text:tracked-changes><text:p>Price"
-        "<office:annotation><text:p>Ask legal!</text:p></office:annotation> 5 EUR.</text:p></d>"
-    )
-    write_zip(folder / "a.odt", {"content.xml": content})
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            "<text:tracked-changes><text:deletion><text:p>The warranty is two years.</text:p>"
+            "</text:deletion></text:tracked-changes><text:p>Price<office:annotation><text:p>Ask "
+            "legal!</text:p></office:annotation> 5 EUR.</text:p>",
+            "Price 5 EUR.",
+        ),
+        (
+            "<text:p>It costs 100<text:note><text:note-citation>1</text:note-citation>"
+            "<text:note-body><text:p>Without taxes.</text:p></text:note-body></text:note> EUR in "
+            "<text:ruby><text:ruby-base>東京</text:ruby-base><text:ruby-text>とうきょう"
+            "</text:ruby-text></text:ruby>.</text:p>",
+            "It costs 100 EUR in 東京.\n\nWithout taxes.",
+        ),
+    ],
+    ids=["deletions and comments", "numbers of notes and readings"],
+)
+def test_an_open_document_gives_its_text_alone(folder: Path, content: str, text: str) -> None:
+    whole = f'<d xmlns:text="urn:t" xmlns:office="urn:o">{content}</d>'
+    write_zip(folder / "a.odt", {"content.xml": whole})
 
-    assert texts_of(folder) == {"a.odt": "Price 5 EUR."}
+    assert texts_of(folder) == {"a.odt": text}
 
 
 def part_of(kind: str, *parts: Message | str) -> MIMEMultipart:
@@ -427,27 +429,6 @@ NOTED
 """
 
 
-def test_all_lines_of_subtitles_that_are_said_are_kept(folder: Path) -> None:
-    (folder / "a.srt").write_text(SUBTITLES)
-    (folder / "b.vtt").write_text(WEB_SUBTITLES)
-
-    assert texts_of(folder) == {
-        "a.srt": "1984\nNOTE FOR ALL: STOP.\nx --> y &amp; z\nIt goes on.",
-        "b.vtt": "NOTE FOR ALL: STOP.\nR&D <now>",
-    }
-
-
-def test_an_open_document_gives_notes_without_their_numbers_and_no_readings(folder: Path) -> None:
-    content = (
-        '<d xmlns:t="urn:t"><t:p>It costs 100<t:note><t:note-citation>1</t:note-citation>'
-        "<t:note-body><t:p>Without taxes.</t:p></t:note-body></t:note> EUR in <t:ruby>"
-        "<t:ruby-base>東京</t:ruby-base><t:ruby-text>とうきょう</t:ruby-text></t:ruby>.</t:p></d>"
-    )
-    write_zip(folder / "a.odt", {"content.xml": content})
-
-    assert texts_of(folder) == {"a.odt": "It costs 100 EUR in 東京.\n\nWithout taxes."}
-
-
 def test_a_page_of_a_book_keeps_the_indentation_of_code(folder: Path) -> None:
     code = "<pre>if leaks:\n    <b>stop</b>(\n\tpump)</pre><p> It   stops.</p>"
     (folder / "a.eml").write_bytes(bytes(message("Web", "", code)))
@@ -462,6 +443,10 @@ def test_a_page_of_a_book_keeps_the_indentation_of_code(folder: Path) -> None:
         (
             rb"\ansi It costs 100{\super\chftn{\*\footnote\pard\chftn In {\b euros}.}} now.\par ",
             "It costs 100 now.\n\nIn euros.",
+        ),
+        (
+            rb" A{\deleted gone{\footnote secret}} C:\\{\deleted gone} D{\footnote note} E",
+            "A C:\\ D E\n note",
         ),
         (rb"\mac Gr\'9a\'a7e", "Größe"),
         (rb"\mac\ansicpg10000 Gr\'9a\'a7e", "Größe"),
@@ -504,28 +489,31 @@ def test_a_message_is_read_though_its_subject_or_a_byte_is_not(
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("name", "written", "said"),
     [
-        ("1\n\n00:00:01,000 --> 00:00:02,000\nHello\n\n2\n", "Hello"),
+        ("a.srt", SUBTITLES, "1984\nNOTE FOR ALL: STOP.\nx --> y &amp; z\nIt goes on."),
+        ("a.vtt", WEB_SUBTITLES, "NOTE FOR ALL: STOP.\nR&D <now>"),
         (
+            "a.srt",
+            "1\n00:00:01,000 --> 00:00:02,000\n<i>The valve</i>\nopens.\n\n"
+            "2\n00:00:02,000 --> 00:00:03,000\nopens.\nIt closes.\n",
+            "The valve\nopens.\nIt closes.",
+        ),
+        ("a.srt", "1\n\n00:00:01,000 --> 00:00:02,000\nHello\n\n2\n", "Hello"),
+        (
+            "a.srt",
             "1\n00:00:01,000 --> 00:00:02,000\nOne\n\ntwo\n2\n00:00:03,000 --> 00:00:04,000\nx",
             "One\ntwo\nx",
         ),
-        ("1\n-00:00:01,000 --> 00:00:02,000\nHello\n", "Hello"),
+        ("a.srt", "1\n-00:00:01,000 --> 00:00:02,000\nHello\n", "Hello"),
         (
+            "a.srt",
             "1\n00:00:01,000 --> 00:00:02,000\nIn\n\n2024\n\n2\n00:00:03,000 --> 00:00:04,000\nx",
             "In\n2024\nx",
         ),
     ],
 )
-def test_subtitles_with_blank_lines_or_shifted_times_are_what_is_said(
-    folder: Path, written: str, said: str
-) -> None:
-    (folder / "a.srt").write_text(written)
-    assert texts_of(folder)["a.srt"] == said
+def test_subtitles_are_all_that_is_said(folder: Path, name: str, written: str, said: str) -> None:
+    (folder / name).write_text(written)
 
-
-def test_what_was_deleted_from_a_rich_text_goes_with_its_notes(folder: Path) -> None:
-    deleted = rb"{\deleted gone{\footnote secret}} C:\\{\deleted gone}"
-    (folder / "a.rtf").write_bytes(rb"{\rtf1 A" + deleted + rb" D{\footnote note} E}")
-    assert texts_of(folder)["a.rtf"].split() == ["A", "C:\\", "D", "E", "note"]
+    assert texts_of(folder)[name] == said
