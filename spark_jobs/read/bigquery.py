@@ -199,7 +199,7 @@ def _run(source: BigQuery, statement: str) -> list[Any]:
         try:
             return list(job.result(timeout=JOB_SECONDS))
         except GoogleAPICallError:
-            raise
+            raise  # The job has ended by itself.
         except BaseException:
             # Ctrl-C among them: nobody waits for the job any more, and it costs.
             job.cancel()

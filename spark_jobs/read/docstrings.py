@@ -95,6 +95,7 @@ def open_packages(source: PackageDocs, report: Callable[[str], None]) -> OpenedS
     """The packages in the order given, modules in name order; small packages share a chunk. Raises
     as `find_package`, and from reading SourceChanged where a file changed since it was hashed."""
     packages = [find_package(name) for name in source.packages]
+    # Before hashing, so that reading notices what changes meanwhile.
     states = {package.name: _state(package) for package in packages}
     hashes = {package.name: fingerprint_package(package) for package in packages}
     chunks = group(packages, lambda one: (one.name, sum(size for _, size, _ in states[one.name])))

@@ -60,6 +60,7 @@ def open_dataset(source: HuggingFaceDataset, report: Callable[[str], None]) -> O
             with tempfile.TemporaryDirectory() as folder:
                 entries = remote_entries(source.dataset)
                 download_folder(source.dataset, entries, Path(folder), report)
+                # Before reading: the copy cannot change any more, as a folder may.
                 _need_unchanged(source, fingerprint)
                 yield from _read(source, report, folder)
         elif Path(source.dataset).is_dir():

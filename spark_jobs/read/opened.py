@@ -290,7 +290,9 @@ def _usable(documents: Iterable[Document | Fault], record: ChunkRecord) -> Itera
 
 
 def _bytes(document: Document) -> int:
-    return len(document.text.encode("utf-8", "surrogatepass"))
+    text = document.text
+    # Of most texts Python knows this without reading them.
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def open_parquet(target: Path | pa.NativeFile) -> pq.ParquetWriter:
@@ -365,4 +367,5 @@ class UniqueIds:
         key = hash64(identifier)
         count = self._seen.get(key, 0) + 1
         self._seen[key] = count
+        # The id with its number may be another document's own.
         return identifier if count == 1 else self._make_unique(f"{identifier}#{count}")

@@ -192,6 +192,7 @@ def write_snapshot(
     """
     opened = opened or open_sources(settings, report)
     records: Records = {}
+    # Beside the output, so that the files are linked and not copied.
     with scratch_folder(str(folder.with_name(f"{folder.name}{SCRATCH_SUFFIX}"))) as scratch:
         for source in settings.sources:
             chunks = opened[source.name].chunks

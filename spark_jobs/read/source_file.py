@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from artifacts.errors import shown_in_line
@@ -31,9 +32,9 @@ class SourceFile(ABC):
     """Bytes, as stored."""
     format: Format
 
-    @property
+    @cached_property
     def shown(self) -> str:
-        """Its path for people."""
+        """Its path for people; each of its documents asks for it."""
         return shown_in_line(self.path)
 
     @abstractmethod

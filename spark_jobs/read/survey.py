@@ -102,9 +102,11 @@ def survey(
     found = TextSurvey(unread=SkippedFiles(most=messages))
     look = _Look(source, least_characters, messages, set() if seen is None else seen, deadline)
     kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
+    # By a hash, since files whose names are alike often hold text that is alike.
     for file in sorted(files, key=lambda one: hash64(one.name)):
         kinds[file.format.name].files.append(file)
     with suppress(_TimeIsUpError):
+        # One of each format after the other: whenever the time is up, something is known of each.
         for row in zip_longest(*(kind.files for kind in kinds.values())):
             for file in filter(None, row):
                 look.read(file, kinds[file.format.name], found)
