@@ -122,10 +122,7 @@ class ImportResult:
 
 
 def import_file(path: Path, revision: str | None) -> ImportResult:
-    """Convert a JSON file.
-
-    Args:
-        revision: the commit of the model on the Hugging Face Hub; not needed for a folder.
+    """Convert a JSON file; a model of the Hugging Face Hub is pinned to a revision.
 
     Raises:
         UserError: the file is no JSON object, or a key is unknown, missing, there twice, or has a
@@ -154,7 +151,7 @@ def import_file(path: Path, revision: str | None) -> ImportResult:
             "placement": {"device_batch_size": training.batch_size} | _deepspeed(training, path),
         },
     }
-    cloud = {
+    cloud: dict[str, Any] = {
         "region": cluster.region,
         "training": {
             **cluster.for_cloud(),
@@ -179,12 +176,7 @@ def write_imported(imported: ImportResult, target: Path) -> None:
 
 
 def _read(path: Path) -> ImportedSettings:
-    try:
-        content = json.loads(path.read_text(), object_pairs_hook=partial(_once, path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must contain a JSON object, not a {type(content).__name__}.")
+    content = _load(path)
     if content.keys() >= MEGATRON:
         raise UserError(
             f"{path} configures GPT pretraining with Megatron, not summarization. Start "
@@ -201,6 +193,16 @@ def _read(path: Path) -> ImportedSettings:
                 raise UserError(f"{path}: {key} is also set in {section}. Remove one of them.")
             of_section[name] = content[key]
     return check_settings(nested, ImportedSettings, str(path), strict=True)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(), object_pairs_hook=partial(_once, path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must contain a JSON object, not a {type(content).__name__}.")
+    return content
 
 
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -239,15 +241,11 @@ def _has_subset(settings: ImportedSettings) -> bool:
 def _deepspeed(training: TrainConfig, path: Path) -> dict[str, Any]:
     """What a configuration of DeepSpeed divides; all else in it are settings of their own here."""
     configuration = training.deepspeed
-    if isinstance(configuration, str):
-        file = path.parent / configuration
-        try:
-            configuration = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: deepspeed: {file} cannot be read as JSON: {error}") from error
     if configuration is None:
         return {}
-    zero = configuration.get("zero_optimization") if isinstance(configuration, dict) else None
+    if isinstance(configuration, str):
+        configuration = _load(path.parent / configuration)
+    zero = configuration.get("zero_optimization")
     if not isinstance(zero, dict) or not zero.get("stage"):
         raise UserError(f"{path}: deepspeed has no zero_optimization.stage of 1, 2 or 3.")
     return {"deepspeed": {"configuration": {"zero_optimization": zero}}}
