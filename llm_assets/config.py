@@ -271,44 +271,32 @@ class PipelineSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _questions_fit_the_recipe(self) -> Self:
-        if self.checkpoint.answers_questions:
-            return self
+    def _gate_asks_what_is_measured(self) -> Self:
+        """Of a figure that no model has, nothing could be promoted."""
         gate = self.model_version.gate
+        tasks = tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
+        by_exam = ["model_version.gate.metric"] if gate.metric == "exam" else []
+        by_task = []
+        for name in gate.floors:
+            if name.startswith((EXAM_FIGURES, *tasks)):
+                # A task may be called like the exam.
+                asked = by_task if name.startswith(tasks) else by_exam
+                asked.append(f"model_version.gate.floors.{name}")
         # An exam alone is not taken then, and hinders nothing.
-        asked = ["model_version.gate.metric"] if gate.metric == "exam" else []
-        floors = [name for name in gate.floors if name.startswith((EXAM_FIGURES, *self._tasks))]
-        asked += [f"model_version.gate.floors.{name}" for name in floors]
-        if asked:
+        if not self.checkpoint.answers_questions and (by_exam or by_task):
+            keys = " and ".join(f"`{key}`" for key in [*by_exam, *by_task])
             raise ValueError(
                 f"with the recipe {self.checkpoint.recipe} and its settings, models are measured "
                 "by scores of held-out examples and answer no questions, so nothing could be "
-                f"promoted; take out {' and '.join(f'`{key}`' for key in asked)}, so that held-out "
-                "examples decide"
+                f"promoted; take out {keys}, so that held-out examples decide"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _gate_has_its_exam(self) -> Self:
-        if self.model_version.gate.metric == "exam" and self.exam is None:
+        if by_exam and self.exam is None:
             raise ValueError(
-                "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one "
-                "(docs/knowledge.md), or leave `metric` out, so that held-out text decides"
+                f"`{by_exam[0]}` asks for an exam, but there is no section `exam`, so nothing "
+                "could be promoted; add one (docs/knowledge.md), or take the key out, so that "
+                "held-out text decides"
             )
-        floors = self.model_version.gate.floors if self.exam is None else {}
-        for name in floors:
-            if name.startswith(EXAM_FIGURES) and not name.startswith(self._tasks):
-                raise ValueError(
-                    f"`model_version.gate.floors.{name}` is about an exam, but there is no section "
-                    "`exam`, so nothing could be promoted; add one (docs/knowledge.md), or take "
-                    "the floor out"
-                )
         return self
-
-    @property
-    def _tasks(self) -> tuple[str, ...]:
-        """How the names of metrics of lm-eval's tasks begin."""
-        return tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
 
     @model_validator(mode="after")
     def _gate_judges_what_serves(self) -> Self:

@@ -97,11 +97,11 @@ def test_a_task_may_be_called_like_the_exam(tmp_path: Path) -> None:
         ("checkpoint: {placement: {device: [tpu]}}", "placement.device.name: nothing of this name"),
         (
             "model_version: {gate: {metric: exam}}",
-            "`model_version.gate.metric` is `exam`, but there is no section `exam`; add one",
+            "`model_version.gate.metric` asks for an exam, but there is no section `exam`",
         ),
         (
             "model_version: {gate: {floors: {exam_closed_book_acc: 0.5}}}",
-            "`model_version.gate.floors.exam_closed_book_acc` is about an exam, but there is no",
+            "`model_version.gate.floors.exam_closed_book_acc` asks for an exam, but there is no",
         ),
         (
             "checkpoint: {recipe: masked_language_modeling}\n"
