@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,26 +106,16 @@ def sqlite_folder(home: Path) -> Path | None:
 
     None where the history is in another database, or Dagster takes the path from the environment.
     """
-    settings = home / "dagster.yaml"
-    return _sqlite_folder(settings, settings.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=1)
-def _sqlite_folder(settings: Path, _changed_at: int) -> Path | None:
-    # The board asks for each reader of its first page, and YAML takes longer than all else there.
-    base = value_at(read_yaml(settings), "storage.sqlite.base_dir")
+    base = value_at(read_yaml(home / "dagster.yaml"), "storage.sqlite.base_dir")
     return Path(base) if isinstance(base, str) else None
 
 
-def make_history_private(home: Path | None = None) -> None:
+def make_history_private() -> None:
     """Close the folders that dagster.yaml names to other users of this machine.
 
     Their databases and logs hold extracts of documents, and Dagster itself has them readable.
-
-    Args:
-        home: folder of that dagster.yaml; by default the one that Dagster takes in this process.
     """
-    home = home or Path(os.environ.get("DAGSTER_HOME") or ".")
+    home = Path(os.environ.get("DAGSTER_HOME") or ".")
     if not (home / "dagster.yaml").exists():
         return
     settings = read_yaml(home / "dagster.yaml")
@@ -154,11 +143,8 @@ def read_activity(folder: Path, settings: PipelineSettings) -> Activity:
 
 
 def is_switched_on(settings: PipelineSettings, name: str, status: str | None) -> bool:
-    """Whether a sensor or schedule of Dagster's is the pipeline's and ticks.
-
-    Args:
-        status: Dagster's; it keeps that of a sensor which the file has switched off since.
-    """
+    """Whether a sensor or schedule of Dagster's is the pipeline's and ticks, by its status there,
+    which Dagster keeps of a sensor that the file has switched off since."""
     own = name.rpartition("__")[2]
     if name != settings.dagster_name(own) or status == "STOPPED":
         return False

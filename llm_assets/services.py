@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 PORT = 3000
 BOARD_PORT = 8012
 STATE_FOLDER = Path(".llm_assets/services")
-PROJECT_FILES = ("dagster.yaml", "workspace.yaml")
+WORKSPACE = "workspace.yaml"
 PACKAGES = ("dagster_webserver", "supervisor")
 """Of the extra `ui`."""
 START_SECONDS = 300.0
@@ -116,17 +116,13 @@ class ServiceState:
 def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Report) -> None:
     """Have a project's services run, and say where once they answer; those that run already stay.
 
-    Args:
-        folder: absolute; holds dagster.yaml and workspace.yaml.
-        config: the pipeline file.
-        port, board_port: of the UI and the board, which listen on loopback alone.
+    The folder is absolute; UI and board listen on loopback alone.
 
     Raises:
         UserError: the extra `ui` is absent, the folder is no project, a port is taken, or a service
             does not start.
     """
     from llm_assets.config import CONFIG_VARIABLE
-    from llm_assets.history import make_history_private, other_home
 
     state = folder / STATE_FOLDER
     if read_states(state) is not None:
@@ -138,20 +134,16 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise UserError(install_advice(package) or f"{package} is not installed here")
-    for name in PROJECT_FILES:
-        if not (folder / name).exists():
-            raise UserError(
-                f"{folder} has no {name}, so it is not a project. Go to the project's folder, "
-                "or make one with: llm-assets init FOLDER_OF_TEXT"
-            )
-    if told := other_home(folder):
-        report(told)
-    make_history_private(folder)
+    if not (folder / WORKSPACE).exists():
+        raise UserError(
+            f"{folder} has no {WORKSPACE}, so it is not a project. Go to the project's folder, "
+            "or make one with: llm-assets init FOLDER_OF_TEXT"
+        )
     # What a supervisor that was killed has left still holds the ports.
     end_leftovers(state)
     for option, number in (("--port", port), ("--board-port", board_port)):
         listen(HOST, number, f"port with {option}").close()
-    programs, workspace = Path(sys.executable).parent, ("-w", "workspace.yaml")
+    programs, workspace = Path(sys.executable).parent, ("-w", WORKSPACE)
     webserver = str(programs / "dagster-webserver")
     services = {
         "daemon": [str(programs / "dagster-daemon"), "run", *workspace],
@@ -160,7 +152,6 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
     }
     environment = os.environ | {
         CONFIG_VARIABLE: str(config.absolute()),
-        "DAGSTER_HOME": str(folder),
         "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
     }
     # `-w` and the name of a module exclude each other.
@@ -178,15 +169,12 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
 def start(state: Path, services: Mapping[str, list[str]], environment: Mapping[str, str]) -> None:
     """Start a supervisor with its services in a session of their own, and return once it answers.
 
-    What a killed one has left has to be ended before.
+    What a killed one has left has to be ended before. Secrets are passed on by the environment, and
+    written nowhere. Raises UserError where it does not come up.
 
     Args:
         state: folder of socket, logs and configuration, within the current one.
         services: names and commands of programs that shall always run.
-        environment: of the services; secrets are passed on so, and written nowhere.
-
-    Raises:
-        UserError: it does not come up.
     """
     make_private(state)
     _remove_socket(state)

@@ -19,7 +19,7 @@ from artifacts.store.store import Store
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.folder import endpoint_folder
 from llm_assets.preflight.held_out import find_whole, foresee_held_out
-from llm_assets.preflight.text import TextEstimate, all_too_short, look_at
+from llm_assets.preflight.text import TextEstimate, look_at
 from recipes.model import base_model
 from recipes.settings import BUDGETS
 from serving import endpoint as process
@@ -73,9 +73,10 @@ def preflight(
 
     Raises:
         UserError: the run could not succeed: a source, a table of facts or the base model is not
-            there, text cannot be read, rows are too long for the model, documents are too few or
-            too short, the port is another's, or the disk is too small.
+            there, text cannot be read, rows are too long for the model, documents are too few, the
+            port is another's, or the disk is too small.
     """
+    # What is known at once comes first: reading the text takes up to a minute.
     for source in settings.raw_corpus.sources:
         _need_source(source)
     for section in (settings.exam, settings.study):
@@ -89,8 +90,6 @@ def preflight(
         _need_port(settings)
     text = look_at(settings, seconds, messages)
     looked_at(text)
-    if refusal := all_too_short(settings, text):
-        raise UserError(refusal)
     if settings.platform == "local":
         steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
         _need_space(settings.store, bytes_written(settings, base, text.bytes, steps))

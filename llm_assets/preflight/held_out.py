@@ -2,7 +2,6 @@
 
 import math
 from contextlib import suppress
-from itertools import takewhile
 
 from artifacts.errors import DamagedArtifact, UserError
 from artifacts.storage.files import is_local
@@ -16,8 +15,8 @@ from recipes.evaluation.statistics import POWER, level, reach
 
 MOST_HELD_OUT = 0.5
 """Largest share that is held out of little text, so that a model still learns from most of it."""
-HELD_OUT_DOCUMENTS = 60
-"""Held-out documents to aim at: twice what the gate needs, since near-copies count as one."""
+AIM = 2
+"""Times the documents that the gate needs, to be held out: near-copies count as one there."""
 DOCUMENT_SPREAD = 0.066
 """Standard deviation of a document's gain, in bits per byte; docs/promotion.md has how it was
 measured."""
@@ -25,8 +24,8 @@ measured."""
 
 def held_out_share(documents: float, gate: GateSettings) -> float | None:
     """The share to hold out, so that the gate can decide; None where no share is enough."""
-    aim = HELD_OUT_DOCUMENTS * gate.minimum_documents / 30
-    share = math.ceil(100 * max(0.05, min(MOST_HELD_OUT, aim / max(1.0, documents)))) / 100
+    wanted = AIM * gate.minimum_documents / max(1.0, documents)
+    share = math.ceil(100 * max(0.05, min(MOST_HELD_OUT, wanted))) / 100
     # Each document falls into the split by chance: two standard deviations, one in forty draws.
     surely = documents * share - 2 * math.sqrt(documents * share * (1 - share))
     return share if surely >= gate.minimum_documents else None
@@ -34,8 +33,8 @@ def held_out_share(documents: float, gate: GateSettings) -> float | None:
 
 def documents_needed(gate: GateSettings) -> int:
     """Fewest documents of which enough can be held out."""
-    too_few = takewhile(lambda count: held_out_share(count, gate) is None, range(1, 10**6))
-    return 1 + sum(1 for _ in too_few)
+    most = 10**6
+    return next((count for count in range(1, most) if held_out_share(count, gate)), most)
 
 
 def most_measured(measured: EvaluationSettings) -> float:
@@ -123,8 +122,9 @@ def _obstacle(told: str, documents: float, settings: PipelineSettings) -> str:
     else:
         told += (
             f"Add text: at least {documents_needed(gate)} different documents of "
-            f"{settings.clean_corpus.minimum_characters} characters or more are needed; a document "
-            "is a file, or a row of a table."
+            f"{settings.clean_corpus.minimum_characters} characters or more "
+            "(`clean_corpus.minimum_characters`) are needed; a document is a file, or a row of a "
+            "table."
         )
     version = "1" if documents else "VERSION"
     return f"{told} {UNJUDGED} `llm-assets approve {version} --reason REASON`"

@@ -1,6 +1,5 @@
 """What the sources hold, as a first look finds it."""
 
-import math
 from dataclasses import dataclass
 
 from artifacts.storage.files import is_local
@@ -18,13 +17,9 @@ LANGUAGE_SHARE = 0.1
 """Of the documents, from which on another language than English is worth a word."""
 ORDER_OF_COUNTING = ("held_out", "validation", "train", None, "replay")
 """Of the places that a source's text may have: a text that two have counts where it is kept."""
-ENOUGH_SHORT = 1_000
-"""So many documents that are all too short speak for those that were not read."""
 COUNTED_OF_ALL = ("copies", "short", "faults", "messages")
-COUNTED_OF_OWN = ("bytes", "beyond_ascii", "languages", "short_lengths")
+COUNTED_OF_OWN = ("bytes", "beyond_ascii", "languages")
 """Of a source's survey, also of one that is replayed; and of the others alone."""
-MOST_KEPT = 0.9
-"""Share of short documents that are kept by the length that is advised."""
 
 
 @dataclass
@@ -48,12 +43,8 @@ class TextEstimate(TextSurvey):
         return ascii_bytes / BYTES_PER_TOKEN + self.beyond_ascii / BEYOND_ASCII
 
     def lines(self, command: str | None) -> list[str]:
-        """What is learnt, and what is not: a line of each kind.
-
-        Args:
-            command: begins the one that lists all that is not; None where there is no pipeline file
-                to check.
-        """
+        """What is learnt, and what is not: a line of each kind. The command begins the one that
+        lists all that is not; None where there is no pipeline file to check."""
         told = []
         if self.is_known:
             sampled = "" if self.share == 1 else f", estimated from {self.share:.1%} of the bytes"
@@ -127,21 +118,3 @@ def look_at(
             kept.merge(one)
     text.is_known = all(places.get(name) == "replay" for name in unread)
     return text
-
-
-def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
-    """That cleaning would keep none of the documents, and the setting by which it would; None where
-    it keeps some."""
-    count = text.short_lengths.total()
-    is_enough = text.share == 1 or count >= ENOUGH_SHORT
-    if text.bytes or not count or not (text.is_known and is_enough):
-        return None
-    lengths = sorted(text.short_lengths.elements(), reverse=True)
-    fitting = lengths[math.ceil(MOST_KEPT * count) - 1]
-    kept = sum(length >= fitting for length in lengths) / count
-    return (
-        f"All {count:,} documents that were read are shorter than "
-        f"`clean_corpus.minimum_characters` ({settings.clean_corpus.minimum_characters}), so there "
-        f"is nothing to train on. Set `clean_corpus.minimum_characters: {fitting}`, which keeps "
-        f"{kept:.0%} of them, or add longer documents."
-    )

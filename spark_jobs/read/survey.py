@@ -38,8 +38,6 @@ class TextSurvey:
     """Documents whose very text another one has."""
     short: float = 0.0
     """Documents shorter than cleaning keeps."""
-    short_lengths: Counter[int] = field(default_factory=Counter)
-    """Of those that were read: characters to documents."""
     unread: SkippedFiles = field(default_factory=SkippedFiles)
     """What lies in archives and is not read, and files that were removed meanwhile."""
     decoded: SkippedFiles = field(default_factory=SkippedFiles)
@@ -147,7 +145,7 @@ class _Look:
         streaming = {} if name == "archive" else {"on_bad_file": "stop"}
         content = Content(file, self.source.model_copy(update=streaming), tick)
         new: list[int] = []
-        before = found.read, found.short_lengths.copy(), found.languages.copy(), kind.counts.copy()
+        before = found.read, found.languages.copy(), kind.counts.copy()
         try:
             # Of its bytes some megabytes are read ahead, and those of other columns never.
             rows = count_rows(content) if name == "parquet" else 0
@@ -162,7 +160,7 @@ class _Look:
             if self.source.on_bad_file == "stop":
                 raise
             # A run leaves out all of it, also the documents that come before the damage.
-            found.read, found.short_lengths, found.languages, kind.counts = before
+            found.read, found.languages, kind.counts = before
             self.seen.difference_update(new)
             self._set_aside(Fault("bad_file", str(error)), found)
         except SourceChanged:
@@ -176,7 +174,6 @@ class _Look:
         digest = hash64(text)
         if len(text) < self.least_characters:
             kind.counts["short"] += 1
-            found.short_lengths[len(text)] += 1
         elif digest in self.seen:
             kind.counts["copies"] += 1
         else:

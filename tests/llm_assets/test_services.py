@@ -99,6 +99,7 @@ def test_an_address_at_which_nothing_listens_is_not_told(
     _start(state, "exec sleep 600")
     folder = state.parent.parent
     source = "{type: files, path: text}"
+    (folder / "dagster.yaml").touch()
     (folder / "manual.yaml").write_text(
         f"{{name: manual, raw_corpus: {{sources: [{source}]}}, base_model: {{folder: model}}}}"
     )

@@ -17,13 +17,6 @@ from llm_assets.config import command, config_path, load_settings
 
 ENDING = {signal.SIGTERM, signal.SIGINT}
 PORT = click.IntRange(1, 65535)
-port_option = click.option(
-    "--port",
-    type=PORT,
-    default=services.PORT,
-    show_default=True,
-    help=f"Port of the UI on {services.HOST}.",
-)
 
 
 @click.command()
@@ -93,7 +86,13 @@ def doctor(artifacts: tuple[str, ...], repair: bool, as_json: bool) -> None:
 
 
 @click.command()
-@port_option
+@click.option(
+    "--port",
+    type=PORT,
+    default=services.PORT,
+    show_default=True,
+    help=f"Port of the UI on {services.HOST}.",
+)
 @click.option(
     "--board-port",
     type=PORT,
@@ -113,6 +112,7 @@ def up(port: int, board_port: int, wait: bool) -> None:
       llm-assets up --wait      as the main program of a container
     """
     load_settings(config_path())
+    use_this_folders_history()
     services.bring_up(
         Path.cwd(), config_path(), port, board_port, lambda line: click.echo(shown(line))
     )

@@ -29,8 +29,8 @@ from llm_assets.preflight.check import (
     tokens_per_second,
 )
 from llm_assets.preflight.held_out import describe_held_out, held_out_share
-from llm_assets.preflight.text import TextEstimate, all_too_short, look_at
-from llm_assets.services import PROJECT_FILES
+from llm_assets.preflight.text import TextEstimate, look_at
+from llm_assets.services import WORKSPACE
 from llm_assets.settings_file import OTHER_FILES
 from recipes.model.base_model import BaseModelSettings, source_files
 from serving.settings import EndpointSettings, listen
@@ -68,9 +68,6 @@ def plan_columns(
     source: Files, files: list[StoredFile]
 ) -> tuple[dict[str, Any], list[FormatName], list[str]]:
     """Settings of a source that say what the text of its tables is, and what was decided.
-
-    Args:
-        source: of the folder, with every format.
 
     Returns:
         `text_column` or `text_template`; formats of which no file has a column of text; notes.
@@ -324,8 +321,6 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
     notes += text.lines(command)
-    if obstacle := all_too_short(settings, text):
-        return InitResult(path, notes, obstacle)
     held_out, obstacle = describe_held_out(settings, text)
     if obstacle is None:
         notes.append(held_out)
@@ -381,7 +376,7 @@ largest share that is given up for it."""
 
 def _choices(text: TextEstimate) -> dict[str, Any]:
     """Held-out share, row length and budget for a text."""
-    documents = max(1.0, text.documents or 0)
+    documents = max(1.0, text.documents)
     gate = PipelineSettings.model_fields["model_version"].default.gate
     share = held_out_share(documents, gate)
     most = TRAINING_SECONDS * tokens_per_second() / TOKENS_PER_STEP
@@ -389,7 +384,7 @@ def _choices(text: TextEstimate) -> dict[str, Any]:
     steps = max(LEAST_STEPS, round(min(most, wanted)))
     length = 512 if text.tokens / documents >= LONG_DOCUMENT_TOKENS else 256
     budget = {"steps": steps, "global_batch_size": TOKENS_PER_STEP // length}
-    # Short ones are kept once the length is set as advised.
+    # Short ones are kept once the least length is set lower.
     kept = max(1.0, text.documents or text.short)
     validation = min(MOST_VALIDATION, max(0.05, WANTED_VALIDATION / kept))
     split = {"validation": round(validation, 2), "held_out": share or 0.05}
@@ -461,15 +456,9 @@ def refuse_project_in_text(folder: Path, text: Path) -> None:
 
 
 def write_project(folder: Path, pipeline: Path, name: str) -> list[str]:
-    """Make a folder a project; what is there already stays as it is.
-
-    Args:
-        pipeline: the pipeline file, wherever it lies.
-
-    Returns:
-        Names of the files that were written; none where the folder is a project already.
-    """
-    if all((folder / name).exists() for name in PROJECT_FILES):
+    """Make a folder a project; what is there already stays as it is. Returns the names of the files
+    that were written; none where the folder is a project already."""
+    if all((folder / name).exists() for name in ("dagster.yaml", WORKSPACE)):
         return []
     shown = os.path.relpath(pipeline, folder)
     written = []
