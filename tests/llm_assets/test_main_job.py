@@ -47,7 +47,7 @@ def test_one_screen_says_what_came_out(made: Project) -> None:
         assert label in text
     assert "promoted." in text and "serves version 1" in text
     assert re.search(r"raw_corpus \d+ s, .*checkpoint \d+ s.* Done in", text)
-    assert "base model says" in text and "new model says" in text
+    assert "a text, continued in the models' own words" in text
 
 
 def test_the_loss_on_the_screen_is_of_validation_text_and_no_single_batchs(made: Project) -> None:

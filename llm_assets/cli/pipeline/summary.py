@@ -40,14 +40,11 @@ def print_summary(
     stages: Mapping[str, float],
     seconds: float,
 ) -> None:
-    """Print what the run made.
+    """Print what the run made: the current artifacts.
 
     Args:
-        console: where to.
-        session: the pipeline's, whose current artifacts are told.
         endpoint: the metadata of the endpoint's materialization.
         stages: asset to the seconds that it took, of those that were made.
-        seconds: what the run took.
     """
     settings, record = session.settings, session.record
     current = {name: record.current(name, needed_by="endpoint") for name in SHOWN}
@@ -270,42 +267,36 @@ def _print_request(
 
 
 def _print_samples(console: Console, evaluation: Artifact, exam: Artifact | None) -> None:
+    """What both models say in their own words: of answers to the exam the first sentence of each,
+    without an exam all that follows on one text."""
     samples = read_samples(evaluation)
     if not samples.get("base") or not samples.get("candidate"):
         return
+    pairs = zip(samples["base"], samples["candidate"], strict=True)
+    rows: list[tuple[str, ...]]
     if exam and evaluation.stats.get("exam"):
-        _print_answers(console, samples, exam)
-        return
-    base, candidate = samples["base"][0], samples["candidate"][0]
-    prompt = escape(shown(_short(base["prompt"], 90)))
-    table = Table(title=f"after «{prompt}»", title_justify="left", box=None)
-    table.add_column("base model says", ratio=1, overflow="fold", style="dim")
-    table.add_column("new model says", ratio=1, overflow="fold")
-    table.add_row(*(escape(shown(one["completion"].strip())) for one in (base, candidate)))
-    console.print()
-    console.print(table, highlight=False)
-
-
-def _print_answers(
-    console: Console, samples: Mapping[str, list[dict[str, str]]], exam: Artifact
-) -> None:
-    """What both models answer in their own words, as far as the first sentence."""
-    right = {one["id"]: one["value"] for one in read_questions(exam.path)}
-    title = "exam questions, answered in the models' own words"
+        title, asked = "exam questions, answered in the models' own words", "question"
+        right = {one["id"]: one["value"] for one in read_questions(exam.path)}
+        rows = [
+            (one["prompt"], *map(_first_sentence, (one, other)), right.get(one["document"], ""))
+            for one, other in pairs
+        ]
+    else:
+        title, asked = "a text, continued in the models' own words", "text"
+        one, other = next(pairs)
+        rows = [(_short(one["prompt"], 90), one["completion"].strip(), other["completion"].strip())]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("question", ratio=3, overflow="fold")
-    table.add_column("base model", ratio=2, overflow="fold", style="dim")
-    table.add_column("new model", ratio=2, overflow="fold")
-    table.add_column("correct", ratio=1, overflow="fold")
-    for base, candidate in zip(samples["base"], samples["candidate"], strict=True):
-        answers = (
-            re.split(r"(?<=[.!?])(?=\s|[A-Z])|\n", one["completion"].strip())[0]
-            for one in (base, candidate)
-        )
-        cells = (base["prompt"], *answers, right.get(base["document"], ""))
+    columns = ((asked, 3, ""), ("base model", 2, "dim"), ("new model", 2, ""), ("correct", 1, ""))
+    for name, ratio, style in columns[: len(rows[0])]:
+        table.add_column(name, ratio=ratio, overflow="fold", style=style)
+    for cells in rows:
         table.add_row(*(escape(shown(cell)) for cell in cells))
     console.print()
     console.print(table, highlight=False)
+
+
+def _first_sentence(sample: Mapping[str, str]) -> str:
+    return re.split(r"(?<=[.!?])(?=\s|[A-Z])|\n", sample["completion"].strip())[0]
 
 
 def _short(text: str, length: int) -> str:
