@@ -1,7 +1,7 @@
 """The pipeline's settings and its view of the store, as every asset uses them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,8 @@ class PipelineResource(ConfigurableResource):
     @contextmanager
     def hub_access(self) -> Iterator[None]:
         """On Google Cloud, the Hugging Face token of Secret Manager while the block runs."""
-        if self.settings.platform == "local":
-            yield
-            return
-        with jobs.hub_access(load_cloud_settings()):
+        is_local = self.settings.platform == "local"
+        with nullcontext() if is_local else jobs.hub_access(load_cloud_settings()):
             yield
 
     def find(
@@ -141,10 +139,8 @@ class PipelineResource(ConfigurableResource):
         """Make the artifact unless it exists, and make it the asset's current one.
 
         Before anything is made again, the log says which setting, input or library differs from
-        the current artifact's. What a runner reports of its cost enters the manifest.
-
-        Args:
-            compare: has a sample come out by the libraries installed now; see `find`.
+        the current artifact's. What a runner reports of its cost enters the manifest. `compare` has
+        a sample come out by the libraries installed now; see `find`.
         """
 
         def build_and_note(draft: Draft) -> None:

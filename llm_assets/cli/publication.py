@@ -28,10 +28,7 @@ TOLD = ("tokenized_shards", "checkpoint")
 def publish_version(
     session: Session, number: int, repository: str, public: bool, report: Report
 ) -> str:
-    """Upload a version's model with its card, figures and settings as one commit.
-
-    Returns:
-        Its address.
+    """Upload a version's model with its card, figures and settings as one commit; its address.
 
     Raises:
         UserError: there is no token or no such version; its files are damaged, or it was withdrawn;

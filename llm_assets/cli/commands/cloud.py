@@ -88,11 +88,8 @@ def _kept(faults: list[UserError]) -> Iterator[None]:
 def _check_here(
     settings: "PipelineSettings", is_whole: bool, as_json: bool, told: dict[str, Any]
 ) -> None:
-    """Look at the text, the base model, the port and the disk; adds what is found to `told`.
-
-    Args:
-        is_whole: whether to read all text and to list what is set aside.
-    """
+    """Look at the text (all of it with `is_whole`, which also lists what is set aside), the base
+    model, the port and the disk; adds what is found to `told`."""
     from llm_assets.preflight.check import LOOK_SECONDS, preflight
     from spark_jobs.read.document import EXAMPLES
 
@@ -123,13 +120,8 @@ def _check_here(
 def _check_project(
     settings: "PipelineSettings", nodes: int, yes: bool, as_json: bool, told: dict[str, Any]
 ) -> None:
-    """Test the cloud project, and add what is found to `told`.
-
-    With `as_json`, what people watch goes to standard error.
-
-    Args:
-        nodes: machines of the smallest training; 0 starts nothing.
-    """
+    """Test the cloud project, with the smallest training on so many nodes unless there are 0, and
+    add what is found to `told`. With `as_json`, what people watch goes to standard error."""
     from llm_assets.cloud.settings import cloud_config_path, load_cloud_settings
     from llm_assets.cloud.setup.check import Uses
     from llm_assets.cloud.setup.check import check as check_project

@@ -150,11 +150,10 @@ INTERRUPTED = "Interrupted. Nothing finished is lost: run the same command to co
 
 
 def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = True) -> int:
-    """Make every asset and print the summary; returns the exit code.
+    """Make every asset, some though nothing changed, and print the summary; returns the exit code.
 
     Args:
         verbose: sends Dagster's own log to the terminal instead of a file.
-        rebuild: assets that are made again although nothing changed.
         is_judged: whether there has to be enough text for the gate to judge on.
 
     Raises:
@@ -226,14 +225,8 @@ def _clean_store(session: Session, console: Console) -> None:
 def materialize_assets(
     settings: PipelineSettings, assets: Sequence[str], run_config: dict[str, Any] | None = None
 ) -> None:
-    """Make some assets of the graph in this process, with a line for each as it is made.
-
-    Args:
-        assets: by their names, without the pipeline's prefix.
-
-    Raises:
-        UserError: one of them failed, or the run was interrupted; the message names the log.
-    """
+    """Make some assets, by their names without the pipeline's prefix, with a line for each as it is
+    made; raises UserError, with the name of the log, where one fails or is interrupted."""
     result, log_path = _run_in_this_process(settings, assets, run_config)
     if not result.success:
         raise UserError(
@@ -248,11 +241,7 @@ def _run_in_this_process(
     partition: str | None = None,
     quiet: bool = False,
 ) -> tuple[dg.ExecuteInProcessResult, Path]:
-    """The result of making some assets, and the log of it; raises UserError once interrupted.
-
-    Args:
-        quiet: leaves the terminal to what the caller prints.
-    """
+    """The result of making some assets, and the log of it; raises UserError once interrupted."""
     with _terminal() as (terminal, log_path):
         from llm_assets.definitions import defs
 
@@ -314,10 +303,7 @@ def _terminal(verbose: bool = False) -> Iterator[tuple[TextIO, Path]]:
     """The terminal to write on, and the log file that everybody else's output goes to meanwhile.
 
     File descriptors are replaced, not `sys.stdout`, so that Spark's Java and other children are
-    quiet too. Dagster reads this folder's dagster.yaml from then on.
-
-    Args:
-        verbose: leaves everybody the terminal.
+    quiet too, unless the run is to be verbose. Dagster reads this folder's dagster.yaml then on.
     """
     use_this_folders_history()
     log_path = LOG_FOLDER / f"run-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"

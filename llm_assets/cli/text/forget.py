@@ -243,10 +243,8 @@ def undo(
 def verify(
     opened: Callable[[], Session], place: str, key: Path | None, retrain: bool, report: Report
 ) -> bool:
-    """Check a certificate's signature, then all that is stated: whether nothing is wrong.
-
-    Args:
-        place: the certificate's file, or its URL.
+    """Check a certificate by its path or URL: the signature, then all that is stated. Returns
+    whether nothing is wrong.
 
     Raises:
         UserError: the certificate cannot be read, was changed, is signed with another key, or is
@@ -396,10 +394,6 @@ def _look_up(
     settings: CleanCorpusSettings,
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
     """Documents with their text and earlier ones, as a corpus and its record have them.
-
-    Args:
-        raw: that the corpus was made of, where it is still there.
-        settings: of cleaning.
 
     Returns:
         Id to `id`, `source`, `split`, `text_hash` and `text` of each text, the first id being that
