@@ -5,7 +5,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from artifacts.errors import UserError, first_line
 from artifacts.progress import Report
@@ -16,9 +16,6 @@ from llm_assets.cloud.jobs import HUB_VARIABLE
 from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.card import describe_coverage, figures_table, verify_model
 from llm_assets.registry.state import ModelVersion
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 CARD, METRICS, SETTINGS = "README.md", "metrics.json", "settings.json"
 TOLD = ("tokenized_shards", "checkpoint")
@@ -47,12 +44,30 @@ def publish_version(
     verify_model(session.record, version.model_url, weights=version.weights)
 
     import httpx
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(token=token)
     try:
-        return _upload(api, session, version, repository, public, report)
+        api.create_repo(repository, private=not public, exist_ok=True)
+        if not public and not api.repo_info(repository).private:
+            raise UserError(
+                f"{repository} already exists and is public. Make it private on the Hub, or pass "
+                "--public."
+            )
+        with tempfile.TemporaryDirectory() as copy:
+            folder = Path(version.model_url)
+            if not files.is_local(version.model_url):
+                folder = Path(copy)
+                download_folder(version.model_url, remote_entries(version.model_url), folder)
+            told = {name: text.encode() for name, text in _told(session, version).items()}
+            contents = {path.name: path for path in sorted(folder.iterdir())} | told
+            report(f"Uploading {len(contents)} files to {repository}")
+            done = api.create_commit(
+                repository,
+                [CommitOperationAdd(name, content) for name, content in contents.items()],
+                commit_message=f"Version {version.version} of {session.settings.name}",
+            )
     except (HfHubHTTPError, httpx.HTTPError) as error:
         answer = getattr(error, "response", None)
         said = f"answered {answer.status_code}" if answer is not None else "could not be reached"
@@ -61,39 +76,6 @@ def publish_version(
             "All files are uploaded in one commit, so none is there without the others. Check the "
             f"permissions of the token in {HUB_VARIABLE} and try again."
         ) from None
-
-
-def _upload(
-    api: "HfApi",
-    session: Session,
-    version: ModelVersion,
-    repository: str,
-    public: bool,
-    report: Report,
-) -> str:
-    from huggingface_hub import CommitOperationAdd
-
-    api.create_repo(repository, private=not public, exist_ok=True)
-    if not public and not api.repo_info(repository).private:
-        raise UserError(
-            f"{repository} already exists and is public. Make it private on the Hub, or pass "
-            "--public."
-        )
-    with tempfile.TemporaryDirectory() as copy:
-        folder = Path(version.model_url)
-        if not files.is_local(version.model_url):
-            folder = Path(copy)
-            download_folder(version.model_url, remote_entries(version.model_url), folder)
-        told = _told(session, version)
-        contents: dict[str, Path | bytes] = {path.name: path for path in sorted(folder.iterdir())}
-        contents |= {name: text.encode() for name, text in told.items()}
-        report(f"Uploading {len(contents)} files to {repository}")
-        operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
-        done = api.create_commit(
-            repository,
-            operations,
-            commit_message=f"Version {version.version} of {session.settings.name}",
-        )
     return f"Version {version.version} is at {done.commit_url}"
 
 
