@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from recipes.settings import BUDGETS
 from serving import endpoint as process
 from serving.settings import bearer_token, listen
 from spark_jobs.read.docstrings import find_package
-from spark_jobs.read.document import EXAMPLES
 from spark_jobs.read.facts import open_facts, read_facts, read_forms
 from spark_jobs.read.settings import Facts, HuggingFaceDataset, PackageDocs, Source
 
@@ -55,28 +53,22 @@ class Base:
     """As far as its positions go."""
 
 
-def preflight(
-    settings: PipelineSettings,
-    seconds: float | None = RUN_SECONDS,
-    *,
-    is_judged: bool = True,
-    messages: int = EXAMPLES,
-    looked_at: Callable[[TextEstimate], None] = lambda text: None,
-) -> list[str]:
-    """Look at all that a run needs, and at its text for so many seconds; what is to be known of it.
+def preflight(settings: PipelineSettings, is_judged: bool = True) -> list[str]:
+    """Ask for all that a run needs, look at its text for some seconds, and say what is foreseen."""
+    base = find_needs(settings)
+    # Where text was divided before, what is held out of it is known.
+    is_new = is_local(settings.store) and find_whole(settings, "clean_corpus") is None
+    text = look_at(settings, RUN_SECONDS if is_new else 0)
+    return foresee(settings, base, text, is_judged)
 
-    Args:
-        seconds: None reads all of the text, 0 nothing of it.
-        is_judged: whether the run is to end with a verdict, for which it needs enough documents.
-        messages: of each kind of what is left out, how many are named.
-        looked_at: is given the text as soon as it is known, before it may be refused.
+
+def find_needs(settings: PipelineSettings) -> Base:
+    """Look at all that a run needs beside its text and space, which takes no time.
 
     Raises:
         UserError: the run could not succeed: a source, a table of facts or the base model is not
-            there, text cannot be read, rows are too long for the model, documents are too few, the
-            port is another's, or the disk is too small.
+            there, rows are too long for the model, or the port is another's.
     """
-    # What is known at once comes first: reading the text takes up to a minute.
     for source in settings.raw_corpus.sources:
         _need_source(source)
     for section in (settings.exam, settings.study):
@@ -88,20 +80,25 @@ def preflight(
     if settings.platform == "local":
         bearer_token(settings.endpoint)
         _need_port(settings)
-    text = look_at(settings, seconds, messages)
-    looked_at(text)
+    return base
+
+
+def foresee(
+    settings: PipelineSettings, base: Base, text: TextEstimate, is_judged: bool = True
+) -> list[str]:
+    """What is to be known of a run, by its text.
+
+    Args:
+        is_judged: whether the run is to end with a verdict, for which it needs enough documents.
+
+    Raises:
+        UserError: documents are too few, or the disk is too small.
+    """
     if settings.platform == "local":
         steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
         _need_space(settings.store, bytes_written(settings, base, text.bytes, steps))
     held_out = foresee_held_out(settings, text, is_judged)
     return [*_coverage(settings, text), *held_out, *_unset(settings)]
-
-
-def seconds_before_run(settings: PipelineSettings) -> float:
-    """How long a run looks at its text: not where it was divided before, after which what is held
-    out is known."""
-    is_new = is_local(settings.store) and find_whole(settings, "clean_corpus") is None
-    return RUN_SECONDS if is_new else 0
 
 
 def _unset(settings: PipelineSettings) -> list[str]:

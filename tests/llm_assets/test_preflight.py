@@ -108,7 +108,7 @@ def test_a_message_that_could_not_be_sent_is_told_before_there_is_one(
     mail = {"host": "mail.example", "sender": "a@example.org", "to": ["b@example.org"]}
     told = {"webhook_variable": "NO_SUCH_URL", "email": mail | {"password_variable": "PASSWORD"}}
     monkeypatch.setenv("PASSWORD", "secret")
-    notes = preflight(settings(tmp_path, notifications=told), seconds=0)
+    notes = preflight(settings(tmp_path, notifications=told))
     (note,) = [note for note in notes if "notifications" in note]
     assert note.startswith("`notifications.webhook_variable` names NO_SUCH_URL, which is not set")
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from llm_assets.cloud.settings import GoogleCloudSettings
     from llm_assets.cloud.setup.rights import Finding
     from llm_assets.config import PipelineSettings, TrainingPlace
-    from llm_assets.preflight.text import TextEstimate
 
 COMPLETE = "Everything a run needs is in place."
 
@@ -90,26 +89,26 @@ def _check_here(
 ) -> None:
     """Look at the text (all of it with `is_whole`, which also lists what is set aside), the base
     model, the port and the disk; adds what is found to `told`."""
-    from llm_assets.preflight.check import LOOK_SECONDS, preflight
+    from llm_assets.preflight.check import LOOK_SECONDS, find_needs, foresee
+    from llm_assets.preflight.text import look_at
     from spark_jobs.read.document import EXAMPLES
 
-    seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
     lines: list[str] = []
-
-    # At once, since what is not read may be why there is too little.
-    def tell(text: "TextEstimate") -> None:
-        if as_json or not is_whole:
-            lines.extend(text.lines(command()))
-        else:
-            unread = text.unread.examples.items()
-            named = [f"not read: {name} ({kind})" for kind, names in unread for name in names]
-            lines.extend([*text.messages, *named])
-        for line in () if as_json else lines:
-            click.echo(shown(line))
-
     told["text"] = lines
     try:
-        told["notes"] = preflight(settings, seconds, messages=messages, looked_at=tell)
+        base = find_needs(settings)
+        seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)
+        text = look_at(settings, seconds, messages)
+        if as_json or not is_whole:
+            lines += text.lines(command())
+        else:
+            unread = text.unread.examples.items()
+            lines += text.messages
+            lines += [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+        # At once, since what is not read may be why there is too little.
+        for line in () if as_json else lines:
+            click.echo(shown(line))
+        told["notes"] = foresee(settings, base, text)
     except UserError as error:
         told["notes"] = [str(error)]
         raise

@@ -40,7 +40,7 @@ from llm_assets.experiments.job import (
 )
 from llm_assets.maintenance.cleaning import clean
 from llm_assets.pipeline import JUDGED_TAG, REBUILD_TAG
-from llm_assets.preflight.check import preflight, seconds_before_run
+from llm_assets.preflight.check import preflight
 
 QUIET_INTERVAL_SECONDS = 10
 
@@ -94,21 +94,18 @@ class Progress:
             self._started[asset] = time.monotonic()
             self._show(asset, "started")
         elif event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION and asset:
-            self._keep_result(asset, event.materialization.metadata)
+            metadata = event.materialization.metadata
+            summary, made = metadata.get("summary"), metadata.get("made_now")
+            self._results[asset] = (
+                str(summary.value) if summary else "",
+                not made or bool(made.value),
+            )
         elif event.event_type == dg.DagsterEventType.STEP_SUCCESS and asset:
             self._finish(asset)
         elif event.event_type == dg.DagsterEventType.STEP_FAILURE:
             self._fail(step, event)
         elif event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             self._check(event.asset_check_evaluation_data)
-
-    def _keep_result(self, asset: str, metadata: Any) -> None:
-        summary = metadata.get("summary")
-        made = metadata.get("made_now")
-        self._results[asset] = (
-            str(summary.value) if summary else "",
-            bool(made.value) if made else True,
-        )
 
     def _finish(self, asset: str) -> None:
         summary, made = self._results.get(asset, ("", True))
@@ -180,8 +177,7 @@ def run_pipeline(verbose: bool, rebuild: Sequence[str] = (), is_judged: bool = T
             raise UserError(
                 f"--rebuild: there is no asset {named}. Choose from: {', '.join(kept)}."
             )
-        seconds = seconds_before_run(settings)
-        for note in preflight(settings, seconds, is_judged=is_judged):
+        for note in preflight(settings, is_judged):
             console.print(f"[yellow]![/] {escape(note)}", soft_wrap=True, highlight=False)
         progress = Progress(console, assets, settings)
         # Named one by one, since the UI shows what is named as the run's target.
@@ -340,7 +336,7 @@ def run_experiment(changes: Mapping[str, Any], quiet: bool) -> list[TrialResult]
     session = open_session()
     settings, gate = session.settings, session.settings.model_version.gate
     trials = [trial.name for trial in plan_trials(session.path, changes)]
-    preflight(settings, seconds_before_run(settings), is_judged=False)
+    preflight(settings, is_judged=False)
     clean = session.record.find_current("clean_corpus")
     least, share = gate.minimum_documents, settings.clean_corpus.split.validation
     # Where the split changes, nobody knows yet how many there will be.
