@@ -249,12 +249,20 @@ class PipelineSettings(Settings):
     @model_validator(mode="after")
     def _named_sources_exist(self) -> Self:
         sources, split = list(self.raw_corpus.forms), self.clean_corpus.split.sources
-        for name in split:
-            _need_source(name, "clean_corpus.split.sources", sources)
-        if self.study is not None:
-            sources.append(STUDY_SOURCE)
-        for name in self.tokenized_shards.mixing:
-            _need_source(name, "tokenized_shards.mixing", sources)
+        mixing = self.tokenized_shards.mixing
+        mixed = [*sources, STUDY_SOURCE] if self.study is not None else sources
+        for key, names, known in (
+            ("clean_corpus.split.sources", split, sources),
+            ("tokenized_shards.mixing", mixing, mixed),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ValueError(
+                        f"`{key}` names the source {name!r}, which is not among "
+                        f"`raw_corpus.sources`; {did_you_mean(name, known)}"
+                        f"Sources: {', '.join(known)}"
+                    )
+        for name in mixing:
             if split.get(name, "train") != "train":
                 raise ValueError(
                     f"`tokenized_shards.mixing` names the source {name!r}, which has no training "
@@ -276,7 +284,7 @@ class PipelineSettings(Settings):
         gate = self.model_version.gate
         tasks = tuple(f"{task.name}_" for task in self.eval_metrics.lm_eval_tasks)
         by_exam = ["model_version.gate.metric"] if gate.metric == "exam" else []
-        by_task = []
+        by_task: list[str] = []
         for name in gate.floors:
             if name.startswith((EXAM_FIGURES, *tasks)):
                 # A task may be called like the exam.
@@ -406,12 +414,3 @@ def changed_settings(path: Path, changes: Mapping[str, Any]) -> PipelineSettings
     # Without the values, of which one may be a secret in a wrong place.
     said = ", ".join(changes)
     return check_settings(content, PipelineSettings, f"{path} with another {said}")
-
-
-def _need_source(name: str, key: str, sources: list[str]) -> None:
-    """Raise ValueError where a key of the file names a source that the pipeline does not have."""
-    if name not in sources:
-        raise ValueError(
-            f"`{key}` names the source {name!r}, which is not among `raw_corpus.sources`; "
-            f"{did_you_mean(name, sources)}Sources: {', '.join(sources)}"
-        )
