@@ -63,15 +63,18 @@ def status_of(session: Session) -> dict[str, Any]:
 def screen(status: dict[str, Any]) -> list[str]:
     """The same in words, a line each."""
     served, verdict = status["served"], status["last_verdict"]
+    services = [f"{name} {state}" for name, state in (status["services"] or {}).items()]
     lines = [
         f"pipeline      {status['pipeline']}",
-        f"champion      {_version(status['champion'])}",
-        f"wanted        {_version(status['wanted'])}",
+        *(
+            f"{alias:<14}" + ("none" if status[alias] is None else f"version {status[alias]}")
+            for alias in ("champion", "wanted")
+        ),
         f"served        {_describe(served, status['platform'])}",
         f"last verdict  {_say(verdict)}",
         *_say_decision(verdict),
         f"running       {', '.join(status['running']) or 'nothing'}",
-        f"services      {_list(status['services'])}",
+        f"services      {', '.join(services) or 'down; `llm-assets up` starts them'}",
         *(f"waiting       {why}" for why in status["waiting"]),
         *(f"machines      {job}" for job in status["machines"]),
         *(f"alarm         {Alarm(**one)}" for one in status["alarms"]),
@@ -132,12 +135,6 @@ def _listed_machines(_minute: int) -> tuple[list[str], list[str]]:
     return [job.line() for job in jobs], faults
 
 
-def _list(services: dict[str, str] | None) -> str:
-    if services is None:
-        return "down; `llm-assets up` starts them"
-    return ", ".join(f"{name} {state}" for name, state in services.items())
-
-
 def _say(verdict: dict[str, Any] | None) -> str:
     if verdict is None:
         return "none"
@@ -153,10 +150,6 @@ def _say_decision(verdict: dict[str, Any] | None) -> list[str]:
     outcome = "approved" if decision["approved"] else "rejected"
     who = f"version {verdict['version']} {outcome} by {decision['name']} on {decision['at'][:10]}"
     return [f"decision      {who}: {decision['reason']}"]
-
-
-def _version(number: int | None) -> str:
-    return "none" if number is None else f"version {number}"
 
 
 def _describe(served: dict[str, Any] | None, platform: str) -> str:

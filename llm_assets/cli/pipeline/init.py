@@ -122,9 +122,8 @@ def text_columns(records: list[dict[str, Any]]) -> Columns | None:
     chosen = list(dict.fromkeys([*filter(None, (title if prose or body else None, body)), *prose]))
     if len(chosen) <= 1:
         return ("text_column", chosen[0]) if chosen else None
-    lines = [
-        f"{{{key}}}" if key in (title, body) else f"{_label(key)}: {{{key}}}" for key in chosen
-    ]
+    labels = {key: _last(key).replace("_", " ").capitalize() for key in chosen}
+    lines = [f"{{{k}}}" if k in (title, body) else f"{labels[k]}: {{{k}}}" for k in chosen]
     return "text_template", "\n".join(lines)
 
 
@@ -138,10 +137,6 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2].strip().lower()
 
 
-def _label(key: str) -> str:
-    return _last(key).replace("_", " ").capitalize()
-
-
 def _keys(record: dict[str, Any]) -> Iterator[str]:
     """Keys that a template can name, and those within keys."""
     for key, value in record.items():
@@ -152,13 +147,11 @@ def _keys(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_prose(values: list[Any]) -> bool:
-    told = [" ".join(v) if _is_list_of_text(v) else v for v in values]
-    texts = [text for text in told if isinstance(text, str) and text.strip()]
+    """Whether texts, or lists of text, have as many words on average as prose has."""
+    parts = [value if isinstance(value, list) else [value] for value in values]
+    told = [" ".join(part) for part in parts if all(isinstance(one, str) for one in part)]
+    texts = [text for text in told if text.strip()]
     return bool(texts) and sum(len(text.split()) for text in texts) >= PROSE_WORDS * len(texts)
-
-
-def _is_list_of_text(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _look(source: Files, file: StoredFile) -> tuple[list[dict[str, Any]], str | None]:

@@ -80,11 +80,11 @@ def print_summary(
 
 def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple[str, str]]:
     """What became of the text: a label and a sentence each, no document unaccounted for."""
-    dropped = clean.stats["dropped"]
+    dropped, stats = clean.stats["dropped"], shards.stats
     reasons = [f"{reason.replace('_', ' ')} {count:,}" for reason, count in dropped.items()]
-    tokens = sum(shards.stats["tokens"][split] for split in SPLITS)
-    train, validation, held_out = (shards.stats["documents"][split] for split in SPLITS)
-    return [
+    tokens = sum(stats["tokens"][split] for split in SPLITS)
+    train, validation, held_out = (stats["documents"][split] for split in SPLITS)
+    lines = [
         ("documents read", f"{raw.stats['documents']:,} ({raw.stats['bytes'] / 1e6:.1f} MB)"),
         *_passed_over(raw),
         ("removed", f"{sum(dropped.values()):,}" + (": " + ", ".join(reasons) if reasons else "")),
@@ -93,24 +93,15 @@ def corpus_lines(raw: Artifact, clean: Artifact, shards: Artifact) -> list[tuple
             f"{tokens:,} in {train:,} documents to train on, {validation:,} to validate, "
             f"{held_out:,} held out",
         ),
-        *_replayed(shards),
-        *_left_out(shards),
     ]
-
-
-def _replayed(shards: Artifact) -> list[tuple[str, str]]:
-    """Text that is no news to the model; nothing where there is none."""
-    documents, tokens = (shards.stats[of].get("replay", 0) for of in ("documents", "tokens"))
-    text = f"{tokens:,} tokens in {documents:,} documents of other text; a share of the training "
-    return [("to replay", f"{text}rows comes from it, to limit forgetting")] if documents else []
-
-
-def _left_out(shards: Artifact) -> list[tuple[str, str]]:
-    """What is in the corpus and in no shard; nothing where there is none."""
-    counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in shards.stats["left_out"].items()]
-    if overlapping := sum(shards.stats["removed_as_overlapping_held_out"].values()):
+    if documents := stats["documents"].get("replay", 0):
+        text = f"{stats['tokens']['replay']:,} tokens in {documents:,} documents of other text; "
+        text += "a share of the training rows comes from it, to limit forgetting"
+        lines.append(("to replay", text))
+    counts = [f"{n:,} {reason.replace('_', ' ')}" for reason, n in stats["left_out"].items()]
+    if overlapping := sum(stats["removed_as_overlapping_held_out"].values()):
         counts.append(f"{overlapping:,} that share text with what is held out")
-    return [("left out", ", ".join(counts))] if counts else []
+    return [*lines, ("left out", ", ".join(counts))] if counts else lines
 
 
 def _passed_over(raw: Artifact) -> list[tuple[str, str]]:

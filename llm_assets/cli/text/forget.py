@@ -2,7 +2,7 @@
 what serves, and the certificate of it held against the store."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -20,7 +20,6 @@ from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.session import Session
 from llm_assets.forgetting.certificate import (
-    Forgetting,
     find_doubtful,
     issue,
     read_signed,
@@ -254,7 +253,12 @@ def verify(
     stated = read_statement(statement, place)
     trusted = "" if key else ", which only the certificate vouches for: check it with --key"
     report(f"ok       signed with the key {signed_by}{trusted}")
-    for line in _stated(stated):
+    lines = [*map(str, stated.documents)]
+    for reading in stated.read_by:
+        steps = sum(len(of_run) for of_run in reading.steps.values())
+        lines.append(f"version {reading.version} was trained on this text in {steps:,} steps")
+    lines += [f"search method: {stated.search.method}"] if stated.search else []
+    for line in lines:
         report(f"         {line}")
     session = opened()
     record = session.record
@@ -270,15 +274,6 @@ def verify(
     for holds, text in findings:
         report(f"{'ok      ' if holds else 'UNKNOWN ' if holds is None else 'PROBLEM '} {text}")
     return all(holds is not False for holds, _ in findings)
-
-
-def _stated(stated: Forgetting) -> Iterator[str]:
-    yield from map(str, stated.documents)
-    for reading in stated.read_by:
-        steps = sum(len(of_run) for of_run in reading.steps.values())
-        yield f"version {reading.version} was trained on this text in {steps:,} steps"
-    if stated.search:
-        yield f"search method: {stated.search.method}"
 
 
 def _plan(
