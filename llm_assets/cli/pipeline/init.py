@@ -273,10 +273,12 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         raise UserError(
             f"{shown_in_line(str(folder))} has no files. Put text into it, or name another folder."
         ) from error
-    formats, notes = _formats([file.format.name for file in found.files])
-    columns, without, told = plan_columns(everything, found.files)
-    formats = [one for one in formats if one not in without]
-    notes += told
+    columns, without, notes = plan_columns(everything, found.files)
+    counts = Counter(file.format.name for file in found.files)
+    if 0 < counts["code"] < CODE_SHARE * len(found.files):
+        without.append("code")
+        notes.insert(0, f"code files left out (`formats`): {counts['code']:,}")
+    formats = [one for one in FORMATS if counts[one] and one not in without]
     files = [file for file in found.files if file.format.name in formats]
     if not files:
         raise UserError(
@@ -309,8 +311,7 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
     with path.open("x", encoding="utf-8") as file:
         file.write(_HEADER.format(command=command))
         yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    counts = Counter(file.format.name for file in files)
-    said = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
+    said = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
     notes += text.lines(command)
@@ -423,16 +424,6 @@ def _costs(settings: PipelineSettings, text: TextEstimate) -> list[str]:
     except UserError as error:
         notes.append(str(error))
     return notes
-
-
-def _formats(found: list[FormatName]) -> tuple[list[FormatName], list[str]]:
-    """Formats to read, and what was decided."""
-    counts = Counter(found)
-    formats = [name for name in FORMATS if counts[name]]
-    if counts["code"] and counts["code"] < CODE_SHARE * len(found):
-        formats.remove("code")
-        return formats, [f"code files left out (`formats`): {counts['code']:,}"]
-    return formats, []
 
 
 def refuse_project_in_text(folder: Path, text: Path) -> None:
