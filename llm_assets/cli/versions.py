@@ -62,7 +62,7 @@ def status_of(session: Session) -> dict[str, Any]:
 
 def screen(status: dict[str, Any]) -> list[str]:
     """The same in words, a line each."""
-    served, verdict = status["served"], status["last_verdict"]
+    served = status["served"]
     services = [f"{name} {state}" for name, state in (status["services"] or {}).items()]
     lines = [
         f"pipeline      {status['pipeline']}",
@@ -71,8 +71,7 @@ def screen(status: dict[str, Any]) -> list[str]:
             for alias in ("champion", "wanted")
         ),
         f"served        {_describe(served, status['platform'])}",
-        f"last verdict  {_say(verdict)}",
-        *_say_decision(verdict),
+        *_say_verdict(status["last_verdict"]),
         f"running       {', '.join(status['running']) or 'nothing'}",
         f"services      {', '.join(services) or 'down; `llm-assets up` starts them'}",
         *(f"waiting       {why}" for why in status["waiting"]),
@@ -135,21 +134,18 @@ def _listed_machines(_minute: int) -> tuple[list[str], list[str]]:
     return [job.line() for job in jobs], faults
 
 
-def _say(verdict: dict[str, Any] | None) -> str:
+def _say_verdict(verdict: dict[str, Any] | None) -> list[str]:
+    """The last verdict, and what a person decided about the version that it was on."""
     if verdict is None:
-        return "none"
+        return ["last verdict  none"]
+    version, decision = f"version {verdict['version']}", verdict["decision"]
     outcome = "promoted" if verdict["promoted"] else "rejected"
-    return f"version {verdict['version']} {outcome}. {verdict['summary']}"
-
-
-def _say_decision(verdict: dict[str, Any] | None) -> list[str]:
-    """What a person decided about the version that was judged last; nothing where nobody did."""
-    decision = verdict and verdict["decision"]
-    if not verdict or not decision:
-        return []
-    outcome = "approved" if decision["approved"] else "rejected"
-    who = f"version {verdict['version']} {outcome} by {decision['name']} on {decision['at'][:10]}"
-    return [f"decision      {who}: {decision['reason']}"]
+    lines = [f"last verdict  {version} {outcome}. {verdict['summary']}"]
+    if decision:
+        outcome = "approved" if decision["approved"] else "rejected"
+        who = f"{outcome} by {decision['name']} on {decision['at'][:10]}"
+        lines.append(f"decision      {version} {who}: {decision['reason']}")
+    return lines
 
 
 def _describe(served: dict[str, Any] | None, platform: str) -> str:

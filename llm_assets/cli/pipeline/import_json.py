@@ -25,7 +25,7 @@ INPUT_TOKENS, TARGET_TOKENS = 256, 30
 
 
 Text = Annotated[str, Field(pattern=r"\S")]
-VALIDATION = "validation"
+VALIDATION, NO_SUBSET = "validation", "default"
 DATASET = r"^(gs://\S+|\w[\w.-]*(/\w[\w.-]*)?)$"
 """A name on the Hugging Face Hub, or files in a bucket."""
 
@@ -224,18 +224,15 @@ def _corpus(settings: ImportedSettings) -> dict[str, Any]:
     if settings.dataset.startswith("gs://"):
         stored = {"type": "files", "path": settings.dataset, "examples": examples}
         return {"raw_corpus": {"sources": [stored]}}
-    subset = {"subset": settings.dataset_subset} if _has_subset(settings) else {}
-    source: dict[str, Any] = {"type": "hugging_face", "dataset": settings.dataset, **subset}
+    source: dict[str, Any] = {"type": "hugging_face", "dataset": settings.dataset}
+    if settings.dataset_subset not in (None, NO_SUBSET):
+        source["subset"] = settings.dataset_subset
     source["examples"] = examples
     validation = source | {"name": VALIDATION, "split": VALIDATION}
     return {
         "raw_corpus": {"sources": [source, validation]},
         "clean_corpus": {"split": {"sources": {VALIDATION: VALIDATION}}},
     }
-
-
-def _has_subset(settings: ImportedSettings) -> bool:
-    return settings.dataset_subset not in (None, "default")
 
 
 def _deepspeed(training: TrainConfig, path: Path) -> dict[str, Any]:
@@ -265,7 +262,7 @@ def _model(checkpoint: str, revision: str | None, path: Path) -> dict[str, Any]:
 def _notes(settings: ImportedSettings, rows: int) -> list[str]:
     cluster, deploy = settings.cluster_config, settings.deploy_config
     notes = []
-    if settings.dataset_subset and not _has_subset(settings):
+    if settings.dataset_subset == NO_SUBSET:
         notes.append("dataset_subset 'default': means no subset, so none is set")
     if not settings.dataset.startswith("gs://"):
         notes.append(
