@@ -66,7 +66,8 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
     if expected >= gate.minimum_documents:
         return told + _describe_gain(settings, expected), None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
-    return "", _obstacle(told, documents, settings)
+    # Where all are too short there is none, which is no text that a model has read.
+    return "", _obstacle(told, max(1.0, documents), settings)
 
 
 def _describe_gain(settings: PipelineSettings, held_out: float) -> str:
