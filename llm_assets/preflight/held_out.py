@@ -66,6 +66,7 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
     if expected >= gate.minimum_documents:
         return told + _describe_gain(settings, expected), None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
+    told += f" ({text.short:,.0f} others are too short)" if text.short else ""
     # Where all are too short there is none, which is no text that a model has read.
     return "", _obstacle(told, max(1.0, documents), settings)
 
