@@ -1,10 +1,11 @@
 """Options and arguments that several commands have."""
 
 import getpass
+from pathlib import Path
 
 import click
 
-from artifacts.errors import has_control_characters, shown_in_line
+from artifacts.errors import UserError, has_control_characters, shown_in_line
 
 version_argument = click.argument("version", type=int)
 
@@ -19,6 +20,15 @@ def _check_line(_: click.Context, __: click.Parameter, given: str) -> str:
             "it on one line of plain text."
         )
     return given
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that was named; raises UserError where it cannot be read as text."""
+    try:
+        # Windows begins a file in UTF-8 with a mark.
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
 
 
 def _login() -> str:

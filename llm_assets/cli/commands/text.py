@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from artifacts.errors import UserError, shown
-from llm_assets.cli.commands.options import json_option, name_option, reason_option
+from llm_assets.cli.commands.options import json_option, name_option, read_text, reason_option
 from llm_assets.cli.session import open_session
 
 
@@ -80,7 +80,8 @@ def forget(
     from llm_assets.cli.text import forget as forgetting
 
     session, decision = open_session(), forgetting.ForgetDecision(by=name, reason=reason)
-    documents = forgetting.find_documents(session, identifiers, path, source)
+    listed = read_text(path).splitlines() if path else []
+    documents = forgetting.find_documents(session, [*identifiers, *listed], source)
     if is_undone:
         forgetting.undo(session, documents, decision, yes, click.echo)
     else:
@@ -114,13 +115,13 @@ def trace(
       llm-assets trace --request REQUEST_ID    an answer from the endpoint
       llm-assets trace --text "The valve ..."  any text, as an answer of the serving version
     """
-    from llm_assets.cli.text.trace import read_answer, trace_answers
+    from llm_assets.cli.text.trace import trace_answers
     from llm_assets.endpoint.folder import endpoint_folder
     from llm_assets.tracing.trace import find_answers
 
     if request is None and text is None and path is None:
         raise UserError("Name what to trace: --request ID, --text TEXT or --file PATH.")
-    answer = read_answer(path) if path else text
+    answer = read_text(path) if path else text
     session = open_session()
     folder, kept = endpoint_folder(session.settings), session.settings.endpoint.journal
     asked = find_answers(session.registry.state(), folder, kept, request, answer, version)

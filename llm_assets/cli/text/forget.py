@@ -89,18 +89,9 @@ class ForgetPlan:
         return hash_json({"entries": rows})
 
 
-def find_documents(
-    session: Session, identifiers: Sequence[str], path: Path | None, source: str | None
-) -> list[str]:
+def find_documents(session: Session, identifiers: Sequence[str], source: str | None) -> list[str]:
     """The ids that are named; raises UserError where there are none."""
-    found = list(identifiers)
-    if path:
-        try:
-            # Windows begins a file in UTF-8 with a mark.
-            lines = path.read_text("utf-8-sig").splitlines()
-            found += [line for line in lines if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read: {error}. Give one id on each line.") from error
+    found = [one for one in identifiers if one.strip()]
     if source:
         clean = session.record.current("clean_corpus")
         found += _ids_of(session, clean, pc.field("source") == source)

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from artifacts.errors import UserError, shown, shown_in_line
+from artifacts.errors import shown, shown_in_line
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.tracing import explain as provenance
@@ -50,14 +49,6 @@ def tell_version(
 
 
 STRETCHES_SHOWN = 10
-
-
-def read_answer(path: Path) -> str:
-    """The text of a file; raises UserError where it cannot be read as text."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text: {error}. Give a UTF-8 file.") from error
 
 
 def trace_answers(

@@ -23,6 +23,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.rewrite import BEFORE_NAME
 from artifacts.store.store import Artifact, Draft, Store
+from llm_assets.cli.commands.options import read_text
 from llm_assets.cli.session import Session
 from llm_assets.cli.text.forget import find_documents
 from llm_assets.forgetting import erase as erasing
@@ -327,11 +328,14 @@ def test_killed_halfway_nobody_reads_half_of_it_and_the_next_call_goes_on(
 def test_ids_are_read_from_a_file_as_windows_writes_it(tmp_path: Path) -> None:
     path = tmp_path / "ids.txt"
     path.write_bytes("a.md\r\nb c.md\r\n".encode("utf-8-sig"))
-    assert find_documents(cast(Session, None), [], path, None) == ["a.md", "b c.md"]
+    assert find_documents(cast(Session, None), read_text(path).splitlines(), None) == [
+        "a.md",
+        "b c.md",
+    ]
 
 
 def test_a_source_is_all_that_it_ever_gave(corpora: Corpora) -> None:
     """What has left it and what cleaning dropped, as well."""
     session = SimpleNamespace(record=corpora.record, settings=SimpleNamespace(name="manual"))
-    named = find_documents(cast(Session, session), [], None, "s")
+    named = find_documents(cast(Session, session), [], "s")
     assert set(named) == {*corpora.ids, COPY, PAST}

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from artifacts.errors import MissingArtifact, UserError
 from artifacts.shards.shard_set import Shard, ShardSet
 from artifacts.store.identity import Identity
-from llm_assets.cli.text.trace import read_answer, told
+from llm_assets.cli.commands.options import read_text
+from llm_assets.cli.text.trace import told
 from llm_assets.maintenance import cleaning as maintenance
 from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
@@ -386,7 +387,7 @@ def test_a_file_that_is_absent_or_no_text_is_named(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     for path in (absent, binary):
         with pytest.raises(UserError, match=f"{path} cannot be read as text"):
-            read_answer(path)
+            read_text(path)
 
 
 def test_the_base_model_has_no_text_here(lab: Lab) -> None:
