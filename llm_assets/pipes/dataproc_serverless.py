@@ -11,13 +11,13 @@ from llm_assets.pipes.remote_job import RemoteJobPipesClient
 
 WORK_WITH_ARGUMENTS = ("pyspark_batch", "spark_batch", "spark_r_batch")
 PHASES = {
-    "PENDING": service.Phase.WAITING,
     "RUNNING": service.Phase.RUNNING,
     "CANCELLING": service.Phase.CANCELLING,
     "CANCELLED": service.Phase.CANCELLED,
     "SUCCEEDED": service.Phase.SUCCEEDED,
     "FAILED": service.Phase.FAILED,
 }
+"""A batch in any other state waits."""
 
 
 class DataprocBatches(service.RemoteService):

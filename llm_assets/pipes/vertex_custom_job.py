@@ -15,9 +15,6 @@ PREEMPTED = re.compile(r"pre-?empt|spot .*reclaim", re.IGNORECASE)
 QUEUED = "Vertex AI keeps a job queued while the project's quota for its machines is used up"
 """Documented on Vertex AI's training page; the job itself reports no reason."""
 PHASES = {
-    "JOB_STATE_QUEUED": service.Phase.WAITING,
-    "JOB_STATE_PENDING": service.Phase.WAITING,
-    "JOB_STATE_PAUSED": service.Phase.WAITING,
     "JOB_STATE_RUNNING": service.Phase.RUNNING,
     "JOB_STATE_UPDATING": service.Phase.RUNNING,
     "JOB_STATE_CANCELLING": service.Phase.CANCELLING,
@@ -27,6 +24,7 @@ PHASES = {
     "JOB_STATE_FAILED": service.Phase.FAILED,
     "JOB_STATE_EXPIRED": service.Phase.FAILED,
 }
+"""A job in any other state waits."""
 
 
 class VertexCustomJobs(service.RemoteService):
