@@ -280,11 +280,8 @@ def batch_job(
         kind = str(machines.accelerator_type).lower().replace("_", "-")
         policy["accelerators"] = [{"type_": kind, "count": machines.accelerator_count}]
     network: dict[str, Any] = {}
-    if settings.subnetwork:
-        # A name alone is that of the jobs' region; Batch asks for the whole one.
-        _, _, whole = settings.subnetwork.partition("projects/")
-        own = f"{settings.project}/regions/{settings.region}/subnetworks/{settings.subnetwork}"
-        interface = {"subnetwork": f"projects/{whole or own}", "no_external_ip_address": True}
+    if subnetwork := settings.whole_subnetwork:
+        interface = {"subnetwork": subnetwork, "no_external_ip_address": True}
         network = {"network": {"network_interfaces": [interface]}}
     places = [f"zones/{zone}" for zone in machines.zones] or [f"regions/{settings.region}"]
     return {

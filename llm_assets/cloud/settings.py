@@ -509,6 +509,15 @@ class GoogleCloudSettings(Settings):
         return f"projects/{self.project}/locations/{self.region}"
 
     @property
+    def whole_subnetwork(self) -> str | None:
+        """The subnetwork with its project and region; a name alone is that of the jobs' region."""
+        if self.subnetwork is None:
+            return None
+        whole = self.subnetwork.partition("projects/")[2]
+        own = f"{self.project}/regions/{self.region}/subnetworks/{self.subnetwork}"
+        return f"projects/{whole or own}"
+
+    @property
     def client_options(self) -> dict[str, str] | None:
         """Of Google's clients that have one address for all regions."""
         return {"api_endpoint": self.api_endpoint} if self.api_endpoint else None

@@ -202,8 +202,8 @@ def check_compute(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding
         limit, used = (quotas[need.metric].get(figure, 0) for figure in ("limit", "usage"))
         told = f"Compute Engine's {need.metric} allows {limit:g} in {settings.region}"
         yield _compare(settings, need, f"{told}, {used:g} in use", limit - used)
-    if settings.subnetwork:
-        yield _check_subnetwork(base, region, settings.subnetwork)
+    if subnetwork := settings.whole_subnetwork:
+        yield _check_subnetwork(f"{base}/{subnetwork}", subnetwork)
 
 
 def _compute_needs(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Need]:
@@ -237,17 +237,10 @@ def smallest_batch(settings: GoogleCloudSettings) -> dict[str, int]:
     return needs
 
 
-def _check_subnetwork(base: str, region: str, subnetwork: str) -> Finding:
-    """What is in it has internal addresses alone, and reaches Google's APIs by private access.
-
-    Args:
-        subnetwork: its name, or its whole name with project and region.
-    """
-    key = "subnetwork"
-    whole = subnetwork.partition("projects/")[2]
-    place = f"projects/{whole}" if whole else f"{region}/subnetworks/{subnetwork}"
-    name = place.rsplit("/", 1)[1]
-    status, found = _look(f"{base}/{place}")
+def _check_subnetwork(url: str, place: str) -> Finding:
+    """What is in it has internal addresses alone, and reaches Google's APIs by private access."""
+    key, name = "subnetwork", place.rsplit("/", 1)[1]
+    status, found = _look(url)
     if status == HTTPStatus.FORBIDDEN:
         return _unseen(key, f"the subnetwork {name}", "compute.subnetworks.get")
     if status == HTTPStatus.NOT_FOUND:
