@@ -397,8 +397,6 @@ class Store:
             existing = self.find(identity)
             if existing:
                 return existing, False
-            if self.is_local:
-                make_private(self.machine_root)
             draft = open_draft(self.root, identity, self.machine_root, self.editions(identity))
             try:
                 with self._noted(identity):
@@ -438,17 +436,15 @@ class Store:
         finally:
             files.remove(f"{self.root}/{place}")
 
-    @contextlib.contextmanager
-    def lease(self, name: str, on_wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
+    def lease(
+        self, name: str, on_wait: Callable[[str], None] | None = None
+    ) -> contextlib.AbstractContextManager[Lease]:
         """Hold the store's lease of this name while the block runs."""
         path = f"{self.root}/{layout.lease(name)}"
-        if self.is_local:
-            make_private(Path(self.root))
-            with local_lease(Path(path), on_wait) as lease:
-                yield lease
-        else:
-            with object_lease(path, on_wait) as held:
-                yield held
+        if not self.is_local:
+            return object_lease(path, on_wait)
+        make_private(Path(self.root))
+        return local_lease(Path(path), on_wait)
 
     def list_folder(self, path: str) -> list[str]:
         """The names in a folder relative to the root; empty where there is none."""
