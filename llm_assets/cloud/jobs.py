@@ -387,6 +387,7 @@ def _job(
     scheduling: dict[str, Any] = {
         "timeout": {"seconds": round(machines.timeout_hours * HOUR)},
         "strategy": machines.strategy,
+        # The workers of a training are one group, which begins again as a whole or not at all.
         "restart_job_on_worker_restart": True,
     }
     if machines.strategy == "FLEX_START":

@@ -113,6 +113,7 @@ TPU_MACHINES = {
 def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
     """Raise ValueError where Google has no such machine with such accelerators."""
     none, given = (None, 0), (accelerator_type, count)
+    # Accelerators are added to machines of the family n1 alone; others have their own, or none.
     n1 = [none, *((kind, number) for kind, numbers in ADDED.items() for number in numbers)]
     own = BUILT_IN.get(machine_type)
     allowed = [own] if own else n1 if machine_type.startswith("n1-") else [none]

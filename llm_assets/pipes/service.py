@@ -239,6 +239,8 @@ class RemoteService(ABC):
         request = {"parent": self._parent}
         if key and self.key_filter:
             request["filter"] = self.key_filter.format(label=KEY_LABEL, key=key)
+        # Compared here as well, since not every service filters; and before a description, which
+        # may take calls of its own.
         found = [(self.labels_of(job).get(KEY_LABEL), job) for job in self.list_all(request)]
         return [self.describe(job) for its, job in found if its and key in (None, its)]
 

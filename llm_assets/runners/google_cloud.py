@@ -409,6 +409,8 @@ def _follow(
 
     def look(job: RemoteJob) -> str | None:
         nonlocal renewed
+        # A Spark batch and the check of the serve image heed no lease; that they have one costs
+        # less than an exception for them.
         if time.monotonic() - renewed > RENEWAL_SECONDS:
             renewed = time.monotonic()
             files.write(jobs.lease_of(staged.output), str(time.time()).encode())
