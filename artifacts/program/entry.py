@@ -50,11 +50,6 @@ def move_pipes_arguments() -> None:
     os.environ.update({name: value for name, value in vars(found).items() if value})
 
 
-def started_by_dagster() -> bool:
-    """Whether there is a session to open."""
-    return CONTEXT_VARIABLE in os.environ or any(a in ARGUMENTS for a in sys.argv)
-
-
 @contextmanager
 def open_session() -> "Iterator[PipesContext]":
     """Open the Pipes session; on leaving, every message has been delivered.
@@ -62,26 +57,20 @@ def open_session() -> "Iterator[PipesContext]":
     Raises:
         UserError: the messages could not be written to Cloud Storage within five minutes.
     """
-    from dagster_pipes import decode_param, open_dagster_pipes
+    from dagster_pipes import PipesMessageWriter, decode_param, open_dagster_pipes
 
-    move_pipes_arguments()
-    parameters = decode_param(os.environ[MESSAGES_VARIABLE])
-    writer = _bucket_writer() if "bucket" in parameters else None
-    with open_dagster_pipes(message_writer=writer) as pipes:
-        yield pipes
+    class BucketWriter(PipesMessageWriter):
+        """Like the shipped one for Cloud Storage, but prompt and persistent."""
 
-
-def _bucket_writer() -> Any:
-    """A message writer like the shipped one for Cloud Storage, but prompt and persistent."""
-    from dagster_pipes import PipesMessageWriter
-
-    class BucketMessageWriter(PipesMessageWriter):
         @contextmanager
         def open(self, params: Mapping[str, Any]) -> Iterator[BucketChannel]:
             with closing(BucketChannel(params["bucket"], params["key_prefix"])) as channel:
                 yield channel
 
-    return BucketMessageWriter()
+    move_pipes_arguments()
+    to_bucket = "bucket" in decode_param(os.environ[MESSAGES_VARIABLE])
+    with open_dagster_pipes(message_writer=BucketWriter() if to_bucket else None) as pipes:
+        yield pipes
 
 
 class BucketChannel:
@@ -274,7 +263,7 @@ def _reporting(speaks: bool) -> "Iterator[tuple[Report, PipesContext | None]]":
     """
     if not speaks:
         yield lambda line: None, None
-    elif not started_by_dagster():
+    elif CONTEXT_VARIABLE not in os.environ:
         yield lambda line: print(line, file=sys.stderr, flush=True), None
     else:
         interrupted: Interrupted | None = None
