@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -398,16 +398,19 @@ class Store:
             if existing:
                 return existing, False
             draft = open_draft(self.root, identity, self.machine_root, self.editions(identity))
+            # On record as long as it is being made, since its inputs are in use (`in_the_making`).
+            place = f"{layout.MAKING_FOLDER}/{identity.kind}-{identity.fingerprint}.json"
+            self.write_bytes(place, identity.model_dump_json().encode())
             try:
-                with self._noted(identity):
-                    build(draft)
-                    # A library that was upgraded in the middle would be named by the version
-                    # before.
-                    refuse_changes(identity.libraries)
+                build(draft)
+                # A library that was upgraded in the middle would be named by the version before.
+                refuse_changes(identity.libraries)
             except Exception:
                 # Where another has taken over, that is why building failed.
                 lease.check()
                 raise
+            finally:
+                files.remove(f"{self.root}/{place}")
             artifact = Artifact(self, commit(draft, lease))
             self.enter(artifact, identity.libraries, "all files")
             return artifact, True
@@ -425,16 +428,6 @@ class Store:
         """Whether somebody holds the store's lease of this name."""
         path = f"{self.root}/{layout.lease(name)}"
         return is_held(Path(path)) if self.is_local else object_is_held(path)
-
-    @contextlib.contextmanager
-    def _noted(self, identity: Identity) -> Iterator[None]:
-        """Keep on record, while the block runs, what is being made."""
-        place = f"{layout.MAKING_FOLDER}/{identity.kind}-{identity.fingerprint}.json"
-        self.write_bytes(place, identity.model_dump_json().encode())
-        try:
-            yield
-        finally:
-            files.remove(f"{self.root}/{place}")
 
     def lease(
         self, name: str, on_wait: Callable[[str], None] | None = None
