@@ -144,7 +144,10 @@ class TpuVms(service.RemoteService):
             told = record.get("told") or f"its container ended with exit code {record['exit']}"
             return failed, told, False
         if state == "ACTIVE":
-            if not _is_silent(record, made):
+            # One that has said nothing yet may still boot, from its making on.
+            heard = record.get("seen", made)
+            patience = SILENT_SECONDS if "seen" in record else BOOT_SECONDS
+            if not heard or time.time() - heard <= patience:
                 return service.Phase.RUNNING, "", False
             return failed, "nothing was heard of its machine any more", True
         if state in ("SUSPENDING", "SUSPENDED"):
@@ -213,13 +216,6 @@ class TpuVms(service.RemoteService):
             tpu_machine.ATTRIBUTE: json.dumps(given),
         }
         return job
-
-
-def _is_silent(record: Mapping[str, Any], made: float) -> bool:
-    now = time.time()
-    if "seen" in record:
-        return bool(now - record["seen"] > SILENT_SECONDS)
-    return made > 0 and now - made > BOOT_SECONDS
 
 
 def _node(name: str) -> str:
