@@ -103,7 +103,7 @@ def _sensor(
     name: str,
     job: str,
     seconds: int,
-    look: Look,
+    look_once: Look,
     description: str,
 ) -> dg.SensorDefinition:
     """A sensor that `automation.enabled` switches on."""
@@ -121,7 +121,7 @@ def _sensor(
         context: dg.SensorEvaluationContext, pipeline: PipelineResource, registry: RegistryResource
     ) -> dg.SensorResult:
         with user_faults():
-            return look(context, pipeline, registry.open(pipeline))
+            return look_once(context, pipeline, registry.open(pipeline))
 
     return tick
 

@@ -397,6 +397,7 @@ def check_endpoint(registry: Registry, state_folder: Path) -> Iterator[StoreFaul
 def check_notes(store: Store) -> Iterator[StoreFault]:
     """Small files beside the artifacts, which a backup of another tool may have brought back in
     part: records of what was made, manifests of what is gone, notes of what is being made."""
+    read: Callable[[], object]
     for place in _places(store, layout.EDITIONS_FOLDER):
         read = partial(store.read_editions, place)
         yield from _unreadable(store, place, read, "rewritten by the next run")
