@@ -20,7 +20,7 @@ from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures
 from llm_assets.assets.sources import observe, source_access, source_key, source_versions
-from llm_assets.assets.stage import BuildPlan, check_files, one_line, stage, table
+from llm_assets.assets.stage import BuildPlan, check_files, stage, table
 from llm_assets.assets.training_plan import training_estimate
 from llm_assets.forgetting.erase import forgotten_folder, read_list
 from llm_assets.pipeline import Comparison, PipelineResource
@@ -163,7 +163,7 @@ def clean_view(artifact: Artifact) -> dict[str, Any]:
     """What people see of a `clean_corpus`."""
     stats = artifact.stats
     examples = [
-        (reason, example["id"], one_line(example["text"]))
+        (reason, example["id"], example["text"])
         for reason, dropped in stats["dropped_examples"].items()
         for example in dropped
     ]

@@ -25,7 +25,6 @@ from llm_assets.assets.stage import (
     BuildPlan,
     drawn,
     link,
-    one_line,
     readable,
     stage,
     table,
@@ -273,7 +272,7 @@ def samples_view(evaluation: Artifact) -> dict[str, Any]:
 
 def _legible(text: str) -> str:
     """Text for a cell, where models that have not learnt write dots without end."""
-    return _UNBROKEN.sub("\\1…", one_line(text))
+    return _UNBROKEN.sub("\\1…", text)
 
 
 def read_samples(evaluation: Artifact) -> dict[str, list[dict[str, str]]]:

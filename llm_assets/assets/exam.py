@@ -8,7 +8,7 @@ import dagster as dg
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft
-from llm_assets.assets.stage import BuildPlan, one_line, stage, table
+from llm_assets.assets.stage import BuildPlan, stage, table
 from llm_assets.exam.questions import CODE_VERSION, LIBRARIES, AnswerPair, read_answers, write_exam
 from llm_assets.exam.settings import ExamSettings
 from recipes.evaluation.exam import EXAM_TASKS, read_questions
@@ -18,14 +18,14 @@ SHOWN = 20
 
 
 def exam_view(artifact: Artifact) -> dict[str, Any]:
-    rows = (
+    rows = [
         (
-            one_line(row["question"]),
-            one_line(row["choices"][row["answer"]]),
-            (row["passage"] or {}).get("document", "-"),
+            one["question"],
+            one["choices"][one["answer"]],
+            (one["passage"] or {}).get("document", "-"),
         )
-        for row in read_questions(artifact.path)[:SHOWN]
-    )
+        for one in read_questions(artifact.path)[:SHOWN]
+    ]
     stats = artifact.stats
     return {
         "summary": f"{stats['questions']} questions about {stats['facts']} facts",
@@ -64,12 +64,7 @@ def answers_view(evaluation: Artifact, most: int | None = SHOWN) -> dict[str, An
 
 def _told(answers: Iterable[AnswerPair]) -> list[tuple[str, str, str, str]]:
     return [
-        (
-            one_line(one.question["question"]),
-            one_line(one.said_before),
-            one_line(one.said_after),
-            one_line(one.question["value"]),
-        )
+        (one.question["question"], one.said_before, one.said_after, one.question["value"])
         for one in answers
     ]
 

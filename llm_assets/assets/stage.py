@@ -407,12 +407,9 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> dg.MarkdownM
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else escape_markdown(str(value))
-
-
-def one_line(text: str) -> str:
-    """Text of several lines for a cell, which has one."""
-    return " ".join(text.split())
+    # Text of several lines is set as one: more would end the table.
+    words = " ".join(str(value).split())
+    return f"{value:,}" if isinstance(value, int) else escape_markdown(words)
 
 
 def escape_markdown(text: str) -> str:
