@@ -20,15 +20,7 @@ from llm_assets.assets import figures
 from llm_assets.assets.exam import answers_view
 from llm_assets.assets.model import checkpoint_view
 from llm_assets.assets.page import render_page
-from llm_assets.assets.stage import (
-    OBJECTS,
-    BuildPlan,
-    drawn,
-    link,
-    readable,
-    stage,
-    table,
-)
+from llm_assets.assets.stage import OBJECTS, BuildPlan, drawn, link, readable, stage, table
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.exam.questions import exam_shares

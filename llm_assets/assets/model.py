@@ -16,14 +16,7 @@ from artifacts.storage import files
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
-from llm_assets.assets.stage import (
-    BuildPlan,
-    check_files,
-    from_here,
-    link,
-    materialization,
-    stage,
-)
+from llm_assets.assets.stage import BuildPlan, check_files, from_here, link, materialization, stage
 from llm_assets.assets.training_plan import continue_from_champion, training_estimate
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more

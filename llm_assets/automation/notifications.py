@@ -19,10 +19,7 @@ from artifacts.progress import Report
 from artifacts.store.store import Store, layout
 from llm_assets.assets.stage import failure_reason
 from llm_assets.automation.decision import Wait
-from llm_assets.automation.jobs import (
-    CLEANING,
-    ROLLBACK,
-)
+from llm_assets.automation.jobs import CLEANING, ROLLBACK
 from llm_assets.automation.launched import Runs
 from llm_assets.config import PipelineSettings
 from llm_assets.history import NOTIFYING

@@ -12,13 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from artifacts.errors import UserError, materialize_command
-from llm_assets.gate.verdict import (
-    CODE_VERSION,
-    UNCHANGING,
-    DecidingMetric,
-    GateSettings,
-    Verdict,
-)
+from llm_assets.gate.verdict import CODE_VERSION, UNCHANGING, DecidingMetric, GateSettings, Verdict
 
 Alias = Literal["wanted", "champion", "previous"]
 """`wanted` was decided on last; `champion` serves; `previous` is where a rollback goes."""
