@@ -19,9 +19,9 @@ from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.assets import figures
+from llm_assets.assets.model import training_estimate
 from llm_assets.assets.sources import observe, source_access, source_key, source_versions
 from llm_assets.assets.stage import BuildPlan, check_files, stage, table
-from llm_assets.assets.training_plan import training_estimate
 from llm_assets.forgetting.erase import forgotten_folder, read_list
 from llm_assets.pipeline import Comparison, PipelineResource
 from llm_assets.runners.spark import SparkRunner

@@ -17,19 +17,26 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, layout
 from llm_assets.assets import figures
 from llm_assets.assets.stage import BuildPlan, check_files, from_here, link, materialization, stage
-from llm_assets.assets.training_plan import continue_from_champion, training_estimate
 from llm_assets.endpoint.base import ServingPlatform
 from llm_assets.forgetting.replay import train_once_more
 from llm_assets.pipeline import JUDGED_TAG, Comparison, PipelineResource
 from llm_assets.preflight.held_out import held_out_obstacle
+from llm_assets.registry.base import Registry
 from llm_assets.registry.card import CHOSEN, number, training_cost, verify_model
 from llm_assets.registry.resource import RegistryResource
-from llm_assets.registry.start import START_INPUT, find_seen, find_start
+from llm_assets.registry.start import START_INPUT, find_manifest, find_seen, find_start
 from llm_assets.runners.training import TrainingRunner, train_into
 from recipes.evaluation.settings import ModelSource
 from recipes.model import base_model as base_model_recipe
 from recipes.model.base_model import BASE_MODEL_CODE_VERSION, BaseModelSettings
-from recipes.settings import BUDGETS, RecipeSettings, package_of
+from recipes.settings import (
+    BUDGETS,
+    RecipeSettings,
+    TrainingSettings,
+    WarmStartSettings,
+    package_of,
+    training_settings,
+)
 from recipes.spec import (
     CHECKPOINT_CODE_VERSION,
     MODEL_FOLDER,
@@ -37,6 +44,7 @@ from recipes.spec import (
     TENSORBOARD_NAME,
     TrainingSpec,
     read_metrics,
+    total_steps,
 )
 
 GROUP = "model"
@@ -45,6 +53,8 @@ TITLE_CHARACTERS = 8
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float8": 5e-2}
 """Share by which the figures of a step may differ by the versions of libraries, as they do where
 sums are taken in another order, by other processors or another number of workers."""
+MOST_TIMES = 8
+"""Times the pipeline file's budget that reading new text may take; more text takes several runs."""
 
 
 class CheckpointConfig(dg.Config):
@@ -291,3 +301,67 @@ def _first_step(settings: RecipeSettings) -> RecipeSettings:
         "validation": settings.validation.model_copy(update={"rows": 1}),
     }
     return settings.model_copy(update=update)
+
+
+def continue_from_champion(
+    settings: RecipeSettings, shards: Artifact, registry: Registry, longer: int = 1
+) -> RecipeSettings:
+    """The settings with the wanted model as the start and a budget in steps.
+
+    The budget is the given one, or one pass over the documents that arrived since the wanted model
+    was trained, together with what is seen again or replayed beside them, whichever is longer. A
+    recipe that starts from random weights keeps its start.
+    """
+    stats = ShardStats.model_validate(shards.stats)
+    usual = total_steps(settings, stats)
+    rows = new_share(shards, registry) * shards.stats["rows"]["train"]
+    own = (1 - settings.replay_share) * (1 - settings.order.seen_share)
+    needed = math.ceil(rows / (own * settings.budget.global_batch_size))
+    values = settings.model_dump()
+    steps = longer * max(usual, min(needed, MOST_TIMES * usual))
+    values["budget"] |= dict.fromkeys(BUDGETS) | {"steps": steps}
+    if isinstance(settings, WarmStartSettings):
+        values["initialize"] = "champion"
+    return training_settings(values)
+
+
+def new_share(shards: Artifact, registry: Registry) -> float:
+    """Share of the training documents that arrived since the wanted model was trained.
+
+    0 where that is the base model, or its corpus is no longer on record.
+    """
+    store = shards.store
+    wanted = registry.find("wanted")
+    fingerprint = wanted.lineage.get("clean_corpus") if wanted else None
+    before = find_manifest(store, "clean_corpus", fingerprint) if fingerprint else None
+    now = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
+    if before is None or now is None:
+        return 0.0
+    last = max(map(int, before.stats["slices"]), default=0)
+    counts = {int(at): found.get("train", 0) for at, found in now.stats["slices"].items()}
+    new = sum(count for at, count in counts.items() if at > last)
+    return new / max(1, sum(counts.values()))
+
+
+def training_estimate(
+    training: TrainingRunner, settings: TrainingSettings, shards: Artifact, base: Artifact
+) -> str | None:
+    """Such as `checkpoint: about 2.3 h, 9.70 USD`; None where the runner costs nothing.
+
+    Which rows the champion has seen is known only when training begins, so passes over the others
+    are estimated at their most.
+
+    Raises:
+        UserError: the runner's machines are too small for the model.
+    """
+    training.check_state(settings, base.stats["parameters"])
+    stats = ShardStats.model_validate(shards.stats)
+    steps, is_most = total_steps(settings, stats), False
+    if settings.starts_from == "champion" and settings.budget.epochs is not None:
+        all_but_one = shards.stats["rows"]["train"] - 1
+        steps, is_most = max(steps, total_steps(settings, stats, all_but_one)), True
+    tokens = steps * settings.budget.global_batch_size * stats.sequence_length
+    expected = training.estimate(tokens, base.stats["parameters"])
+    if expected and is_most:
+        expected += ", at most, as rows that the champion has seen are left out"
+    return expected

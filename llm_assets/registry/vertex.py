@@ -79,18 +79,11 @@ class VertexModelRegistry(Registry):
 
     def _ensure_upload(self, version: ModelVersion, uploads: dict[int, Any]) -> Any:
         """The upload of this model and container, which Vertex AI shows to nobody."""
+        from google.cloud import aiplatform_v1
+
         upload = uploads.get(version.version)
         if upload and upload.version_description == self._describe(version):
             return upload
-        name = self._upload(version, is_first=not uploads)
-        if upload is not None and upload.version_aliases:
-            self._merge(name, list(upload.version_aliases))
-        return self._uploads()[version.version]
-
-    def _upload(self, version: ModelVersion, is_first: bool) -> str:
-        """Upload a version; returns its resource name."""
-        from google.cloud import aiplatform_v1
-
         model = aiplatform_v1.Model(
             display_name=self.name,
             description=f"The versions of {self.folder}",
@@ -98,15 +91,17 @@ class VertexModelRegistry(Registry):
             artifact_uri=version.model_url,
             container_spec=self._container(version),
         )
-        place = {"model_id": self.name} if is_first else {"parent_model": self.place}
+        place = {"parent_model": self.place} if uploads else {"model_id": self.name}
         request = aiplatform_v1.UploadModelRequest(parent=self._vertex.parent, model=model, **place)
-        uploaded = self._vertex.change(
+        made = self._vertex.change(
             f"the upload of version {version.version}",
             self._vertex.models.upload_model,
             UPLOAD_SECONDS,
             request=request,
         )
-        return f"{self.place}@{uploaded.model_version_id}"
+        if upload is not None and upload.version_aliases:
+            self._merge(f"{self.place}@{made.model_version_id}", list(upload.version_aliases))
+        return self._uploads()[version.version]
 
     def _merge(self, name: str, aliases: list[str]) -> None:
         self._vertex.call(

@@ -9,7 +9,7 @@ import pytest
 from artifacts.shards.format import SPLITS, ShardEntry
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
-from llm_assets.assets.training_plan import continue_from_champion, training_estimate
+from llm_assets.assets.model import continue_from_champion, training_estimate
 from llm_assets.registry.base import LocalRegistry
 from llm_assets.registry.state import ModelEntry
 from recipes.settings import training_settings
