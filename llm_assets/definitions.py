@@ -72,6 +72,7 @@ def reason_alone() -> Iterator[None]:
         raise UserError(reason) from None
 
 
+# A module that is not installed has a reason, too: the extra that brings it.
 with reason_alone():
     from llm_assets.assets.sources import GROUP as SOURCES
     from llm_assets.assets.sources import observable_sources

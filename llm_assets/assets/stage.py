@@ -308,6 +308,7 @@ def user_faults(pipeline: PipelineResource | None = None) -> Iterator[None]:
     Such a failure carries no stack trace: it would bury the message, which has what to do. What is
     not known keeps its trace.
     """
+    # A step before in this process may have left it, and what is not known would lose its trace.
     vars(sys).pop("tracebacklimit", None)
     try:
         yield

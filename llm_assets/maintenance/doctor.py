@@ -422,7 +422,7 @@ def _restore_record(record: Pipeline, registry: Registry, place: str) -> None:
 
     Without it the next corpus would not know the splits that models were trained on.
     """
-    versions = registry.versions()
+    versions = registry.state().versions
     record.store.set_aside(place)
     for version in sorted(versions, key=lambda version: version.version):
         for kind, fingerprint in version.lineage.items():

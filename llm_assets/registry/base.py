@@ -23,7 +23,6 @@ from llm_assets.registry.state import (
     Decision,
     ModelEntry,
     ModelVersion,
-    Move,
     RegistryDamaged,
     RegistryState,
     RegistryUnreachable,
@@ -111,10 +110,6 @@ class Registry(ABC):
         # Whoever changes what is given changes nothing of what is known.
         return state.model_copy(update={"versions": list(state.versions)})
 
-    def versions(self) -> list[ModelVersion]:
-        """All versions, oldest first."""
-        return self.state().versions
-
     def get(self, version: int) -> ModelVersion:
         """One version; raises UnknownVersion."""
         return self.state().get(version)
@@ -122,10 +117,6 @@ class Registry(ABC):
     def find(self, alias: Alias) -> ModelVersion | None:
         """The version an alias points to, or None where it points nowhere."""
         return self.state().find(alias)
-
-    def history(self) -> list[Move]:
-        """Every move of an alias, oldest first."""
-        return self.state().history
 
     def register_base(self, entry: ModelEntry) -> ModelVersion:
         """See `RegistryState.register_base`."""
@@ -224,6 +215,7 @@ class Registry(ABC):
 
         with self._reachable():
             self._store.update(self._path(STATE_NAME), change)
+            # The last attempt's: where somebody else was faster, the store asks again.
             ((before, state, result),) = changes
             if state.generation > before.generation or set(state.decisions) - set(decisions):
                 self._note(state)

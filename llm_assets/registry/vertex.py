@@ -99,6 +99,7 @@ class VertexModelRegistry(Registry):
             UPLOAD_SECONDS,
             request=request,
         )
+        # Vertex AI moves none by itself, and by them others find what serves.
         if upload is not None and upload.version_aliases:
             self._merge(f"{self.place}@{made.model_version_id}", list(upload.version_aliases))
         return self._uploads()[version.version]

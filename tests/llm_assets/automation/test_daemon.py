@@ -146,8 +146,8 @@ def test_endpoint_follows_the_text_with_a_daemon_and_nothing_else(watched: Watch
         words = ("".join(generator.choices(letters, k=6)) for _ in range(150))
         noise = watched.project.folder / "noise" / f"{number:04d}.txt"
         noise.write_text(" ".join(words) + ".")
-    before = len(watched.registry.versions())
-    watched.wait(lambda: len(watched.registry.versions()) > before, "a model of the noise")
+    before = len(watched.registry.state().versions)
+    watched.wait(lambda: len(watched.registry.state().versions) > before, "a model of the noise")
     watched.wait_idle()
     time.sleep(5)
     assert watched.served == second
@@ -159,7 +159,9 @@ def test_endpoint_follows_the_text_with_a_daemon_and_nothing_else(watched: Watch
     watched.wait(lambda: bool(_training(watched)), "a training")
     os.kill(_run_process(watched), signal.SIGKILL)
     watched.wait(lambda: bool(watched.runs(DagsterRunStatus.FAILURE)), "the run's failure")
-    watched.wait(lambda: len(watched.registry.versions()) > before + 1, "a model of the last text")
+    watched.wait(
+        lambda: len(watched.registry.state().versions) > before + 1, "a model of the last text"
+    )
     watched.wait_idle()
     assert len(watched.runs(DagsterRunStatus.SUCCESS)) >= 4
 

@@ -85,7 +85,7 @@ def test_nothing_is_lost_or_launched_twice_when_postgres_starts_again_during_a_r
     ended = [run for run in _runs(automated) if run.status is DagsterRunStatus.SUCCESS]
     questions = [run.tags[QUESTION_TAG] for run in ended]
     assert questions and len(questions) == len(set(questions))
-    versions = LocalRegistry.of(automated.record).versions()
+    versions = LocalRegistry.of(automated.record).state().versions
     assert [version.version for version in versions] == [0, 1]
     with DagsterInstance.from_config(str(automated.folder)) as instance:
         for asset in automated.record.history().assets:

@@ -49,16 +49,16 @@ def test_base_model_is_version_0_and_wanted_until_a_candidate_is_better(
     open_registry: Callable[[], Registry],
 ) -> None:
     registry = open_registry()
-    assert registry.versions() == [] and registry.find("wanted") is None
+    assert registry.state().versions == [] and registry.find("wanted") is None
     for _ in range(2):
         registry.register_base(base_entry())
-    (base,) = open_registry().versions()
+    (base,) = open_registry().state().versions
     assert base.version == 0 and base.is_base and number(registry, "wanted") == 0
 
 
 def test_another_base_model_is_another_version(registry: Registry) -> None:
     registry.register_base(base_entry("newer"))
-    assert [found.weights for found in registry.versions()] == ["base", "newer"]
+    assert [found.weights for found in registry.state().versions] == ["base", "newer"]
     assert number(registry, "wanted") == 1
     judge(registry, "a")
     registry.register_base(base_entry("newest"))
@@ -89,7 +89,7 @@ def test_a_model_keeps_its_number_whatever_measured_it_and_wherever_it_lies(
     elsewhere = entry("a", figure=0.5).model_copy(update={"model_fingerprint": "made again"})
     again = open_registry().enter(elsewhere, verdict("a", "base", evaluation="newer"))
     assert again.version == 1 and again.model_fingerprint == "made again"
-    assert [found.version for found in open_registry().versions()] == [0, 1, 2]
+    assert [found.version for found in open_registry().state().versions] == [0, 1, 2]
     with pytest.raises(UnknownVersion, match="no version 7"):
         registry.get(7)
 
@@ -100,7 +100,7 @@ def test_alias_champion_moves_only_when_the_version_serves(registry: Registry) -
     assert (number(registry, "wanted"), number(registry, "champion")) == (1, 0)
     serve(registry)
     assert (number(registry, "champion"), number(registry, "previous")) == (1, 0)
-    moves = [(move.alias, move.version, move.by) for move in registry.history()]
+    moves = [(move.alias, move.version, move.by) for move in registry.state().history]
     assert moves[-2:] == [("wanted", 1, "the gate"), ("champion", 1, "the endpoint")]
 
 
@@ -419,7 +419,7 @@ def test_of_two_changes_at_one_time_the_second_sees_the_first(
     refused = [future.exception() for future in entered if future.exception()]
     assert [type(error) for error in refused] == [IncumbentChanged]
     assert number(registry, "wanted") == 1
-    base, first = registry.versions()
+    base, first = registry.state().versions
     assert base.weights == "base" and first.weights in ("a", "b")
 
 

@@ -103,7 +103,7 @@ def test_another_serving_image_is_a_new_upload_of_the_same_number(
     changed = vertex_settings.model_copy(update={"images": images})
     again = VertexModelRegistry(vertex_registry._store, "manual", Vertex(changed))
     assert again.resource_name(0) == f"{NAME}@2"
-    assert [version.version for version in again.versions()] == [0]
+    assert [version.version for version in again.state().versions] == [0]
     assert google.models.find(f"{NAME}@champion").version_id == "2"
 
 
@@ -141,7 +141,7 @@ def test_busy_service_is_asked_again_and_a_forbidden_one_is_unreachable(
         vertex_registry._store, "manual", Vertex(vertex_settings, retries=quick)
     )
     google.server.faults.add("ListModelVersions", grpc.StatusCode.UNAVAILABLE, "busy", times=2)
-    assert registry.versions() == []
+    assert registry.state().versions == []
     google.server.faults.add("ListModelVersions", grpc.StatusCode.PERMISSION_DENIED, "no right")
     with pytest.raises(RegistryUnreachable, match="nothing was promoted"):
         registry.find("champion")
