@@ -130,13 +130,13 @@ def intervals(title: str, x_label: str, rows: Mapping[str, Sequence[Any]]) -> An
 
     Rows are left out of which one of these is no number.
     """
-    rows = {name: bounds for name, bounds in rows.items() if None not in bounds}
-    figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(rows), 2))
-    for position, (low, value, high) in enumerate(reversed(rows.values())):
+    drawn = [(name, bounds) for name, bounds in rows.items() if None not in bounds]
+    figure, axes = _axes(title, x_label, "", height=0.6 + 0.45 * max(len(drawn), 2))
+    for position, (_, (low, value, high)) in enumerate(reversed(drawn)):
         axes.plot([low, high], [position, position], color=MUTED, linewidth=3)
         axes.plot([value], [position], marker="o", color=INK)
-    axes.set_yticks(range(len(rows)), list(reversed(rows)))
-    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_yticks(range(len(drawn)), [name for name, _ in reversed(drawn)])
+    axes.set_ylim(-0.6, len(drawn) - 0.4)
     return figure
 
 
