@@ -201,29 +201,27 @@ def checkpoint(
     `validation_...` shows what it has learned (`validation_before` is where it started), and
     `coverage` the share of the training text that it and the models before it have read.
     """
-    store, shards = pipeline.store, tokenized_shards
+    store, shards, models = pipeline.store, tokenized_shards, registry.open(pipeline)
     train = partial(training.train, context)
 
     def cost(artifact: Artifact) -> dict[str, float]:
         return training_cost(artifact.stats, pipeline.settings.automation.cost_per_hour)
 
     if config.without_forgotten is not None:
-        state = registry.open(pipeline).state()
         version = config.without_forgotten
-        artifact = train_once_more(pipeline.record, state, version, train, context.log.info)
+        record, state = pipeline.record, models.state()
+        artifact = train_once_more(record, state, version, train, context.log.info)
         return materialization(artifact, checkpoint_view(artifact) | cost(artifact))
     settings = training.resolve(settings)
     # The version arrives with the state of the registry; nobody chooses it to be another attempt.
     chosen = config.model_dump(exclude={"from_version"}) | {"settings": settings.content()}
     if config.continue_from_champion:
-        models = registry.open(pipeline)
         settings = continue_from_champion(settings, shards, models, config.longer)
     identity = identity.extend(
         settings=settings.content(), libraries=settings.libraries | package_of(settings)
     )
     start = ModelSource(path=base_model.url, fingerprint=base_model.fingerprint)
     if settings.starts_from == "champion":
-        models = registry.open(pipeline)
         start = find_start(pipeline.record, models, identity, start, config.from_version)
         identity = identity.extend(inputs={START_INPUT: start.fingerprint})
 
