@@ -23,6 +23,7 @@ from serving.state import Desired, RouteStatus, StateFolder, Status
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 5.0
 STOP_SECONDS = 30.0
+"""More than the supervisor gives its API server."""
 ASK_SECONDS = 10.0
 
 

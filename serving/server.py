@@ -30,6 +30,7 @@ from serving.supervisor import CANNOT_SERVE
 from serving.traffic import EngineTraffic
 
 SHUTDOWN_SECONDS = 10
+"""For answers that are under way; their engines end after them."""
 BEAT_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 """Between two looks whether something else is wanted."""

@@ -28,6 +28,8 @@ POLL_SECONDS = 0.2
 START_SECONDS = 120.0
 """Until the first sign of life: Python's modules may be slow to come from a disk."""
 STOP_SECONDS = 25.0
+"""More than the 10 s that an API server gives its answers and the 10 s that it gives its engines,
+and less than whoever stops an endpoint waits."""
 
 
 class Supervisor:
