@@ -101,12 +101,15 @@ class Server:
     async def _beat(self) -> None:
         """Show the supervisor that this process answers, and others where it is to be found."""
         while True:
-            # How long a silence may last changes with the settings.
-            with suppress(OSError):
-                os.write(self._beats, f"{self._dispatcher.settings.engine_timeout}\n".encode())
+            self._show_life()
             if not self._state.status.path.exists():
                 self._write_state_again()
             await asyncio.sleep(BEAT_SECONDS)
+
+    def _show_life(self) -> None:
+        silence = self._dispatcher.settings.engine_timeout
+        with suppress(OSError):
+            os.write(self._beats, f"{silence}\n".encode())
 
     def _write_state_again(self) -> None:
         """The state folder was removed: without it nobody could stop or move this endpoint.
@@ -162,6 +165,8 @@ class Server:
         if fault is None:
             self._desired = wanted
             self._dispatcher.settings = wanted.settings
+            # Now, not with the next beat: it may be the silence after it that has to be short.
+            self._show_life()
             for route in routes:
                 route.engine.desired = wanted
             self._has_served = True
