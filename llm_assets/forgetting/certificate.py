@@ -1,7 +1,7 @@
 """What is stated about texts that were forgotten: in-toto's format, signed in a DSSE envelope.
 
-Statements say what was done, and what a search of the corpora found afterwards, which
-`llm_assets.forgetting.verification` repeats.
+Statements say what was done, and what a search of the corpora found afterwards. Both are held
+against a store by `examine`, which searches again.
 
 securesystemslib reads, writes and verifies the envelopes by a plain ed25519 key, as it does for TUF
 and in-toto; any program that knows DSSE can check a certificate without this project.
@@ -11,39 +11,42 @@ import fnmatch
 import hashlib
 import json
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
-    NoEncryption,
-    PrivateFormat,
     PublicFormat,
     load_pem_private_key,
     load_pem_public_key,
 )
-from pydantic import BaseModel, ConfigDict
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SigningError
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from artifacts.errors import UserError
+from artifacts.program.entry import read_spec
+from artifacts.program.lifetime import run_to_end
 from artifacts.progress import Report
 from artifacts.storage import files
+from artifacts.storage.files import sha256_of
+from artifacts.storage.transfer import describe_folder
 from artifacts.store import layout
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
 from llm_assets.forgetting.erase import (
     ForgottenDocument,
+    ForgottenList,
+    Record,
     WithdrawnVersion,
     copy_signatures,
     find_copy,
+    find_holders,
     forgotten_folder,
     keep_copy,
     made_by,
@@ -52,7 +55,7 @@ from llm_assets.forgetting.erase import (
 from llm_assets.registry.start import START_INPUT
 from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.training_text import TEXT_KINDS, lessons_of, runs_behind
-from recipes.spec import MODEL_FOLDER
+from recipes.spec import MODEL_FOLDER, SPEC_NAME, TrainingSpec, command
 from spark_jobs.clean.forgotten import (
     METHOD,
     SIMILAR_SCHEMA,
@@ -61,6 +64,7 @@ from spark_jobs.clean.forgotten import (
     Signatures,
     find_similar,
     read_signatures,
+    tell_similar,
 )
 from spark_jobs.clean.history import read_history
 
@@ -73,10 +77,8 @@ REPLACES = "replaces"
 """In the stats of a checkpoint that was made once more: the one without the mask."""
 
 
-class Reading(BaseModel):
+class Reading(Record):
     """A version that was trained on one of the texts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int
     checkpoint: str
@@ -84,10 +86,8 @@ class Reading(BaseModel):
     """Checkpoint of each run behind it to the steps that were trained on a text."""
 
 
-class Replacement(BaseModel):
+class Replacement(Record):
     """A run that was made once more."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     before: str
     after: str
@@ -100,10 +100,8 @@ class Replacement(BaseModel):
     """All texts that were masked in it."""
 
 
-class Search(BaseModel):
+class Search(Record):
     """What was searched for near copies of texts, also inside other text, and what was found."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str = METHOD
     similarity: float = SIMILARITY
@@ -116,10 +114,8 @@ class Search(BaseModel):
     """Ids of the documents in them that hold a text, to the similarity."""
 
 
-class Forgetting(BaseModel):
+class Forgetting(Record):
     """The predicate of the statement."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     pipeline: str
     at: datetime
@@ -199,12 +195,11 @@ def find_doubtful(
     serving = state.find("champion") or state.find("wanted")
     doubtful = {}
     for version in state.versions:
-        is_in_use = version == serving or (
-            store.exists("checkpoint", version.model_fingerprint)
-            and not state.is_rejected(version.weights)
-        )
-        is_doubtful = is_in_use and version.version not in known
-        runs = runs_behind(store, state, version) if is_doubtful else []
+        is_there = store.exists("checkpoint", version.model_fingerprint)
+        may_serve = is_there and not state.is_rejected(version.weights)
+        if version.version in known or not (may_serve or version == serving):
+            continue
+        runs = runs_behind(store, state, version)
         if unknown := [run.name for run in runs if run.record is None]:
             doubtful[version.version] = unknown
     return doubtful
@@ -279,14 +274,8 @@ def issue(
     search: Search,
     key: Path,
 ) -> str:
-    """Sign the statement on some documents of the list, whose texts are its subjects.
-
-    Args:
-        key: file of the signing key.
-
-    Returns:
-        Where the certificate is kept, relative to the store's root.
-    """
+    """Sign the statement on some documents of the list, whose texts are its subjects, with the key
+    of a file; gives the certificate's place in the store."""
     texts = sorted({one.text_hash for one in documents if one.text_hash})
     read_by = readings(record.store, state, texts)
     replaced = replacements(record.store, record.find_current("checkpoint")) if read_by else []
@@ -374,23 +363,27 @@ def open_signer(path: Path) -> CryptoSigner:
                 f"{path} is no private key in PEM without a password: {error}. Give one with "
                 "`forgetting.signing_key`, or move this file away: a new key is then created."
             ) from None
-    key = Ed25519PrivateKey.generate()
+    signer = CryptoSigner.generate_ed25519()
     path.parent.mkdir(parents=True, exist_ok=True)
+    # For its owner's eyes alone before there is anything in it.
     path.touch(0o600, exist_ok=False)
-    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    path.with_suffix(".pub").write_bytes(public)
-    return CryptoSigner(key)
+    path.write_bytes(signer.private_bytes)
+    path.with_suffix(".pub").write_bytes(_public_key(signer))
+    return signer
 
 
 def sign(statement: dict[str, Any], signer: CryptoSigner) -> bytes:
     """The envelope as JSON; under `publicKey` the key that verifies it, in PEM."""
     envelope = Envelope(json.dumps(statement, sort_keys=True).encode(), PAYLOAD_TYPE, {})
     envelope.sign(signer)
-    # In PEM, as other programs read it; securesystemslib itself writes bare hexadecimal.
+    public = _public_key(signer).decode()
+    return json.dumps(envelope.to_dict() | {"publicKey": public}, indent=2).encode()
+
+
+def _public_key(signer: CryptoSigner) -> bytes:
+    """In PEM, as other programs read it; securesystemslib itself writes bare hexadecimal."""
     public = load_pem_private_key(signer.private_bytes, None).public_key()
-    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-    return json.dumps(envelope.to_dict() | {"publicKey": pem}, indent=2).encode()
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str, Any], str]:
@@ -428,3 +421,140 @@ def read_signed(path: Path | str, trusted: Path | None = None) -> tuple[dict[str
         raise UserError(f"{path} is a signed {envelope.payload_type}, not a {PAYLOAD_TYPE}.")
     statement: dict[str, Any] = json.loads(envelope.payload)
     return statement, key.keyid
+
+
+# What a certificate states, held against a store: each thing that holds, does not, or is not known.
+Finding = tuple[bool | None, str]
+"""Whether something holds, None where nobody can know; and what, in words."""
+
+
+def examine(
+    record: Pipeline, state: RegistryState, stated: Forgetting, report: Report
+) -> Iterator[Finding]:
+    """Whether each thing that was stated holds in a store, in words.
+
+    Raises:
+        DamagedArtifact: the list, or a file of signatures, cannot be read.
+    """
+    listed = read_list(record.store, record.name)
+    active = {one.id for one in listed.active}
+    undone = {one.id: one.undone for one in listed.documents if one.id not in active}
+    documents = [one for one in stated.documents if one.id not in undone]
+    texts = {one.text_hash for one in documents if one.text_hash}
+    for one in stated.documents:
+        if one.text_hash and (wanted := undone.get(one.id)):
+            yield None, f"{one.id} is wanted again since {wanted}: later corpora may contain it"
+    left = texts & set(listed.texts)
+    every = f"{len(left):,} of {len(texts):,} texts are kept out of every later corpus"
+    yield left == texts, every
+    held: set[str] = set()
+    if documents:
+        search, similar = search_again(record, state, documents, stated.erased, report)
+        held = set(similar["text_hash"].to_pylist())
+        decided = {one.text_hash for one in listed.active if one.similar == "keep"}
+        # What holds a text is found by that text.
+        own = {one.text_hash for one in documents if one.text_hash and one.similarity is None}
+        left = own - set(search.texts)
+        for texts_left, why in (
+            (left & decided, "a person chose --similar keep"),
+            (left - decided, "no signature of them is kept"),
+        ):
+            if texts_left:
+                yield None, f"only exact copies of {len(texts_left):,} text(s) are found: {why}"
+        if held:
+            yield False, f"documents in corpora contain their text: {tell_similar(similar)}"
+        elif search.texts:
+            where = (
+                f"{len(search.texts):,} texts were looked for in {len(search.corpora):,} corpora"
+            )
+            yield True, f"{where}: no document holds {search.similarity:.0%} of one"
+    yield from _of_versions(record.store, state, stated, sorted(texts | held))
+    for replacement in stated.replaced:
+        yield _of_weights(record.store, replacement)
+    if stated.erased:
+        holders = find_holders(record, state, ForgottenList(documents=documents))
+        named = ", ".join(f"{one.manifest.kind}/{one.fingerprint}" for one in holders)
+        but = f", but for {named}" if holders else ""
+        yield not holders, f"no snapshot, corpus, shard, exam or evaluation holds them{but}"
+
+
+def _of_versions(
+    store: Store, state: RegistryState, stated: Forgetting, texts: list[str]
+) -> Iterator[Finding]:
+    known = {one.version for one in readings(store, state, texts)}
+    doubtful = find_doubtful(store, state, known)
+    if serving := state.find("champion") or state.find("wanted"):
+        name = f"version {serving.version}, which serves,"
+        if serving.version in known:
+            yield False, f"{name} was trained on some of them"
+        elif serving.version not in doubtful:
+            yield True, f"{name} was trained on none of them"
+    for version, unknown in doubtful.items():
+        gone = f"there is no record of {', '.join(unknown)}"
+        yield None, f"version {version} may have been trained on some of them: {gone}"
+    for one in stated.read_by:
+        rejected = state.is_rejected(state.get(one.version).weights)
+        there = store.exists("checkpoint", one.checkpoint)
+        weights = "its weights are still there" if there else "its weights are gone"
+        is_now = "is withdrawn" if rejected else "is not withdrawn"
+        yield rejected, f"version {one.version}, which was trained on them, {is_now}; {weights}"
+
+
+def _of_weights(store: Store, one: Replacement) -> Finding:
+    made = store.find_named("checkpoint", one.after)
+    name = f"checkpoint {one.after}, which replaces {one.before},"
+    if made is None:
+        return False, f"{name} is no longer in {store.root}"
+    found = weights_of(made)
+    if store.is_local:
+        there = {path: Path(made.url, path) for path in one.weights_after}
+        found = {path: sha256_of(str(file)) for path, file in there.items() if file.exists()}
+    holds = found == one.weights_after
+    has = "has the weights" if holds else "has other weights than those"
+    return holds, f"{name} {has} that the certificate states"
+
+
+def train_again(store: Store, one: Replacement, report: Report) -> Finding:
+    """Train a run from its beginning with the mask, and compare the weights.
+
+    To the bit the same come out on one worker of a processor of the same kind, with the same
+    versions of the libraries, as long as nothing else that the run read was forgotten. Nothing of
+    the store is changed.
+    """
+    name = f"checkpoint {one.after}"
+    spec = read_spec(f"{store.root}/{layout.run(one.after)}/{SPEC_NAME}", TrainingSpec)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = spec.model_copy(
+            update={"run_folder": f"{folder}/run", "export_folder": f"{folder}/{MODEL_FOLDER}"}
+        )
+        stated = Path(folder, "run", SPEC_NAME)
+        ours.write(stated)
+        report(f"{name} is trained from its beginning, with {len(spec.masked):,} texts masked")
+        ended = run_to_end(command(stated, 1))
+        if ended.returncode:
+            return False, f"{name} could not be trained: {ended.stderr.strip()[-500:]}"
+        made = {
+            f"{MODEL_FOLDER}/{file.path}": (file.sha256, file.crc32c)
+            for file in describe_folder(Path(ours.export_folder))
+        }
+    wanted = one.weights_after
+    # A certificate has the one or the other of each file.
+    if made.keys() != wanted.keys() or any(wanted[path] not in made[path] for path in made):
+        shards = store.find_named("tokenized_shards", spec.inputs["tokenized_shards"])
+        erased = set(shards.stats.get("erased", ())) - set(spec.hidden) if shards else set()
+        if erased:
+            # What the run read, or chose its best weights by, may have been among them.
+            return None, (
+                f"{name} does not come out again: its shards have lost {len(erased):,} text(s) "
+                "that were forgotten since"
+            )
+        return False, (
+            f"{name} does not come out again bit for bit, which is certain only on one worker, a "
+            "processor of the same kind, and with the same versions of the libraries"
+        )
+    return True, f"{name} comes out again, bit for bit"
+
+
+def is_here(record: Pipeline, stated: Forgetting) -> bool:
+    """Whether this store is one that the statement can be held against."""
+    return record.name == stated.pipeline and bool(read_list(record.store, record.name).documents)

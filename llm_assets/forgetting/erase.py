@@ -56,10 +56,14 @@ Similar = Literal["drop", "keep"]
 """What a person decided of documents that hold a forgotten text."""
 
 
-class ForgetDecision(BaseModel):
-    """What somebody decided of a document, and why."""
+class Record(BaseModel):
+    """What is kept on the list or in a certificate: it does not change, nor has it unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ForgetDecision(Record):
+    """What somebody decided of a document, and why."""
 
     by: str = Field(min_length=1)
     reason: str = Field(min_length=1)
@@ -103,10 +107,8 @@ class ForgottenDocument(ForgetDecision):
         return self.id in ids or self.survivor in ids
 
 
-class WithdrawnVersion(BaseModel):
+class WithdrawnVersion(Record):
     """A version that was trained on what was forgotten, so that its weights are to go."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: int
     checkpoint: str
@@ -232,20 +234,16 @@ def add_to_list(
     """Enter documents and versions; what is on the list already stays as it was entered."""
 
     def enter(listed: ForgottenList) -> None:
-        known = {(one.id, one.text_hash) for one in listed.active}
-        listed.documents += [one for one in documents if (one.id, one.text_hash) not in known]
-        # A row that was there again has its number until now.
-        again = {
-            (one.id, one.text_hash): one.at
-            for one in documents
-            if one.numbered and (one.id, one.text_hash) in known
-        }
-        listed.documents = [
-            one.model_copy(update={"at": max(one.at, again[one.id, one.text_hash])})
-            if one.undone is None and (one.id, one.text_hash) in again
-            else one
-            for one in listed.documents
-        ]
+        before = listed.documents
+        known = {(d.id, d.text_hash): n for n, d in enumerate(before) if d.undone is None}
+        for one in documents:
+            place = known.get((one.id, one.text_hash))
+            if place is None:
+                listed.documents.append(one)
+            elif one.numbered:
+                # A row that was there again has its number until now.
+                at = max(one.at, before[place].at)
+                before[place] = before[place].model_copy(update={"at": at})
         gone = {one.checkpoint for one in listed.withdrawn}
         listed.withdrawn += [one for one in withdrawn if one.checkpoint not in gone]
 
@@ -336,6 +334,7 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
             except DamagedArtifact:
                 # What cannot be read explains nothing, and may hold first words.
                 files.remove(f"{record.store.root}/{layout.retired(kind, fingerprint)}")
+    # What a page quotes of the text is set in it, so it goes as a whole.
     for version in state.versions:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     if listed.active:
@@ -537,31 +536,30 @@ def _without_samples(evaluation: Artifact, ids: Collection[str]) -> Iterator[tup
     content = files.find(f"{evaluation.url}/{SAMPLES_NAME}")
     samples = json.loads(content) if content else {}
     exam = evaluation.manifest.inputs.get("exam", "")
-    still_asked = _questions_left(evaluation.store, exam, ids) if exam else None
+    _, asked = _questions(evaluation.store.folder_url("exam", exam), ids)
+    still_asked = {json.loads(line)["id"] for line in asked}
 
     def is_kept(sample: dict[str, Any]) -> bool:
-        # In the place of a document, an exam has its question.
+        # In the place of a document, an exam has its question; where it is gone, none is kept.
         name = sample["document"]
-        return name not in ids if still_asked is None else name in still_asked
+        return name in still_asked if exam else name not in ids
 
     kept = {role: list(filter(is_kept, found)) for role, found in samples.items()}
     if kept != samples:
         yield SAMPLES_NAME, json.dumps(kept, indent=2).encode()
 
 
-def _questions_left(store: Store, exam: str, ids: Collection[str]) -> set[str]:
-    """Ids of the questions of an exam that are of no forgotten document; none where it is gone."""
-    content = store.read_bytes(f"{layout.artifact('exam', exam)}/{QUESTIONS_NAME}") or b""
-    questions = map(json.loads, content.splitlines())
-    return {one["id"] for one in questions if not _documents_of(one).intersection(ids)}
-
-
-def _without_questions(exam: Artifact, ids: set[str]) -> Iterator[tuple[str, bytes]]:
+def _without_questions(exam: Artifact, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """The questions of an exam whose passages are of other documents than the forgotten ones."""
-    lines = (files.find(f"{exam.url}/{QUESTIONS_NAME}") or b"").splitlines(keepends=True)
-    kept = [line for line in lines if not ids & _documents_of(json.loads(line))]
+    lines, kept = _questions(exam.url, ids)
     if kept != lines:
         yield QUESTIONS_NAME, b"".join(kept)
+
+
+def _questions(exam: str, ids: Collection[str]) -> tuple[list[bytes], list[bytes]]:
+    """All lines of an exam's questions, and those that are of none of the documents."""
+    lines = (files.find(f"{exam}/{QUESTIONS_NAME}") or b"").splitlines(keepends=True)
+    return lines, [line for line in lines if not _documents_of(json.loads(line)).intersection(ids)]
 
 
 def _documents_of(question: dict[str, Any]) -> set[str]:

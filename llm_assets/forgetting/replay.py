@@ -25,14 +25,15 @@ MASKED_INPUT = "masked"
 """Name of the masked texts' digest among a checkpoint's inputs."""
 
 
-def first_step(runs: Sequence[TrainingRun], texts: Sequence[str]) -> dict[str, int]:
-    """Checkpoint to the first step that was trained on one of the texts; others are left out."""
-    found: dict[str, int] = {}
-    for lessons in lessons_of(runs, texts).values():
-        for lesson in lessons:
-            name = lesson.run.checkpoint
-            found[name] = min(found.get(name, lesson.steps[0]), lesson.steps[0])
-    return found
+def _affected(
+    runs: Sequence[TrainingRun], texts: Sequence[str]
+) -> tuple[Sequence[TrainingRun], int]:
+    """The runs from the first that met one of the texts on, and at which step it did; or none."""
+    lessons = [lesson for of_text in lessons_of(runs, texts).values() for lesson in of_text]
+    for number, run in enumerate(runs):
+        if steps := [lesson.steps[0] for lesson in lessons if lesson.run == run]:
+            return runs[number:], min(steps)
+    return (), 0
 
 
 def train_once_more(
@@ -47,7 +48,7 @@ def train_once_more(
     """
     runs = runs_behind(record.store, state, state.get(version))
     texts = read_list(record.store, record.name).texts
-    if not first_step(runs, texts):
+    if not _affected(runs, texts)[0]:
         raise UserError(
             f"Version {version} was not trained on anything that was forgotten, so it need not be "
             "trained again. To forget a document: llm-assets forget ID --reason REASON --yes"
@@ -75,23 +76,21 @@ def replay(
     Raises:
         UserError: what a run started from, or its settings, are no longer in the store.
     """
-    met = first_step(runs, texts)
-    place = next(number for number, run in enumerate(runs) if run.checkpoint in met)
+    affected, met = _affected(runs, texts)
     made: Artifact | None = None
-    for run in runs[place:]:
-        step = met.get(run.checkpoint) if made is None else None
+    for run in affected:
         spec, identity = _without(store, run, texts, made)
-        made = _make(store, run, spec, identity, step, train, report)
+        # Of those after the first every step differs: they start from other weights.
+        made = _make(store, run, spec, identity, None if made else met, train, report)
     assert made is not None
     return made
 
 
 def check_replay(store: Store, runs: Sequence[TrainingRun], texts: Sequence[str]) -> None:
     """Look whether `replay` has all that it needs, and raise its UserError where it has not."""
-    met = first_step(runs, texts)
-    place = next(number for number, run in enumerate(runs) if run.checkpoint in met)
-    start = _spec_of(store, runs[place]).base_model_folder
-    for run in runs[place:]:
+    affected, _ = _affected(runs, texts)
+    start = _spec_of(store, affected[0]).base_model_folder
+    for run in affected:
         store.load("checkpoint", run.checkpoint)
         spec = _spec_of(store, run)
         # Those after the first start from what the one before comes to.
@@ -146,6 +145,7 @@ def _make(
 
     def build(draft: Draft) -> None:
         ours = spec.model_copy(update={"export_folder": f"{draft.url}/{MODEL_FOLDER}"})
+        # Where the file is there, an earlier call was killed: the run goes on from what it saved.
         if step and not store.has_file(f"{layout.run(spec.run_id)}/{SPEC_NAME}"):
             taken = checkpoints.adopt(folder, spec.run_folder, step, ours.content())
             _tell_start(run, taken, step, steps, report)

@@ -20,13 +20,16 @@ from llm_assets.automation.jobs import training_config
 from llm_assets.cli.pipeline.run import materialize_assets
 from llm_assets.cli.session import Session
 from llm_assets.forgetting.certificate import (
+    examine,
     find_doubtful,
+    is_here,
     issue,
     read_signed,
     read_statement,
     readings,
     search_again,
     search_corpora,
+    train_again,
 )
 from llm_assets.forgetting.erase import (
     PLAN,
@@ -42,7 +45,6 @@ from llm_assets.forgetting.erase import (
     read_list,
 )
 from llm_assets.forgetting.replay import MASKED_INPUT, check_replay
-from llm_assets.forgetting.verification import examine, is_here, train_again
 from llm_assets.registry.start import retire
 from llm_assets.tracing.passages import exposures
 from llm_assets.tracing.training_text import all_runs, runs_behind
