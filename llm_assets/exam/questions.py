@@ -10,7 +10,7 @@ measures knowing. At the end, how two models answered, paired by question.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,9 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
     """
     facts, forms = read_facts(settings.facts), read_forms(settings.forms)
     placebo = read_facts(settings.placebo) if settings.placebo else []
-    _need_forms(settings, [*facts, *placebo], forms)
+    for relation in dict.fromkeys(fact.relation for fact in (*facts, *placebo)):
+        if relation not in forms or not forms[relation].asked:
+            raise UserError(f"{settings.forms}: nothing under `asked` for {relation}.")
     passages = list(_passages(clean_corpus, settings.passage_words))
     telling = {fact: _telling(fact, passages) for fact in facts}
     told = [fact for fact in facts if telling[fact]]
@@ -112,12 +114,6 @@ def write_exam(settings: ExamSettings, clean_corpus: str, folder: Path) -> dict[
         "given_away": [f"{f.subject}: {f.relation}" for f in given_away],
         "retrieved_right": sum(right) / len(right),
     }
-
-
-def _need_forms(settings: ExamSettings, facts: Iterable[Fact], forms: dict[str, Forms]) -> None:
-    for relation in dict.fromkeys(fact.relation for fact in facts):
-        if relation not in forms or not forms[relation].asked:
-            raise UserError(f"{settings.forms}: nothing under `asked` for {relation}.")
 
 
 def _passages(clean_corpus: str, words: int) -> Iterator[Passage]:
@@ -255,26 +251,21 @@ def read_answers(evaluation: Artifact, before: str, after: str = "candidate") ->
     scores = pq.read_table(evaluation.path / TASK_SCORES_NAME)
     if not {f"score_{before}", f"score_{after}"} <= set(scores.schema.names):
         return []
-    return [
-        AnswerPair(
-            row["task"],
-            questions[row["sample"]],
-            *(row[f"score_{role}"] for role in (before, after)),
-            *(_choice(questions[row["sample"]], row[f"chosen_{role}"]) for role in (before, after)),
-        )
-        for row in scores.to_pylist()
-        if row["task"] in EXAM_TASKS and row["metric"] == METRIC and row["sample"] in questions
-    ]
+    found = []
+    for row in scores.to_pylist():
+        question = questions.get(row["sample"])
+        if question and row["task"] in EXAM_TASKS and row["metric"] == METRIC:
+            right = (row[f"score_{role}"] for role in (before, after))
+            said = (question["choices"][row[f"chosen_{role}"]].strip() for role in (before, after))
+            found.append(AnswerPair(row["task"], question, *right, *said))
+    return found
 
 
 def exam_shares(
     stats: Mapping[str, Any], before: str = "base"
 ) -> list[tuple[str, float | None, float | None]]:
-    """Condition, and the shares of right answers of an earlier role and of the candidate.
-
-    Args:
-        stats: of an `eval_metrics` artifact.
-    """
+    """Condition, and the shares of right answers of an earlier role and of the candidate, by the
+    stats of an `eval_metrics` artifact."""
     asked = {task: stats["metrics"].get(f"{task}_{METRIC}") for task in EXAM_TASKS}
     return [
         (
@@ -284,7 +275,3 @@ def exam_shares(
         for task, roles in asked.items()
         if roles
     ]
-
-
-def _choice(question: dict[str, Any], place: int) -> str:
-    return str(question["choices"][place]).strip()

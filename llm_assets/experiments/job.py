@@ -132,7 +132,15 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
             "--set checkpoint.optimizer.learning_rate=1e-4,3e-4"
         )
     for key, values in changes.items():
-        _check(key, values)
+        if key.split(".")[0] not in SECTIONS:
+            raise UserError(
+                f"{key}: an experiment changes what decides a model, under {', '.join(SECTIONS)}."
+            )
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
+        shown = [_shown(value) for value in values]
+        if len(set(shown)) < len(shown):
+            raise UserError(f"{key}: a value appears twice in {', '.join(shown)}.")
     # Before they are made: there may be more than memory holds.
     if (combinations := math.prod(map(len, changes.values()))) > MOST_TRIALS:
         raise UserError(
@@ -145,18 +153,6 @@ def plan_trials(pipeline_file: Path, changes: Mapping[str, Any]) -> list[Trial]:
     for trial in trials:
         changed_settings(pipeline_file, trial.changes)
     return trials
-
-
-def _check(key: str, values: Any) -> None:
-    if key.split(".")[0] not in SECTIONS:
-        raise UserError(
-            f"{key}: an experiment changes what decides a model, under {', '.join(SECTIONS)}."
-        )
-    if not isinstance(values, list) or not values:
-        raise UserError(f"{key}: give a list with at least one value, not {values!r}.")
-    shown = [_shown(value) for value in values]
-    if len(set(shown)) < len(shown):
-        raise UserError(f"{key}: a value appears twice in {', '.join(shown)}.")
 
 
 SPLIT = "validation"
@@ -200,12 +196,7 @@ class TrialResult(BaseModel):
 
 
 def read_result(
-    trial: str,
-    checkpoint: Artifact,
-    measured: Artifact,
-    gate: GateSettings,
-    trials: int,
-    cost_per_hour: float | None,
+    settings: PipelineSettings, trial: str, checkpoint: Artifact, measured: Artifact, trials: int
 ) -> TrialResult:
     """The result of a trial that ran to its end.
 
@@ -213,12 +204,13 @@ def read_result(
         checkpoint, measured: its `checkpoint` and `trial_metrics`.
         trials: how many there are; the more, the wider the intervals.
     """
-    stats = measured.stats
-    told: dict[str, Any] = {"trial": trial} | training_cost(checkpoint.stats, cost_per_hour)
+    stats, price = measured.stats, settings.automation.cost_per_hour
+    told: dict[str, Any] = {"trial": trial} | training_cost(checkpoint.stats, price)
     if stats["faults"]:
         return TrialResult(verdict="failed", reason=" ".join(stats["faults"].values()), **told)
     metric = Metric.model_validate(stats["metric"])
     reference = "incumbent" if "incumbent" in stats["models"] else "base"
+    # Of either side of the interval, and of each trial alone.
     level = (1 - CONFIDENCE) / 2 / trials
     scores = pq.read_table(measured.path / SCORES_NAME)
     found = compare(scores, metric, SPLIT, reference, level)
@@ -226,7 +218,7 @@ def read_result(
     if score is None:
         return TrialResult(verdict="failed", reason="Its scores are not finite numbers.", **told)
     return TrialResult(
-        verdict=finding(found, gate),
+        verdict=finding(found, settings.model_version.gate),
         reference=reference,
         metric=metric.name,
         score=score,
@@ -446,16 +438,10 @@ def build_experiments(settings: PipelineSettings) -> AssetsDefinition:
         registry: RegistryResource,
         serving: ServingPlatform,
     ) -> MaterializeResult:
+        resources = {"spark": spark, "training": training, "registry": registry, "serving": serving}
         with user_faults(pipeline):
             name = context.partition_key
-            trial = read_trial(pipeline, name)
-            resources = {
-                "spark": spark,
-                "training": training,
-                "registry": registry,
-                "serving": serving,
-            }
-            made = run_trial(context, pipeline, trial, resources)
+            made = run_trial(context, pipeline, read_trial(pipeline, name), resources)
             done = _results(context.instance, pipeline, name)
             return MaterializeResult(metadata=_metadata(done[name], done, made))
 
@@ -503,9 +489,7 @@ def _results(
         record = trial_record(pipeline, name)
         checkpoint, measured = map(record.find_current, ("checkpoint", "trial_metrics"))
         if checkpoint and measured:
-            cost = settings.automation.cost_per_hour
-            gate = settings.model_version.gate
-            found[name] = read_result(name, checkpoint, measured, gate, len(names), cost)
+            found[name] = read_result(settings, name, checkpoint, measured, len(names))
             references[name] = measured.manifest.inputs.get("incumbent"), measured.stats["metric"]
     return {name: found[name] for name in found if references[name] == references[newest]}
 
