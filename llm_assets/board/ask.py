@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import httpx
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
 from llm_assets.board.engines import OnDemandEngines
-from llm_assets.board.pages import Board, Fields, find_behind, fragment, number, page, posted
+from llm_assets.board.pages import Board, Fields, as_number, find_behind, fragment, page_at, posted
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
@@ -53,8 +54,8 @@ def routes(board: Board) -> list[BaseRoute]:
     tracer, one_at_a_time = Tracer(board.store, lambda line: None), Lock()
     engines = OnDemandEngines(board)
 
-    def show(request: Request) -> Response:
-        state, query = board.registry.state(), request.query_params
+    def show(request: Request) -> dict[str, Any]:
+        state = board.registry.state()
         status = endpoint_status(board.settings)
         shares = {one.version: one.share for one in status.routes if one.share} if status else {}
         champion = state.find("champion")
@@ -62,19 +63,16 @@ def routes(board: Board) -> list[BaseRoute]:
         # What a base model can be asked is what its newest candidate was.
         evaluation = own or board.record.find_current("eval_metrics")
         exam = find_exam(evaluation) if evaluation else None
-        chosen = number(request, "version", -1)
-        return page(
-            board,
-            request,
-            "ask.html",
-            runs=status is not None,
-            asked=list(_asked_versions(engines, state, shares, chosen)),
-            chosen=chosen,
-            examples=board.remember(find_examples, [evaluation, exam]) if evaluation else [],
+        chosen = as_number(request.query_params.get("version", ""))
+        return {
+            "runs": status is not None,
+            "asked": list(_asked_versions(engines, state, shares, chosen)),
+            "chosen": chosen,
+            "examples": board.remember(find_examples, [evaluation, exam]) if evaluation else [],
             # An exam's answer ends with its line.
-            of_exam=exam is not None,
-            prompt=query.get("prompt", ""),
-        )
+            "of_exam": exam is not None,
+            "prompt": request.query_params.get("prompt", ""),
+        }
 
     async def stream(request: Request) -> Response:
         status = endpoint_status(board.settings)
@@ -106,7 +104,6 @@ def routes(board: Board) -> list[BaseRoute]:
         return StreamingResponse(_passed_on(client, answer), answer.status_code, told)
 
     def trace(request: Request, fields: Fields) -> Response:
-        version = fields.get("version", "")
         try:
             state = board.registry.state()
             asked = find_answers(
@@ -115,7 +112,7 @@ def routes(board: Board) -> list[BaseRoute]:
                 board.settings.endpoint.journal,
                 fields.get("request", "").strip(),
                 fields.get("text") or None,
-                int(version) if version.isascii() and version.isdecimal() else None,
+                as_number(fields.get("version", "")),
             )
             with one_at_a_time:
                 found = [tracer.trace(state, one.version, one.answer) for one in asked]
@@ -128,20 +125,21 @@ def routes(board: Board) -> list[BaseRoute]:
         return fragment("traced.html", found=pieces, colors=colors)
 
     return [
-        Route("/ask", show),
+        page_at("/ask", board, "ask.html", show),
         Route("/ask/endpoint/v1/{path:path}", stream, methods=["POST"]),
         Mount("/ask/versions/{version:int}", app=engines),
-        Route("/ask/trace", posted(trace), methods=["POST"]),
+        posted("/ask/trace", trace),
     ]
 
 
 def _asked_versions(
-    engines: OnDemandEngines, state: RegistryState, shares: Mapping[str, float], chosen: int
+    engines: OnDemandEngines, state: RegistryState, shares: Mapping[str, float], chosen: int | None
 ) -> Iterator[AskedVersion]:
     """Base, champion, newest candidate, a chosen version, and those that serve, in their order."""
     bases = [one.version for one in state.versions if one.is_base]
     candidates = [one.version for one in state.versions if not one.is_base]
-    labels = {chosen: "selected"} | dict.fromkeys(candidates[-1:], "the newest candidate")
+    labels = {} if chosen is None else {chosen: "selected"}
+    labels |= dict.fromkeys(candidates[-1:], "the newest candidate")
     labels |= dict.fromkeys(bases[-1:], "the base model")
     if champion := state.find("champion"):
         labels[champion.version] = "the champion"
@@ -170,13 +168,10 @@ def find_examples(evaluation: Artifact, exam: Artifact | None) -> list[str]:
 
 
 def colors_of(known: Iterable[str], traces: Iterable[Trace]) -> dict[str, int]:
-    """Source to color, of those that spans are from: the same in every answer.
-
-    Args:
-        known: the pipeline's sources; others, which it had before, come after them.
-    """
+    """Source to color, of those that spans are from: the same in every answer."""
     stretches = (stretch for trace in traces for stretch in trace.verbatim if stretch.sources)
     used = {stretch.sources[0].source for stretch in stretches}
+    # Sources that the pipeline had before come after those that it has.
     ordered = [*sorted(known), *sorted(used.difference(known))]
     return {name: place % COLORS for place, name in enumerate(ordered) if name in used}
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock, Thread
-from typing import IO
+from typing import IO, Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from artifacts.errors import UserError, has_control_characters
 from artifacts.program.lifetime import Child
-from llm_assets.board.pages import Board, Fields, page, posted
+from llm_assets.board.pages import Board, Fields, as_number, page, page_at, posted
 from llm_assets.forgetting.erase import PLAN, read_list
 from llm_assets.registry.card import tell_story
 from llm_assets.registry.state import RegistryState
@@ -31,7 +31,6 @@ MOST_WORDS = 2_000
 MOST_BYTES = 60_000
 """Of what a command said, that are shown."""
 MOST_VERSIONS = 50
-MOST_LOGGED = 20
 MOST_WORKS = 8
 """Calls of the command line whose pages stay."""
 
@@ -110,7 +109,7 @@ class DecisionForm:
                     f"{MOST_WORDS:,} characters. Write it on one line of plain text."
                 )
         version = values.get("version", "0")
-        if not (version.isascii() and version.isdecimal() and len(version) < 10):
+        if as_number(version) is None:
             raise UserError(f"{version!r} is not a version number.")
         similar, shown = fields.get("similar", ""), fields.get("generation", "")
         return cls(
@@ -118,7 +117,7 @@ class DecisionForm:
             **values,
             documents=tuple(filter(None, documents)) if action == "forget" else (),
             similar=similar if similar in ("drop", "keep") else "",
-            shown=shown if shown.isascii() and shown.isdecimal() and len(shown) < 10 else "",
+            shown="" if as_number(shown) is None else shown,
         )
 
     def arguments(self, is_meant: bool) -> list[str]:
@@ -186,20 +185,15 @@ def routes(board: Board) -> list[Route]:
     def find_work(number: object) -> CommandCall | None:
         return next((one for one in works if str(one.number) == str(number)), None)
 
-    def show(request: Request) -> Response:
+    def show(request: Request) -> dict[str, Any]:
         state = board.registry.state()
-        asked = request.query_params
-        return page(
-            board,
-            request,
-            "decide.html",
-            versions=[one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
-            decided=_read_log(state),
-            forgotten=read_list(board.store, board.settings.name).active[::-1],
-            most=MOST_LOGGED,
-            work=works[-1] if works else None,
-            asked={name: asked.get(name, "") for name in ("action", "version", "documents")},
-        )
+        return {
+            "versions": [one for one in state.versions[::-1] if not one.is_base][:MOST_VERSIONS],
+            "decided": _read_log(state),
+            "forgotten": read_list(board.store, board.settings.name).active[::-1],
+            "work": works[-1] if works else None,
+            "asked": request.query_params,
+        }
 
     def confirm(request: Request, fields: Fields) -> Response:
         decision = DecisionForm.read(fields)
@@ -238,16 +232,13 @@ def routes(board: Board) -> list[Route]:
             )
         return begin(replace(work.decision, shown=plan), is_meant=True)
 
-    def show_work(request: Request) -> Response:
+    def show_work(request: Request) -> dict[str, Any]:
         work = find_work(request.path_params["number"])
-        answer = page(board, request, "work.html", work=work)
-        if work and work.code is None:
-            answer.headers["Refresh"] = "1"
-        return answer
+        return {"work": work, "refreshes": 1 if work and work.code is None else None}
 
     return [
-        Route("/decide", show),
-        Route("/decide/confirm", posted(confirm), methods=["POST"]),
-        Route("/decide/do", posted(do), methods=["POST"]),
-        Route("/decide/work/{number:int}", show_work),
+        page_at("/decide", board, "decide.html", show),
+        posted("/decide/confirm", confirm),
+        posted("/decide/do", do),
+        page_at("/decide/work/{number:int}", board, "work.html", show_work),
     ]

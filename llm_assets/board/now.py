@@ -3,21 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Store, layout
-from llm_assets.board.pages import Board, find_behind, page
+from llm_assets.board.pages import Board, find_behind, page_at
 from llm_assets.exam.questions import AnswerPair, exam_shares, find_exam, read_answers
 from llm_assets.registry.state import ModelVersion, RegistryState
-from llm_assets.tracing.passages import Exposure, exposures
+from llm_assets.tracing.explain import Exposure, exposures, read_texts
 from llm_assets.tracing.training_text import runs_behind
 from recipes.evaluation.settings import SCORES_NAME, Metric
 from recipes.spec import describe_hardware, describe_progress, read_metrics
@@ -72,7 +71,7 @@ class Knowledge:
 def routes(board: Board) -> list[Route]:
     """The page at `/`."""
 
-    def show(request: Request) -> Response:
+    def look(_: Request) -> dict[str, Any]:
         state = board.registry.state()
         champion = state.find("champion")
         moves = [one for one in state.history if champion and one.version == champion.version]
@@ -80,6 +79,7 @@ def routes(board: Board) -> list[Route]:
         # Who wants it once more while it serves did not put it there.
         earlier = moves[: moves.index(served[-1])] if served else []
         chosen = [one for one in earlier if one.alias == "wanted"]
+        verdicts = state.verdicts_of(champion.weights) if champion else []
         learned = find_learned(board, state, champion) if champion else None
         won = learned.won if learned else []
         # An exam says what was learned from which document.
@@ -89,29 +89,24 @@ def routes(board: Board) -> list[Route]:
         # Vertex AI is not asked.
         answering = now["served"]["versions"] if now["served"] else {}
         is_busy = bool(now["running"] or now["machines"] or making)
-        answer = page(
-            board,
-            request,
-            "now.html",
-            state=state,
-            champion=champion,
-            chosen=chosen[-1] if chosen else None,
-            served=served,
-            learned=learned,
-            is_overruled=champion is not None and _is_rejected(state, champion),
-            read=read,
-            is_local=is_local,
-            is_serving=champion and (not is_local or str(champion.version) in answering),
-            now=now,
-            making=making,
-            refreshes=REFRESH_SECONDS if is_busy else None,
-            most=MOST_SHOWN,
-        )
-        if is_busy:
-            answer.headers["Refresh"] = str(REFRESH_SECONDS)
-        return answer
+        return {
+            "state": state,
+            "champion": champion,
+            "chosen": chosen[-1] if chosen else None,
+            "served": served,
+            "learned": learned,
+            # The gate was against it, so a person let it serve all the same.
+            "is_overruled": verdicts and not any(verdict.promoted for verdict in verdicts),
+            "read": read,
+            "is_local": is_local,
+            "is_serving": champion and (not is_local or str(champion.version) in answering),
+            "now": now,
+            "making": making,
+            "refreshes": REFRESH_SECONDS if is_busy else None,
+            "most": MOST_SHOWN,
+        }
 
-    return [Route("/", show)]
+    return [page_at("/", board, "now.html", look)]
 
 
 def find_learned(board: Board, state: RegistryState, version: ModelVersion) -> Knowledge | None:
@@ -171,18 +166,17 @@ def find_new_text(board: Board, state: RegistryState, version: ModelVersion) -> 
 
     def find(clean: Artifact, *_: int) -> NewText:
         columns, is_train = ["id", "source", "split", "text_hash"], pc.field("split") == "train"
-        parts = open_parts([clean.url], [*columns, "text"])
+        parts = open_parts([clean.url], columns)
         rows = parts.scanner(columns, is_train).head(MOST_LOOKED_AT).to_pylist()
         read = [one for one in exposures(runs, rows) if one.lessons]
         new = [one for one in read if one.lessons[0].run not in older]
         if past:
             added = _added(past, {one.document for one in new})
             new.sort(key=lambda one: one.document not in added)
-        ids = pa.array([one.document for one in new[:MOST_SHOWN]], pa.string())
-        texts = parts.scanner(["id", "text"], pc.field("id").isin(ids)).head(len(ids))
+        texts = read_texts(clean.url, [one.document for one in new[:MOST_SHOWN]])
         begin = {
-            row["id"]: shorten((row["text"] or "")[: 2 * BEGINNING], BEGINNING, placeholder=" …")
-            for row in texts.to_pylist()
+            name: shorten(text[: 2 * BEGINNING], BEGINNING, placeholder=" …")
+            for name, text in texts.items()
         }
         shown = [(one, begin.get(one.document, "")) for one in new[:MOST_SHOWN]]
         return NewText(shown, len(new), len(rows) == MOST_LOOKED_AT)
@@ -195,12 +189,6 @@ def _added(past: Artifact, documents: set[str]) -> set[str]:
     ids = pa.array(sorted(documents), pa.string())
     known = open_parts([past.url], ["id"]).to_table(filter=pc.field("id").isin(ids))
     return documents - set(known["id"].to_pylist())
-
-
-def _is_rejected(state: RegistryState, version: ModelVersion) -> bool:
-    """Whether the gate was against it, so that a person let it serve all the same."""
-    verdicts = state.verdicts_of(version.weights)
-    return bool(verdicts) and not any(verdict.promoted for verdict in verdicts)
 
 
 def _version_before(state: RegistryState, version: ModelVersion) -> ModelVersion | None:

@@ -18,6 +18,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from artifacts.errors import reason_of, shown
@@ -92,6 +93,7 @@ class Board:
         key = make.__qualname__, *(one and one.fingerprint for one in manifests), *more
         known = self._remembered.get(key)
         if known is None or known[0] != manifests:
+            # Not under the lock, or a page that takes long would hold up the others.
             known = manifests, make(*artifacts, *more)
             with self._lock:
                 self._remembered.pop(key, None)
@@ -114,17 +116,11 @@ def find_behind(store: Store, version: ModelVersion, kind: str) -> Artifact | No
     return store.find_named(kind, version.lineage.get(kind, ""))
 
 
-def _finalize(value: Any) -> Any:
-    """Control characters, those that turn a line around too, are written out wherever they are."""
-    if isinstance(value, Markup):
-        return value
-    return shown(value) if isinstance(value, str) else value
-
-
 _TEMPLATES = Environment(
     loader=PackageLoader("llm_assets.board"),
     autoescape=True,
-    finalize=_finalize,
+    # Control characters, those that turn a line around too, are written out wherever they are.
+    finalize=lambda one: one if isinstance(one, Markup) or not isinstance(one, str) else shown(one),
     trim_blocks=True,
     lstrip_blocks=True,
 )
@@ -146,20 +142,24 @@ def fragment(name: str, **values: Any) -> HTMLResponse:
 
 
 def page(board: Board, request: Request, name: str, status: int = 200, **values: Any) -> Response:
-    """A whole page."""
+    """A whole page, which is loaded again after as many seconds as `refreshes` says."""
     # One slash: a link to a path that begins with two leads to another host.
     path, query = f"/{request.url.path.lstrip('/')}", request.url.query
     here = f"{path}?{query}" if query else path
     common = {"board": board, "path": path, "here": here, "signed": board.knows(request)}
-    return HTMLResponse(_TEMPLATES.get_template(name).render(common | values), status)
+    # A header: of its element in a page, an audit of accessibility complains.
+    seconds = values.get("refreshes")
+    headers = {"Refresh": str(seconds)} if seconds else {}
+    return HTMLResponse(_TEMPLATES.get_template(name).render(common | values), status, headers)
 
 
-FormHandler = Callable[[Request, Fields], Response]
-Handler = Callable[[Request], Any]
+def page_at(path: str, board: Board, name: str, look: Callable[[Request], dict[str, Any]]) -> Route:
+    """The page at an address: a template, filled in with what a request is answered by."""
+    return Route(path, lambda request: page(board, request, name, **look(request)))
 
 
-def posted(work: FormHandler) -> Handler:
-    """A route's handler of a form; its work may take long."""
+def posted(path: str, work: Callable[[Request, Fields], Response]) -> Route:
+    """What takes a form at an address; its work may take long."""
 
     async def handle(request: Request) -> Response:
         content = bytearray()
@@ -171,17 +171,20 @@ def posted(work: FormHandler) -> Handler:
         fields = {name: values[0].replace("\r\n", "\n") for name, values in sent.items()}
         return await run_in_threadpool(work, request, fields)
 
-    return handle
+    return Route(path, handle, methods=["POST"])
+
+
+def as_number(text: str) -> int | None:
+    """Up to nine digits as a number; None of any other text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def number(request: Request, name: str, otherwise: int) -> int:
     """A number of the address; raises HTTPException where it is none."""
-    given = request.query_params.get(name, "")
-    if not given:
-        return otherwise
-    if not given.isascii() or not given.isdecimal() or len(given) > 9:
+    found = as_number(request.query_params.get(name) or str(otherwise))
+    if found is None:
         raise HTTPException(400, f"`{name}` in the address is not a number")
-    return int(given)
+    return found
 
 
 def apology(board: Board) -> Callable[[Request, Exception], Response]:
@@ -189,13 +192,11 @@ def apology(board: Board) -> Callable[[Request, Exception], Response]:
 
     def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            status, text = error.status_code, str(error.detail)
-        else:
-            reason = reason_of(error)
-            status, text = (
-                (400, reason) if reason else (500, "An unexpected error; the board's log shows it.")
-            )
-        return page(board, request, "fault.html", status, fault=text)
+            return page(board, request, "fault.html", error.status_code, fault=error.detail)
+        fault, status = reason_of(error), 400
+        if not fault:
+            fault, status = "An unexpected error; the board's log shows it.", 500
+        return page(board, request, "fault.html", status, fault=fault)
 
     return answer
 
@@ -242,11 +243,11 @@ class Doorkeeper:
         await self._app(scope, receive, send_guarded)
 
 
-def sign_in(board: Board) -> tuple[Handler, Handler]:
+def sign_in(board: Board) -> list[Route]:
     """The form that asks for the key, and what takes it."""
 
-    def ask(request: Request) -> Response:
-        return page(board, request, "sign_in.html", next=_own(request.query_params.get("next")))
+    def ask(request: Request) -> dict[str, Any]:
+        return {"next": _own(request.query_params.get("next"))}
 
     def take(request: Request, fields: Fields) -> Response:
         target = _own(fields.get("next"))
@@ -258,7 +259,7 @@ def sign_in(board: Board) -> tuple[Handler, Handler]:
         answer.set_cookie(board.cookie, board.session, httponly=True, samesite="strict")
         return answer
 
-    return ask, posted(take)
+    return [page_at("/sign-in", board, "sign_in.html", ask), posted("/sign-in", take)]
 
 
 def _own(path: str | None) -> str:

@@ -34,15 +34,7 @@ def open_board(
     status: Callable[[], dict[str, Any]],
     command: list[str],
 ) -> Board:
-    """The board of a pipeline.
-
-    Args:
-        status: what `llm-assets status --json` says.
-        command: how the command line is called.
-
-    Raises:
-        UserError: the endpoint asks for a token that is not set.
-    """
+    """The board of a pipeline; raises UserError where the endpoint's token is not set."""
     token = bearer_token(settings.endpoint)
     key, name = token or "", f"the endpoint's token, `{settings.endpoint.token_variable}`"
     if token is None:
@@ -62,7 +54,6 @@ def serve_board(board: Board, port: int, report: Report) -> None:
 
 def build_app(board: Board, report: Report = print) -> Starlette:
     """All pages, and the graph's metrics, of which `report` gets what cannot be read."""
-    form, take = sign_in(board)
     answer = apology(board)
     return Starlette(
         routes=[
@@ -71,8 +62,7 @@ def build_app(board: Board, report: Report = print) -> Starlette:
             *ask.routes(board),
             *text.routes(board),
             *decide.routes(board),
-            Route("/sign-in", form),
-            Route("/sign-in", take, methods=["POST"]),
+            *sign_in(board),
             _file("board.css", "text/css"),
             _file("board.js", "text/javascript"),
             _metrics(board, report),

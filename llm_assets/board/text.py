@@ -2,22 +2,22 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from artifacts.numbers import run_starts
 from artifacts.shards.shard_set import text_numbers
 from artifacts.store.store import Artifact
-from llm_assets.board.pages import Board, find_behind, number, page
+from llm_assets.board.pages import Board, find_behind, number, page_at
 from llm_assets.forgetting.document import find_document
 from llm_assets.forgetting.erase import read_list
 from llm_assets.registry.card import describe_coverage
 from llm_assets.registry.start import find_manifest, find_record
-from llm_assets.tracing.explain import find_dropped
+from llm_assets.tracing.explain import find_dropped, read_texts
 from llm_assets.tracing.training_text import in_unicode_form
 from recipes.data.records import SEEN_NAME, LineageRecord
 from spark_jobs.read.document import DERIVED
@@ -27,15 +27,11 @@ MOST_COPIES = 20
 MOST_FOUND = 30
 AROUND = 120
 """Characters that are shown on either side of what was searched."""
-MOST_CHARACTERS = 20_000
-"""Of a document's text, that are shown."""
 MOST_TIMES = 10
 """That are told apart."""
 MOST_COUNTED = 200_000
 """Documents of the text, when it is counted how often they were read."""
 MOST_ON_PAGE = 100
-MOST_EARLIER = 10
-"""Texts that a document had before."""
 
 
 @dataclass(frozen=True)
@@ -70,89 +66,68 @@ class Coverage:
 def routes(board: Board) -> list[Route]:
     """The pages below `/text`."""
 
-    def show(request: Request) -> Response:
+    def show(request: Request) -> dict[str, Any]:
         clean = board.record.find_current("clean_corpus")
         raw = board.record.find_current("raw_corpus")
-        cleaned = find_cleaned(clean) if clean else None
+        # Of what it was made of, whatever was read since.
+        made_of = clean.manifest.inputs.get("raw_corpus", "") if clean else ""
+        cleaned = board.store.find_named("raw_corpus", made_of)
         past = board.record.known("raw_corpus")[1:]
         wanted = request.query_params.get("search", "").strip()
         forgotten = read_list(board.store, board.settings.name)
         champion = board.registry.state().find("champion")
         hidden = frozenset(one.id for one in forgotten.active if not one.numbered)
-        return page(
-            board,
-            request,
-            "text.html",
-            earlier=find_manifest(board.store, "raw_corpus", past[0]) if past else None,
-            raw=raw,
-            clean=clean,
-            is_cleaned=raw and cleaned and raw.fingerprint == cleaned.fingerprint,
-            dropped=(
-                board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES)
-                if clean
-                else None
-            ),
-            share=describe_coverage(champion) if champion and champion.coverage is not None else "",
-            coverage=find_coverage(board),
-            most_times=MOST_TIMES,
-            most_counted=MOST_COUNTED,
-            search=wanted,
-            hits=search(clean, wanted) if clean and wanted else None,
-            most=MOST_FOUND,
+        dropped = (
+            board.remember(find_dropped, [clean, cleaned], hidden, MOST_COPIES) if clean else None
         )
+        share = ""
+        if champion and champion.coverage is not None:
+            share = describe_coverage(champion)
+        return {
+            "earlier": find_manifest(board.store, "raw_corpus", past[0]) if past else None,
+            "raw": raw,
+            "clean": clean,
+            "is_cleaned": raw and raw.fingerprint == made_of,
+            "dropped": dropped,
+            "share": share,
+            "coverage": find_coverage(board),
+            "most_times": MOST_TIMES,
+            "most_counted": MOST_COUNTED,
+            "search": wanted,
+            "hits": search(clean, wanted) if clean and wanted else None,
+            "most": MOST_FOUND,
+        }
 
-    def show_read(request: Request) -> Response:
+    def show_read(request: Request) -> dict[str, Any]:
         coverage, times = find_coverage(board), number(request, "times", 0)
         first = number(request, "from", 0)
         places = np.flatnonzero(coverage.times == times).tolist() if coverage else []
         chosen = places[first : first + MOST_ON_PAGE]
-        return page(
-            board,
-            request,
-            "read.html",
-            coverage=coverage,
-            times=times,
-            documents=[coverage.documents[place] for place in chosen] if coverage else [],
-            first=first,
-            count=len(places),
-            most=MOST_ON_PAGE,
-            most_times=MOST_TIMES,
-            most_counted=MOST_COUNTED,
-        )
+        return {
+            "coverage": coverage,
+            "times": times,
+            "documents": [coverage.documents[place] for place in chosen] if coverage else [],
+            "first": first,
+            "count": len(places),
+            "most": MOST_ON_PAGE,
+            "most_times": MOST_TIMES,
+            "most_counted": MOST_COUNTED,
+        }
 
-    def show_document(request: Request) -> Response:
+    def show_document(request: Request) -> dict[str, Any]:
         identifier = request.query_params.get("id", "")
         found = find_document(board.record, board.registry.state(), identifier)
         kind = "study" if DERIVED in identifier else "clean_corpus"
         corpus, story = board.record.find_current(kind), found.story
-        text = ""
-        if corpus and story:
-            parts = open_parts([corpus.url], ["id", "text"])
-            rows = parts.to_table(["text"], filter=pc.field("id") == story.survivor)
-            text = (rows["text"].to_pylist() or [""])[0] or ""
-        return page(
-            board,
-            request,
-            "document.html",
-            id=identifier,
-            story=story,
-            found=found,
-            text=text[:MOST_CHARACTERS],
-            is_cut=len(text) > MOST_CHARACTERS,
-            most=MOST_EARLIER,
-            longest=MOST_CHARACTERS // MOST_EARLIER,
-        )
+        texts = read_texts(corpus.url, [story.survivor]) if corpus and story else {}
+        text = next(iter(texts.values()), "")
+        return {"id": identifier, "story": story, "found": found, "text": text}
 
     return [
-        Route("/text", show),
-        Route("/text/read", show_read),
-        Route("/text/document", show_document),
+        page_at("/text", board, "text.html", show),
+        page_at("/text/read", board, "read.html", show_read),
+        page_at("/text/document", board, "document.html", show_document),
     ]
-
-
-def find_cleaned(clean: Artifact) -> Artifact | None:
-    """The raw corpus that it was made of, whatever was read since; None where that is gone."""
-    return clean.store.find_named("raw_corpus", clean.manifest.inputs.get("raw_corpus", ""))
 
 
 def find_coverage(board: Board) -> Coverage | None:
@@ -171,13 +146,12 @@ def _coverage(clean: Artifact, version: int, record: str) -> Coverage:
     columns, is_train = ["id", "text_hash"], pc.field("split") == "train"
     rows = open_parts([clean.url], [*columns, "split"]).scanner(columns, is_train)
     table, seen = rows.head(MOST_COUNTED), LineageRecord.read(record)
-    begins = np.flatnonzero(run_starts(seen.texts))
-    # Its texts are in order; one that is looked up past their end is none of them.
-    texts = np.append(seen.texts[begins], np.uint64(0))
-    most = np.append(np.maximum.reduceat(seen.times, begins) if len(begins) else [], 0)
-    numbers = text_numbers(table["text_hash"].to_pylist())
-    places = np.searchsorted(texts[:-1], numbers)
-    times = np.where(texts[places] == numbers, most[places], 0).astype(np.int64)
+    numbers = pa.array(text_numbers(table["text_hash"].to_pylist()))
+    read = pa.table({"text": seen.texts, "times": seen.times})
+    read = read.filter(pc.is_in(read["text"], numbers))
+    read = read.group_by("text").aggregate([("times", "max")])
+    places = pc.index_in(numbers, read["text"])
+    times = read["times_max"].take(places).fill_null(0).to_numpy()
     return Coverage(version, table["id"].to_pylist(), np.minimum(times, MOST_TIMES))
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from artifacts.progress import format_duration
 from artifacts.store.store import Artifact, Store
 from llm_assets.board.now import SizedScore, find_learned, read_scores
-from llm_assets.board.pages import Board, find_behind, number, page
+from llm_assets.board.pages import Board, find_behind, number, page_at
 from llm_assets.exam.questions import AnswerPair, read_answers
 from llm_assets.gate.verdict import Comparison
 from llm_assets.registry.card import (
@@ -34,7 +34,6 @@ from recipes.evaluation.settings import Metric
 from recipes.spec import read_metrics
 
 MOST_ON_PAGE = 50
-MOST_EXAMPLES = 20
 MOST_POINTS = 200
 """Of a curve."""
 ASKED = ("question", "value")
@@ -61,42 +60,31 @@ class VersionRow:
 def routes(board: Board) -> list[Route]:
     """The pages below `/versions`."""
 
-    def describe(state: RegistryState, version: ModelVersion) -> VersionRow:
-        price = board.settings.automation.cost_per_hour
-        return describe_version(board.store, state, version, price)
-
-    def show_all(request: Request) -> Response:
+    def show_all(request: Request) -> dict[str, Any]:
         state = board.registry.state()
         newest = state.versions[::-1]
         first = number(request, "from", 0)
-        rows = [describe(state, one) for one in newest[first : first + MOST_ON_PAGE]]
-        return page(
-            board,
-            request,
-            "versions.html",
-            rows=rows,
-            scale=_scale(rows),
-            first=first,
-            count=len(newest),
-            most=MOST_ON_PAGE,
-        )
+        rows = [describe_version(board, state, one) for one in newest[first:][:MOST_ON_PAGE]]
+        return {
+            "rows": rows,
+            "scale": _scale(rows),
+            "first": first,
+            "count": len(newest),
+            "most": MOST_ON_PAGE,
+        }
 
-    def show_one(request: Request) -> Response:
+    def show_one(request: Request) -> dict[str, Any]:
         state = board.registry.state()
         version = state.get(request.path_params["version"])
         older = [one.version for one in state.versions if one.version < version.version]
-        return page(
-            board,
-            request,
-            "version.html",
-            row=describe(state, version),
-            story=tell_story(state, version),
-            before=max(older, default=version.version),
-            learned=find_learned(board, state, version),
-            has_page=board.store.read_bytes(page_path(board.settings.name, version.version)),
-            provenance=explain(board.store, state, version),
-            most=MOST_EXAMPLES,
-        )
+        return {
+            "row": describe_version(board, state, version),
+            "story": tell_story(state, version),
+            "before": max(older, default=version.version),
+            "learned": find_learned(board, state, version),
+            "has_page": board.store.read_bytes(page_path(board.settings.name, version.version)),
+            "provenance": explain(board.store, state, version),
+        }
 
     def show_own_page(request: Request) -> Response:
         path = page_path(board.settings.name, request.path_params["version"])
@@ -109,31 +97,23 @@ def routes(board: Board) -> list[Route]:
             )
         return HTMLResponse(content, headers={"Content-Security-Policy": PAGE_POLICY})
 
-    def compare(request: Request) -> Response:
+    def compare(request: Request) -> dict[str, Any]:
         state = board.registry.state()
         newest = state.versions[-1].version if state.versions else 0
         pair = [state.get(number(request, name, newest)) for name in ("a", "b")]
-        return page(
-            board,
-            request,
-            "compare.html",
-            pair=[describe(state, one) for one in pair],
-            most=MOST_EXAMPLES,
-            **_compared(board.store, *pair),
-        )
+        rows = [describe_version(board, state, one) for one in pair]
+        return {"pair": rows} | _compared(board.store, *pair)
 
     return [
-        Route("/versions", show_all),
-        Route("/versions/compare", compare),
-        Route("/versions/{version:int}", show_one),
+        page_at("/versions", board, "versions.html", show_all),
+        page_at("/versions/compare", board, "compare.html", compare),
+        page_at("/versions/{version:int}", board, "version.html", show_one),
         Route("/versions/{version:int}/page", show_own_page),
     ]
 
 
-def describe_version(
-    store: Store, state: RegistryState, version: ModelVersion, cost_per_hour: float | None
-) -> VersionRow:
-    """A version as the list shows it; `cost_per_hour` is the price of one's own machine."""
+def describe_version(board: Board, state: RegistryState, version: ModelVersion) -> VersionRow:
+    """A version as the list shows it."""
     verdicts = state.verdicts_of(version.weights)
     decisions = state.decisions_of(version.weights)
     if decisions:
@@ -148,7 +128,7 @@ def describe_version(
     compared = verdicts[-1].comparisons if verdicts else []
     ranked = sorted(compared, key=lambda one: (one.reference != "incumbent", one.task == "general"))
     if version.dollars is None:
-        cost = _own_cost(store, version, cost_per_hour)
+        cost = _own_cost(board.store, version, board.settings.automation.cost_per_hour)
     else:
         cost = describe_cost(version)
     return VersionRow(
@@ -254,15 +234,10 @@ def _differences(
 ) -> Iterator[tuple[str, str, str]]:
     """Settings of the stages behind two versions that are not the same: name and both values."""
     for kind in [*ORDER, *sorted({*one.lineage, *other.lineage} - set(ORDER))]:
-        sides = [_settings(store, kind, version) for version in (one, other)]
+        manifests = [find_manifest(store, kind, of.lineage.get(kind, "")) for of in (one, other)]
+        sides = [dict(listed(manifest.settings if manifest else {})) for manifest in manifests]
         # A base model has no stage but its own.
         for name in sorted({*sides[0], *sides[1]}) if all(sides) else ():
             first, second = (side.get(name, "-") for side in sides)
             if first != second:
                 yield f"{kind}.{name}", first, second
-
-
-def _settings(store: Store, kind: str, version: ModelVersion) -> Mapping[str, str]:
-    manifest = find_manifest(store, kind, version.lineage.get(kind, ""))
-    lines = listed(manifest.settings) if manifest else ()
-    return dict(line.partition(": ")[::2] for line in lines)

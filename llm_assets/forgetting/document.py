@@ -13,7 +13,7 @@ from artifacts.store.store import Artifact
 from llm_assets.forgetting.erase import ForgottenDocument, made_by, read_list
 from llm_assets.registry.state import RegistryState
 from llm_assets.study.rows import DERIVATION_SCHEMA, DERIVATIONS_NAME
-from llm_assets.tracing.passages import Exposure, exposures
+from llm_assets.tracing.explain import Exposure, exposures
 from llm_assets.tracing.training_text import Lesson, TrainingRun, all_runs, lessons_of
 from spark_jobs.clean.history import PAST_FOLDER
 from spark_jobs.explain import DocumentStory, explain_document

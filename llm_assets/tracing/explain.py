@@ -1,24 +1,43 @@
-"""What stands behind a version, down to the text, and what cleaning dropped on the way."""
+"""What stands behind a version, down to the text: where a piece of it stands, and what was dropped.
+
+`llm-assets explain` and `llm-assets trace` look for a text in the same way, so what they say of it
+is the same.
+"""
 
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from tokenizers import Tokenizer
 
+from artifacts.errors import UserError, shown_in_line
+from artifacts.shards.shard_set import text_numbers
 from artifacts.store.manifest import Manifest
 from artifacts.store.store import Artifact, Store
 from llm_assets.registry.card import describe_cost, describe_coverage, number, tell_story
 from llm_assets.registry.start import REMOVED, find_manifest, tell_removal
 from llm_assets.registry.state import ModelVersion, RegistryState
-from llm_assets.tracing.training_text import runs_behind
+from llm_assets.tracing.training_text import (
+    TEXT_KINDS,
+    Lesson,
+    TrainingRun,
+    find_tokenizer,
+    in_forms_of,
+    lessons_of,
+    rows_of,
+    runs_behind,
+    shards_of,
+    stretches_of,
+)
 from spark_jobs.clean.decide.decider import DUPLICATE_SCHEMA, EXACT, NEAR
 from spark_jobs.clean.forgotten import read_similar
-from spark_jobs.runtime.parquet import RAW_COLUMNS, find_parts, list_files, read_table
+from spark_jobs.runtime.parquet import list_files, open_parts, read_table
 
 ORDER = ("checkpoint", "base_model", "tokenized_shards", "study", "clean_corpus", "raw_corpus")
 
@@ -69,20 +88,20 @@ def _describe(store: Store, name: str, fingerprint: str, manifest: Manifest | No
         *gone,
         f"{name} {fingerprint}, made {manifest.created_at:%Y-%m-%d %H:%M} UTC by code version "
         f"{manifest.code_version}, revision {manifest.provenance.get('revision', 'unknown')}",
-        *(f"  {line}" for line in listed(manifest.settings)),
+        *(f"  {key}: {value}" for key, value in listed(manifest.settings)),
         *(f"  library {name}: {version}" for name, version in manifest.libraries.items()),
     ]
     figures = {key: value for key, value in manifest.stats.items() if _is_small(value)}
-    return lines + [f"  {line}" for line in listed(figures)]
+    return lines + [f"  {key}: {value}" for key, value in listed(figures)]
 
 
-def listed(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """`key: value` for every value, keys of inner mappings joined by a dot."""
+def listed(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every value as text, with its key; keys of inner mappings are joined by a dot."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from listed(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}: {value if isinstance(value, str) else json.dumps(value)}"
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_small(value: Any) -> bool:
@@ -91,6 +110,175 @@ def _is_small(value: Any) -> bool:
         and len(value) <= 5
         and not any(isinstance(item, dict | list) for item in value.values())
     )
+
+
+_COLUMNS = ["id", "source", "split", "text_hash", "text"]
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What runs were trained on of a document."""
+
+    document: str
+    source: str
+    split: str
+    lessons: list[Lesson]
+    unknown: list[TrainingRun]
+    """Runs whose record is gone."""
+    passage: bool | None = None
+    """Whether that was all of the text that was looked for in it; None where nobody knows, or the
+    document itself was asked for."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether what was asked for was trained on, as far as is known."""
+        return bool(self.lessons) and self.passage is not False
+
+    def __str__(self) -> str:
+        return f"{shown_in_line(self.document)} {self.without_id}"
+
+    @property
+    def without_id(self) -> str:
+        """The same, to be shown beside the document's id."""
+        gone = "; no record of " + ", ".join(run.name for run in self.unknown)
+        return f"({shown_in_line(self.source)}): {self._fate()}" + (gone if self.unknown else "")
+
+    def _fate(self) -> str:
+        if self.lessons:
+            fate = "trained on by " + "; by ".join(map(str, self.lessons))
+            return fate if self.is_trained else f"{fate}, but not in this place"
+        aside = self.split.replace("_", " ") if self.split in ("validation", "held_out") else ""
+        trained = "not known whether trained on" if self.unknown else "never trained on"
+        return f"{aside} text, {trained}" if aside else trained
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Where a text stands, in all corpora that a version was made from."""
+
+    documents: list[Exposure]
+    """Those that hold the whole of it, white space apart, those trained on first."""
+    searched: int
+    """Corpora."""
+    missing: list[str]
+    """The others, and what became of them, in words."""
+
+
+def find_passages(store: Store, state: RegistryState, version: ModelVersion, text: str) -> Passages:
+    """Look for a text in the clean corpora behind a version and the models that it continues.
+
+    Raises:
+        UserError: the text is empty, or the version is a base model.
+    """
+    if not text.split():
+        raise UserError("Give a piece of text to look for.")
+    runs = runs_behind(store, state, version)
+    read = (shards_of(store, run) for run in reversed(runs))
+    manifests = (find_manifest(store, "tokenized_shards", name) for name in read)
+    # Newest first, as far as it is known what they were.
+    shards = [one for one in manifests if one]
+    behind = (version.lineage, *(one.inputs for one in shards))
+    names = [(kind, of[kind]) for of in behind for kind in TEXT_KINDS if kind in of]
+    corpora = {name: store.find_named(*name) for name in names}
+    if not corpora and not runs:
+        raise UserError(f"Version {version.version} is the base model: it has no text here.")
+    there = [corpus.url for corpus in corpora.values() if corpus]
+    forms = [form.split() for form in in_forms_of(store, behind, text)]
+    # To Arrow's expressions (RE2) `\s` is the white space of ASCII alone.
+    pattern = "|".join(r"[\s\p{Z}]+".join(map(re.escape, words)) for words in forms)
+    holds = pc.match_substring_regex(pc.field("text"), pattern)
+    try:
+        held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
+    except pa.ArrowInvalid as error:
+        if "pattern too large" not in str(error):
+            raise
+        raise UserError(
+            f"A text of {len(forms[0]):,} words is too long to be looked for. Give a part of it."
+        ) from None
+    # A text that several corpora have is told of as the first one has it.
+    rows = {row["text_hash"]: row for row in reversed(held)}
+    tokenizer = find_tokenizer(store, version) if rows and shards else None
+    passages: dict[str, bool] = {}
+    # Of examples, the tokens are not the text's alone.
+    if tokenizer and shards[0].stats.get("form", "pretraining") == "pretraining":
+        records = [run.record for run in runs if run.record]
+        first = 0 if shards[0].stats["start_token_id"] is None else 1
+        passages = _trained_passages(records, tokenizer, first, rows, forms)
+    found = exposures(runs, list(rows.values()), passages)
+    return Passages(
+        sorted(found, key=lambda one: (not one.is_trained, one.document)),
+        searched=len(there),
+        missing=[tell_removal(store, *name) for name, corpus in corpora.items() if corpus is None],
+    )
+
+
+def exposures(
+    runs: Sequence[TrainingRun],
+    documents: Sequence[dict[str, Any]],
+    passages: dict[str, bool] | None = None,
+) -> list[Exposure]:
+    """What runs were trained on of documents.
+
+    Args:
+        documents: `id`, `source`, `split` and `text_hash` of each.
+        passages: text to whether the passage that was looked for was trained on, where known.
+    """
+    lessons = lessons_of(runs, [record["text_hash"] for record in documents])
+    unknown = [run for run in runs if run.record is None]
+    known = passages or {}
+    return [
+        Exposure(
+            one["id"],
+            one["source"],
+            one["split"],
+            lessons[one["text_hash"]],
+            unknown,
+            known.get(one["text_hash"]),
+        )
+        for one in documents
+    ]
+
+
+def _trained_passages(
+    records: Sequence[str],
+    tokenizer: Tokenizer,
+    first: int,
+    rows: dict[str, dict[str, Any]],
+    forms: Sequence[Sequence[str]],
+) -> dict[str, bool]:
+    """Text to whether all tokens of a passage, wherever it stands in it, were trained on.
+
+    Texts that nothing was trained on of are left out.
+
+    Args:
+        records: URLs of what the runs were trained on (`recipes.data.records`).
+        first: number of a text's own first token.
+        forms: the words of the passage, as texts may have them.
+    """
+    pattern = re.compile("|".join(r"\s+".join(map(re.escape, words)) for words in forms))
+    numbers = text_numbers(list(rows))
+    stretches = stretches_of(records, numbers)
+    found = {}
+    for known_by, (text, row) in zip(numbers.tolist(), rows.items(), strict=True):
+        of_text = rows_of(stretches, known_by).to_pylist()
+        if of_text:
+            read = np.zeros(max(one["end"] for one in of_text), bool)
+            for one in of_text:
+                read[one["start"] : one["end"]] = True
+            places = _places(row["text"], pattern, tokenizer)
+            found[text] = any(
+                first + end <= len(read) and read[first + begin : first + end].all()
+                for begin, end in places
+            )
+    return found
+
+
+def _places(text: str, pattern: re.Pattern[str], tokenizer: Tokenizer) -> Iterator[tuple[int, int]]:
+    """Bounds of the tokens that a passage has a part in, wherever it stands."""
+    offsets = np.array(tokenizer.encode(text, add_special_tokens=False).offsets)
+    for match in pattern.finditer(text):
+        begin = np.searchsorted(offsets[:, 1], match.start(), side="right")
+        yield int(begin), int(np.searchsorted(offsets[:, 0], match.end()))
 
 
 DUPLICATE_FILES = "duplicates*.parquet"
@@ -147,7 +335,7 @@ def find_dropped(
     """
     found = _chosen(clean.url, NEAR, hidden, most) + _chosen(clean.url, EXACT, hidden, most // 5)
     wanted = {identifier for row in found for identifier in (row["id"], row["neighbor"])}
-    texts = _texts(raw.url, wanted) if raw else {}
+    texts = read_texts(raw.url, wanted) if raw else {}
     copies = []
     for row in found:
         text, neighbor_text = compare(texts.get(row["id"]), texts.get(row["neighbor"]))
@@ -207,27 +395,21 @@ def _chosen(
 
 
 def _largest_clusters(clean_corpus: str, hidden: Collection[str]) -> list[tuple[str, int]]:
-    counted = pa.table({"survivor": pa.array([], pa.string()), "copies": pa.array([], pa.int64())})
-    for url in list_files(clean_corpus, DUPLICATE_FILES):
-        survivors = read_table(url, ["survivor"])["survivor"].value_counts()
-        columns = [survivors.field("values"), survivors.field("counts")]
-        counted = pa.concat_tables([counted, pa.table(columns, names=counted.column_names)])
-    sums = counted.group_by("survivor").aggregate([("copies", "sum")])
+    files = (read_table(url, ["survivor"]) for url in list_files(clean_corpus, DUPLICATE_FILES))
+    none = DUPLICATE_SCHEMA.empty_table().select(["survivor"])
+    counted = pa.concat_tables(
+        one.group_by("survivor").aggregate([([], "count_all")]) for one in (none, *files)
+    )
+    sums = counted.group_by("survivor").aggregate([("count_all", "sum")])
     sums = sums.filter(pc.invert(pc.is_in(sums["survivor"], pa.array(sorted(hidden), pa.string()))))
-    order = [("copies_sum", "descending"), ("survivor", "ascending")]
+    order = [("count_all_sum", "descending"), ("survivor", "ascending")]
     largest = sums.sort_by(order).slice(0, MOST_CLUSTERS)
-    return [(row["survivor"], row["copies_sum"] + 1) for row in largest.to_pylist()]
+    return [(row["survivor"], row["count_all_sum"] + 1) for row in largest.to_pylist()]
 
 
-def _texts(raw_corpus: str, ids: Iterable[str]) -> dict[str, str]:
-    """Ids to texts, of those that the raw corpus has; parts are read until all are found."""
-    wanted = pa.array(sorted(ids), pa.string())
-    found: dict[str, str] = {}
-    for part in find_parts(raw_corpus, RAW_COLUMNS, "raw_corpus"):
-        if len(found) == len(wanted):
-            break
-        if pc.any(pc.is_in(part.read(["id"])["id"], wanted)).as_py():
-            rows = part.read(["id", "text"])
-            rows = rows.filter(pc.is_in(rows["id"], wanted))
-            found |= {row["id"]: row["text"] or "" for row in rows.to_pylist()}
-    return found
+def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
+    """Ids to texts, of those that a corpus has; it is read until all are found."""
+    wanted = pc.field("id").isin(pa.array(sorted(ids), pa.string()))
+    parts = open_parts([corpus], ["id", "text"])
+    rows = parts.scanner(filter=wanted).head(len(ids)).to_pylist()
+    return {row["id"]: row["text"] or "" for row in rows}

@@ -56,26 +56,25 @@ class IndexedShard:
         return self.shard.documents(["id", "source"])
 
 
-def open_indexed(
-    store: Store, artifact: Artifact, records: frozenset[str], report: Report
-) -> list[IndexedShard]:
+def open_indexed(artifact: Artifact, records: frozenset[str], report: Report) -> list[IndexedShard]:
     """The shards of a `tokenized_shards` artifact that runs, of these records, may have trained on.
 
     Indexes that are missing are built first, by Spark on this machine, and kept under the shards'
     content: what an earlier corpus had already is not indexed again.
     """
-    stats = ShardStats.model_validate(artifact.stats)
+    store, stats = artifact.store, ShardStats.model_validate(artifact.stats)
     keys = index_keys(artifact, stats)
+    found = {name: _open_index(store, key) for name, key in keys.items()}
+    missing = {name: key for name, key in keys.items() if found[name] is None}
+    if missing:
+        _build(artifact, stats, missing, report)
+        found |= {name: _open_index(store, key) for name, key in missing.items()}
     files = ShardFiles(artifact.path)
     entries = {entry.name: entry for entry in stats.shards}
-    found = dict(_opened(store, keys))
-    missing = {name: key for name, key in keys.items() if name not in found}
-    if missing:
-        _build(store, artifact, stats, missing, report)
-        found |= dict(_opened(store, missing))
     return [
-        IndexedShard(Shard(files, entries[name], stats), found[name], keys[name], records)
-        for name in sorted(found)
+        IndexedShard(Shard(files, entries[name], stats), index, keys[name], records)
+        for name, index in sorted(found.items())
+        if index
     ]
 
 
@@ -97,28 +96,27 @@ def index_keys(artifact: Artifact, stats: ShardStats) -> dict[str, str]:
     }
 
 
-def _opened(store: Store, keys: dict[str, str]) -> Iterator[tuple[str, SpanIndex]]:
-    for name, key in keys.items():
-        file = cached_file(store.machine_cache, key)
-        if file is None and not store.is_local:
-            content = read_cached(store.cache, key)
-            if content is not None:
-                write_cached(store.machine_cache, key, content)
-                file = cached_file(store.machine_cache, key)
-        if file is None:
-            continue
-        try:
-            yield name, SpanIndex(*file)
-        except DamagedArtifact:
-            file[0].unlink(missing_ok=True)
+def _open_index(store: Store, key: str) -> SpanIndex | None:
+    file = cached_file(store.machine_cache, key)
+    if file is None and not store.is_local:
+        content = read_cached(store.cache, key)
+        if content is not None:
+            write_cached(store.machine_cache, key, content)
+            file = cached_file(store.machine_cache, key)
+    if file is None:
+        return None
+    try:
+        return SpanIndex(*file)
+    except DamagedArtifact:
+        file[0].unlink(missing_ok=True)
+        return None
 
 
-def _build(
-    store: Store, artifact: Artifact, stats: ShardStats, keys: dict[str, str], report: Report
-) -> None:
+def _build(artifact: Artifact, stats: ShardStats, keys: dict[str, str], report: Report) -> None:
     from spark_jobs import trace_index
     from spark_jobs.runtime.session import end_local_session, local_session
 
+    store = artifact.store
     # Spark's tasks would say it many times over.
     files.need_writable(Path(store.machine_cache), "`store`: " if store.is_local else "")
     report(f"Indexing {len(keys):,} shards; this is done once for a shard.")
@@ -130,7 +128,8 @@ def _build(
 
 
 Reader = Callable[[str, Sequence[int] | np.ndarray], pa.Table]
-"""Gives the records of some texts, of a run whose `trained.parquet` lies at a URL."""
+"""Gives the records of some texts, of a run whose `trained.parquet` lies at a URL: `read_trained`,
+or out of what was read before."""
 _STEPS_SHOWN = 8
 _STRETCH_SCHEMA = pa.schema(
     [("record", pa.int64()), *(TRAINED_SCHEMA.field(name) for name in ("text", "start", "end"))]
@@ -212,11 +211,7 @@ def lessons_of(runs: Sequence[TrainingRun], text_hashes: Sequence[str]) -> dict[
 def lessons_by_text(
     runs: Sequence[TrainingRun], texts: Sequence[int], read: Reader = read_trained
 ) -> dict[int, list[Lesson]]:
-    """The same of texts as `artifacts.shards.shard_set` numbers them.
-
-    Args:
-        read: gives the records of some texts, as `read_trained` does.
-    """
+    """The same of texts as `artifacts.shards.shard_set` numbers them."""
     found: dict[int, list[Lesson]] = {text: [] for text in texts}
     for run in runs:
         table = read(run.record, texts) if run.record else TRAINED_SCHEMA.empty_table()
@@ -236,7 +231,6 @@ def stretches_of(
     Args:
         records: URLs of `trained.parquet`.
         texts: as `artifacts.shards.shard_set` numbers them.
-        read: gives the records of some texts, as `read_trained` does.
 
     Returns:
         `record` (its place among them), `text`, `start` and `end`.
@@ -299,8 +293,6 @@ class TrainingText:
     missing: list[str]
     """What was read and cannot be looked at, since its text or the record is gone, in words."""
     report: Report = field(compare=False)
-    _licenses: dict[str, str] = field(default_factory=dict, compare=False)
-    """Of the documents that were asked for."""
     _opened: dict[str, pa.Table] = field(default_factory=dict, compare=False)
     """URL to the records of a run."""
 
@@ -320,12 +312,11 @@ class TrainingText:
                 gone = ("tokenized_shards", name) if name else ("checkpoint", run.checkpoint)
                 missing.append(f"{run.name}: {tell_removal(store, *gone)}")
                 continue
-            artifacts[artifact.fingerprint] = artifact
+            artifacts[name] = artifact
             if run.record is None:
                 missing.append(f"{run.name}: which rows it read is no longer on record")
             else:
-                known = readers.get(artifact.fingerprint, frozenset())
-                readers[artifact.fingerprint] = known | {run.record}
+                readers[name] = readers.get(name, frozenset()) | {run.record}
         if not artifacts:
             raise MissingArtifact(
                 f"No text that version {version.version} was trained on is left: "
@@ -349,7 +340,7 @@ class TrainingText:
         found: dict[str, IndexedShard] = {}
         for artifact in self.artifacts:
             readers = self.readers.get(artifact.fingerprint, frozenset())
-            for shard in open_indexed(artifact.store, artifact, readers, self.report):
+            for shard in open_indexed(artifact, readers, self.report):
                 known = found.get(shard.content, shard)
                 found[shard.content] = replace(known, records=known.records | shard.records)
         return list(found.values())
@@ -416,45 +407,50 @@ class TrainingText:
         texts = [int(shard.index.texts[number]) for shard, number in places]
         lessons = lessons_by_text(self.runs, texts, self.read)
         # A text that was made from a document has its license.
-        documents = ((record, document_of(record["id"])) for record in records)
-        self._look_up_licenses(
-            {one: record["source"] if one == record["id"] else None for record, one in documents}
+        documents = [document_of(record["id"]) for record in records]
+        licenses = self._licenses(
+            {
+                one: record["source"] if one == record["id"] else None
+                for one, record in zip(documents, records, strict=True)
+            }
         )
         return [
-            self._describe(part, record, lessons[text])
-            for part, record, text in zip(parts, records, texts, strict=True)
+            Source(
+                record["id"],
+                record["source"],
+                licenses.get(document, UNKNOWN),
+                part[0].shard.entry.name,
+                part[2] // part[0].shard.tokens.shape[1],
+                *self._in_context(part),
+                lessons[text],
+            )
+            for part, record, document, text in zip(parts, records, documents, texts, strict=True)
         ]
 
-    def _describe(self, part: Part, record: dict[str, str], lessons: list[Lesson]) -> Source:
+    def _in_context(self, part: Part) -> tuple[str, str, str]:
+        """What stands before a part in its row, the part itself, and what stands after it."""
         shard, segment, place, length = part
         begin = int(first_places(shard.shard, np.array(segment)))
         end = begin + int(shard.shard.segments["length"][segment])
-        tokens = shard.shard.tokens.reshape(-1)
         last = place + length
         first, end = max(begin, place - NEIGHBORHOOD), min(end, last + NEIGHBORHOOD)
+        tokens = shard.shard.tokens.reshape(-1)
         before, text, after = (
             self.tokenizer.decode(tokens[one:other].tolist())
             for one, other in ((first, place), (place, last), (last, end))
         )
-        row = place // shard.shard.tokens.shape[1]
-        name = shard.shard.entry.name
-        license = self._licenses[document_of(record["id"])]
-        return Source(
-            record["id"], record["source"], license, name, row, before, text, after, lessons
-        )
+        return before, text, after
 
-    def _look_up_licenses(self, sources: dict[str, str | None]) -> None:
-        """Note the licenses of documents, given by id and, where known, source; or that none is
-        known."""
-        new = {one: source for one, source in sources.items() if one not in self._licenses}
-        for shards in self.artifacts if new else ():
+    def _licenses(self, sources: dict[str, str | None]) -> dict[str, str]:
+        """The licenses of documents, given by id and, where known, source, in the newest text."""
+        found: dict[str, str] = {}
+        for shards in self.artifacts:
             store = shards.store
             clean = find_manifest(store, "clean_corpus", shards.manifest.inputs["clean_corpus"])
             raw = store.find_named("raw_corpus", clean.inputs["raw_corpus"]) if clean else None
             if raw:
-                self._licenses.update(find_licenses(raw, new) | self._licenses)
-        for one in new:
-            self._licenses.setdefault(one, UNKNOWN)
+                found = find_licenses(raw, sources) | found
+        return found
 
 
 def find_licenses(raw_corpus: Artifact, documents: Mapping[str, str | None]) -> dict[str, str]:

@@ -46,7 +46,7 @@ from llm_assets.forgetting.erase import (
 )
 from llm_assets.forgetting.replay import MASKED_INPUT, check_replay
 from llm_assets.registry.start import retire
-from llm_assets.tracing.passages import exposures
+from llm_assets.tracing.explain import exposures
 from llm_assets.tracing.training_text import all_runs, runs_behind
 from spark_jobs.clean.decide.decider import EXACT, find_duplicates
 from spark_jobs.clean.forgotten import (

@@ -9,7 +9,6 @@ from artifacts.errors import shown, shown_in_line
 from artifacts.progress import Report
 from llm_assets.cli.session import Session
 from llm_assets.tracing import explain as provenance
-from llm_assets.tracing.passages import find_passages
 from llm_assets.tracing.trace import AnswerToTrace, Trace, Tracer
 from llm_assets.tracing.training_text import KEEP, Source
 
@@ -22,7 +21,7 @@ def tell_version(
     """Say what stands behind a version, and what it was trained on of a piece of text."""
     store, state = session.record.store, session.registry.state()
     version = state.get(number)
-    found = find_passages(store, state, version, text) if text is not None else None
+    found = provenance.find_passages(store, state, version, text) if text is not None else None
     if as_json:
         told: dict[str, Any] = provenance.explain_as_json(store, state, version)
         report(json.dumps(told | (asdict(found) if found else {"documents": []}), indent=2))

@@ -12,7 +12,7 @@ from llm_assets.board.pages import fragment
 from llm_assets.board.server import build_app
 from llm_assets.endpoint.base import LiveEndpoint
 from llm_assets.endpoint.folder import endpoint_status
-from llm_assets.tracing.passages import Exposure
+from llm_assets.tracing.explain import Exposure
 from llm_assets.tracing.trace import QuotedSpan, Trace
 from llm_assets.tracing.training_text import Source
 from tests.browser import browser

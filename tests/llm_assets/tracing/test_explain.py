@@ -4,8 +4,7 @@ from pathlib import Path
 
 from artifacts.store.layout import RETIRED_FOLDER
 from llm_assets.maintenance.cleaning import Removal, remove
-from llm_assets.tracing.explain import explain
-from llm_assets.tracing.passages import Exposure, find_passages
+from llm_assets.tracing.explain import Exposure, explain, find_passages
 from recipes.data.records import TRAINED_NAME
 from recipes.spec import read_metrics
 from tests.llm_assets.trained_store import TrainedStore

@@ -23,7 +23,7 @@ from llm_assets.maintenance.cleaning import Removal, remove
 from llm_assets.operation_settings import ForgettingSettings, RetentionSettings
 from llm_assets.registry.state import ModelVersion
 from llm_assets.tracing import training_text
-from llm_assets.tracing.passages import Passages, find_passages
+from llm_assets.tracing.explain import Passages, find_passages
 from llm_assets.tracing.trace import MOST_CHARACTERS, Trace, Tracer, find_answers
 from recipes.data.records import TRAINED_NAME
 from serving.engine.protocol import GenerateRequest
