@@ -234,7 +234,7 @@ class RegistryState(BaseModel):
         A procedure was chosen at the latest before it was judged first. What it makes of text that
         arrives is no choice.
         """
-        asked = {(weights, against, evaluation, metric)}
+        asked: set[Asked] = {(weights, against, evaluation, metric)}
         if procedure:
             asked |= {_comparison(one) for one in self.verdicts if one.procedure == procedure}
         compared = list(self._compared(self.verdicts))
