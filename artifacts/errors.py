@@ -303,6 +303,10 @@ def _of_system(error: BaseException, place: str) -> str | None:
             f"No space left on the disk while writing {path}: {free_space(path)}. Nothing finished "
             "is lost: free some space, or set `store` to another disk, and run the same again."
         )
+    if error.errno == errno.EFBIG:
+        return f"{path} may not grow further: the limit on file size (`ulimit -f`) is too low."
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{path}: the name is too long for a file. Choose a shorter one."
     if error.errno == errno.EROFS:
         return f"{path} is on a file system that is mounted read-only. Set `store` to another one."
     if error.errno == errno.ENOTDIR:

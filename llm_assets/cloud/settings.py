@@ -249,6 +249,10 @@ class BatchSettings(Settings):
         most, least = self.maximum_executors, self.minimum_executors
         if most is not None and least is not None and most < least:
             raise ValueError("maximum_executors is smaller than minimum_executors")
+        for name, value in self.properties.items():
+            # What a batch costs is reckoned from these.
+            if name.endswith((".cores", "Executors", ".instances")) and not value.isdigit():
+                raise ValueError(f"{name} under `properties` is {value}, not a whole number")
         if self.shuffle_tier == "premium" != self.compute_tier:
             raise ValueError(
                 "Dataproc Serverless has `shuffle_tier: premium` only with premium processors: set "

@@ -30,6 +30,8 @@ from artifacts.settings import read_yaml
         (OSError(errno.EROFS, "Read-only file system", "/store/part"), "mounted read-only"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/etc/hosts/a/b"), "/etc/hosts is a"),
         (PermissionError(errno.EACCES, "Permission denied", "/store"), "has no permission for it"),
+        (OSError(errno.EFBIG, "File too large", "/store/part"), "ulimit -f"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "/store/a"), "Choose a shorter one"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "GB free of"),
         (SafetensorError("Error while deserializing header: incomplete metadata"), None),
         (MemoryError(), "out of memory; the limit here is"),

@@ -1,6 +1,7 @@
 """Commands that check what a run needs, here or on Google Cloud, and what it costs there."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
 COMPLETE = "Everything a run needs is in place."
 
 
-POSITIVE = click.FloatRange(min=0, min_open=True, max=1e18)
+class _Amount(click.FloatRange):
+    """Within a range; `nan`, which Click takes for within any, is not."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        amount: float = super().convert(value, parameter, context)
+        if math.isnan(amount):
+            self.fail(f"{value!r} is not a number.", parameter, context)
+        return amount
+
+
+POSITIVE = _Amount(min=0, min_open=True, max=1e18)
 
 
 @click.command()

@@ -219,7 +219,7 @@ def test_programs_read_findings_and_estimates_as_json(
 
     costs = CliRunner().invoke(commands, ["estimate", "--json"], catch_exceptions=False)
     assert json.loads(costs.stdout)["stages"][1]["stage"] == "checkpoint"
-    for amount in ("inf", "1e400", "0"):
+    for amount in ("nan", "inf", "1e400", "0"):
         refused = CliRunner().invoke(commands, ["estimate", "--tokens", amount])
         assert refused.exit_code == 2 and "--tokens" in refused.stderr, refused.output
 

@@ -206,6 +206,12 @@ def test_a_spark_that_the_stages_do_not_run_on_is_refused(version: str) -> None:
     assert BatchSettings(runtime_version="2.3.15")
 
 
+@pytest.mark.parametrize("name", ["spark.driver.cores", "spark.dynamicAllocation.maxExecutors"])
+def test_a_property_that_costs_depend_on_is_a_number(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name} under `properties` is four"):
+        BatchSettings(properties={name: "four"})
+
+
 def test_a_flex_start_job_waits_as_long_as_it_asked_for(settings: GoogleCloudSettings) -> None:
     queued = MachineSettings(strategy="FLEX_START", max_wait_hours=48)
     at_once = MachineSettings(strategy="SPOT", max_wait_hours=48)
