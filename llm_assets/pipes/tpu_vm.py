@@ -146,8 +146,8 @@ class TpuVms(service.RemoteService):
         if state == "ACTIVE":
             # One that has said nothing yet may still boot, from its making on.
             heard = record.get("seen", made)
-            timeout = SILENT_SECONDS if "seen" in record else BOOT_SECONDS
-            if not heard or time.time() - heard <= timeout:
+            allowed = SILENT_SECONDS if "seen" in record else BOOT_SECONDS
+            if not heard or time.time() - heard <= allowed:
                 return service.Phase.RUNNING, "", False
             return failed, "nothing was heard of its machine any more", True
         if state in ("SUSPENDING", "SUSPENDED"):
