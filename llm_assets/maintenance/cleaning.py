@@ -78,8 +78,8 @@ class Inventory:
     @property
     def bytes(self) -> int:
         """Of all that is stored."""
-        of_folders = sum(folder.bytes for folder in self.folders.values())
-        return of_folders + sum(file.bytes for file in self.cached)
+        stored = sum(folder.bytes for folder in self.folders.values())
+        return stored + sum(file.bytes for file in self.cached)
 
     def runs(self) -> list[str]:
         """The names of all trainings."""
