@@ -243,8 +243,13 @@ def _leave_out_similar(
 
 def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> dict[str, Any]:
     """The stats of the manifest, as `run` describes them."""
-    rows = outcome.fates.to_pylist()
+    rows = outcome.fates
     reasons = sorted({row["reason"] for row in rows if row["reason"]})
+    splits = dict.fromkeys(SPLITS, 0)
+    slices: dict[str, dict[str, int]] = {}
+    for one in sorted(outcome.slices, key=lambda one: (one["slice"], one["split"])):
+        splits[one["split"]] = splits.get(one["split"], 0) + one["documents"]
+        slices.setdefault(str(one["slice"]), {})[one["split"]] = one["documents"]
 
     def total(field: str, reason: str | None) -> int:
         return sum(row[field] for row in rows if row["reason"] == reason)
@@ -252,7 +257,13 @@ def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> di
     kept = total("documents", None)
     dropped = {reason: total("documents", reason) for reason in reasons}
     if not kept:
-        raise UserError(_nothing_left(dropped, settings))
+        counts = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
+        raise UserError(
+            "No document is left after cleaning"
+            + (f" ({counts})" if counts else ", since the raw corpus is empty")
+            + ". Give `raw_corpus` more text, or lower `clean_corpus.minimum_characters` (now "
+            f"{settings.minimum_characters})."
+        )
     return {
         "documents": kept,
         "bytes": total("bytes", None),
@@ -267,31 +278,12 @@ def corpus_stats(outcome: DecidedDocuments, settings: CleanCorpusSettings) -> di
             for row in sorted(rows, key=lambda row: str(row["source"]))
             if row["reason"] is None
         },
-        **_splits(outcome.slices.to_pylist()),
+        "splits": splits,
+        "slices": slices,
         "length_histogram": {str(2**e): count for e, count in sorted(outcome.lengths.items())},
         "candidate_pairs": outcome.candidates,
         "verified_pairs": outcome.verified,
     }
-
-
-def _splits(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """`splits` and `slices` of the documents that stay."""
-    splits = {split: 0 for split in SPLITS}
-    slices: dict[str, dict[str, int]] = {}
-    for one in sorted(groups, key=lambda one: (one["slice"], one["split"])):
-        splits[one["split"]] = splits.get(one["split"], 0) + one["documents"]
-        slices.setdefault(str(one["slice"]), {})[one["split"]] = one["documents"]
-    return {"splits": splits, "slices": slices}
-
-
-def _nothing_left(dropped: dict[str, int], settings: CleanCorpusSettings) -> str:
-    counts = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
-    return (
-        "No document is left after cleaning"
-        + (f" ({counts})" if counts else ", since the raw corpus is empty")
-        + f". Give `raw_corpus` more text, or lower `clean_corpus.minimum_characters` (now "
-        f"{settings.minimum_characters})."
-    )
 
 
 def _write(

@@ -153,28 +153,6 @@ def as_rows(batches: list[pa.RecordBatch]) -> list[list[int]]:
 
 @settings(max_examples=200)
 @given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=40),
-    st.lists(st.integers(0, 40), max_size=6),
-)
-def test_buckets_are_found_however_their_rows_are_cut(
-    keys: list[tuple[int, int]], ends: list[int]
-) -> None:
-    rows = np.array(sorted((*key, text) for text, key in enumerate(keys))).reshape(-1, 3)
-    found = as_rows(list(pairs.find_shared(iter(cut(rows, pairs.BAND_SCHEMA, ends)))))
-
-    buckets: dict[tuple[int, int], list[int]] = {}
-    for key, band, text in rows.tolist():
-        buckets.setdefault((key, band), []).append(text)
-    assert found == [
-        [*bucket, text, texts[0]]
-        for bucket, texts in buckets.items()
-        if len(texts) > 1
-        for text in texts
-    ]
-
-
-@settings(max_examples=200)
-@given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=40),
     st.lists(st.integers(0, 40), max_size=6),
 )

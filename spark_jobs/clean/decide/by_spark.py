@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from spark_jobs.clean import history
 from spark_jobs.clean.decide import decider, pairs
@@ -26,19 +27,6 @@ from spark_jobs.settings import SplitSettings
 
 ROWS_PER_DOCUMENT = 20
 """Of the largest shuffle, that of the bands."""
-
-_COUNTED_SCHEMA = pa.schema(
-    [
-        ("reason", pa.string()),
-        ("source", pa.string()),
-        ("documents", pa.int64()),
-        ("bytes", pa.int64()),
-        ("repaired", pa.int64()),
-    ]
-)
-_SLICE_SCHEMA = pa.schema(
-    [("slice", pa.int64()), ("split", pa.string()), ("documents", pa.int64())]
-)
 
 
 @dataclass(frozen=True)
@@ -97,9 +85,17 @@ class SparkDecider(decider.Decider):
         near = self._find_near(groups, parts)
         texts = decide_survivors(work, groups, near.clusters, self._run.settings.split)
         fates = work.keep(_document_fates(documents.where("not past"), texts), "deciding documents")
-        counted = work.collect(_count_fates(fates), "counting documents")
+        counts = fates.groupBy("reason", "source").agg(
+            F.count("*").alias("documents"),
+            F.sum("bytes").alias("bytes"),
+            F.sum(F.col("repaired").cast("long")).alias("repaired"),
+        )
+        counted = work.collect(counts, "counting documents")
         copies = _exact_copies(fates).union(_near_copies(texts, near.edges))
         stay = texts.where("stays")
+        sizes = texts.groupBy("cluster").agg(F.sum("present").alias("value")).where("value > 0")
+        slices = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
+        exact = work.collect(groups.selectExpr("sum(members - 1) as copies"), "counting copies")
         decided = stay.select(
             "part", "row", F.col("cluster_name").alias("cluster"), "split", "slice"
         )
@@ -107,15 +103,15 @@ class SparkDecider(decider.Decider):
             stay=work.by_part(decided, decider.DECIDED_SCHEMA, "bringing decisions to parts"),
             left=self._not_among(stay),
             duplicates=work.in_order(copies, "id", decider.DUPLICATE_SCHEMA),
-            fates=pa.Table.from_pylist(counted, _COUNTED_SCHEMA),
-            slices=self._slices(stay),
+            fates=counted,
+            slices=work.collect(slices, "counting splits"),
             lengths=self._histogram(
                 stay.select((F.length(F.bin("characters")) - 1).alias("value"))
             ),
-            cluster_sizes=self._histogram(_cluster_sizes(texts)),
+            cluster_sizes=self._histogram(sizes),
             examples=self._examples(fates, counted),
             slice=slice_,
-            exact_copies=self._sum(groups, F.col("members") - 1),
+            exact_copies=exact[0]["copies"] or 0,
             near_copies=near.edges.count(),
             candidates=near.candidates,
             verified=near.verified,
@@ -147,19 +143,19 @@ class SparkDecider(decider.Decider):
         verifier = pairs.Verifier(work, texts, parts, settings)
         buckets = pairs.shared_buckets(work, texts, parts)
         stars = pairs.star_pairs(work, buckets)
-        first = verifier.verify(stars)
-        clusters = pairs.connect(work, first.edges)
+        first, compared_first = verifier.verify(stars)
+        clusters = pairs.connect(work, first)
         window = pairs.window_pairs(work, buckets, clusters, stars)
-        second = verifier.verify(window)
+        second, compared_second = verifier.verify(window)
         # The clusters so far stand for all edges of the first pass.
-        if not second.edges.isEmpty():
+        if not second.isEmpty():
             linked = clusters.selectExpr("cluster as low", "text as high")
-            clusters = pairs.connect(work, linked.union(second.edges.select("low", "high")))
+            clusters = pairs.connect(work, linked.union(second.select("low", "high")))
         return _Near(
-            edges=first.edges.union(second.edges),
+            edges=first.union(second),
             clusters=clusters,
             candidates=stars.count() + window.count(),
-            verified=first.compared + second.compared,
+            verified=compared_first + compared_second,
         )
 
     def _not_among(self, documents: DataFrame) -> PartRows:
@@ -170,18 +166,10 @@ class SparkDecider(decider.Decider):
         left = self._record.where(~forgotten).join(documents, "text_hash", "left_anti")
         return self._work.by_part(left, decider.CHOSEN_SCHEMA, "comparing with the record")
 
-    def _slices(self, stay: DataFrame) -> pa.Table:
-        counts = stay.groupBy("slice", "split").agg(F.count("*").alias("documents"))
-        return pa.Table.from_pylist(self._work.collect(counts, "counting splits"), _SLICE_SCHEMA)
-
     def _histogram(self, values: DataFrame) -> dict[int, int]:
         """The different values of a frame's one column, `value`, and how often each occurs."""
         rows = self._work.collect(values.groupBy("value").count(), "counting")
         return {int(row["value"]): int(row["count"]) for row in rows}
-
-    def _sum(self, frame: DataFrame, values: F.Column) -> int:
-        row = self._work.collect(frame.agg(F.sum(values).alias("sum")), "counting")[0]
-        return int(row["sum"] or 0)
 
     def _examples(
         self, fates: DataFrame, counted: list[dict[str, Any]]
@@ -271,6 +259,8 @@ def group_exact(
         *("id", "part", "row", "past", "forced", "shape"),
     )
     sound = _look_up(documents.where("fault is null"), record, slice_)
+    forced = F.col("forced")
+    is_unforced, is_new = forced == history.NONE, F.col("by_text") == history.NONE
     texts = (
         # In ranges, equal texts lie together, and so all of it is one shuffle and one sort.
         sound.repartitionByRange(work.partitions, "text_hash")
@@ -280,25 +270,17 @@ def group_exact(
             F.max("by_text").alias("by_text"),
             F.max("by_id").alias("by_id"),
             F.min("slice").alias("slice"),
-            F.max((F.col("forced") == history.TRAIN) & ~F.col("past")).alias("to_train"),
+            F.max((forced == history.TRAIN) & ~F.col("past")).alias("to_train"),
             F.count("*").alias("members"),
             F.sum((~F.col("past")).cast("long")).alias("present"),
         )
-        .select(
-            "text_hash",
-            *(f"best.{name}" for name in ("id", "part", "row", "past", "shape")),
-            F.when((F.col("best.forced") == history.NONE) & F.col("to_train"), history.TRAIN)
-            .otherwise(F.col("best.forced"))
-            .alias("forced"),
-            "slice",
-            (-F.col("best.characters")).alias("characters"),
-            "by_text",
-            F.when(F.col("by_text") == history.NONE, F.col("by_id"))
-            .otherwise(history.NONE)
-            .alias("by_id"),
-            "members",
-            "present",
+        .select("*", "best.*")
+        .withColumn("characters", -F.col("characters"))
+        .withColumn(
+            "forced", F.when(is_unforced & F.col("to_train"), history.TRAIN).otherwise(forced)
         )
+        .withColumn("by_id", F.when(is_new, F.col("by_id")).otherwise(history.NONE))
+        .drop("best", "rank", "to_train")
     )
     # Ranges come in order, and so do rows within: the numbers rise with the hash, as places do in
     # memory.
@@ -358,34 +340,14 @@ def _look_up(documents: DataFrame, record: DataFrame | None, slice_: int) -> Dat
     )
 
 
-_NUMBER, _STRING, _TRUTH = pa.int64(), pa.string(), pa.bool_()
-_TEXT = [
-    ("text", _NUMBER),
-    ("text_hash", _STRING),
-    ("part", _NUMBER),
-    ("row", _NUMBER),
-    ("id", _STRING),
-    ("characters", _NUMBER),
-    ("past", _TRUTH),
-    ("forced", _NUMBER),
-    ("slice", _NUMBER),
-    ("by_text", _NUMBER),
-    ("by_id", _NUMBER),
-    ("present", _NUMBER),
-    ("copies", _NUMBER),
-    ("cluster", _NUMBER),
-]
 _FACTS = {name: f"cluster_{name}" for name in history.ClusterFacts.__dataclass_fields__}
 """Fields of `history.ClusterFacts` to their columns."""
-FACT_SCHEMA = pa.schema([*_TEXT, *((column, _NUMBER) for column in _FACTS.values())])
-FATE_SCHEMA = pa.schema(
+_FATES = pa.schema(
     [
-        *_TEXT,
-        ("cluster_name", _STRING),
-        ("cluster_reason", _STRING),
-        ("eligible", _TRUTH),
-        ("stays", _TRUTH),
-        ("split", _STRING),
+        ("cluster_reason", pa.string()),
+        ("eligible", pa.bool_()),
+        ("stays", pa.bool_()),
+        ("split", pa.string()),
     ]
 )
 
@@ -400,9 +362,10 @@ def decide_survivors(
         copies: the clusters of near-copies, of `pairs.connect`.
 
     Returns:
-        The columns of `FATE_SCHEMA`, where `stays` is final, `cluster_reason` is why all of a
-        cluster goes (null: it does not) and `split` the one of a text that stays; `survivor`, the
-        id of the document that is kept in the text's place; `is_best`, whether it is the text's.
+        The columns of `texts`; `cluster` and its `cluster_name`; `cluster_reason`, why all of a
+        cluster goes (null: it does not); `stays`, and the `split` of a text that does; `survivor`,
+        the id of the document that is kept in the text's place; `is_best`, whether it is the
+        text's.
     """
     first = texts.where("shape is not null").groupBy("shape").agg(F.min("text").alias("low"))
     linked = texts.join(first, "shape").where("low < text").selectExpr("low", "text as high")
@@ -413,20 +376,18 @@ def decide_survivors(
     for name, found in (("copies", copies), ("cluster", clusters)):
         found = found.withColumnRenamed("cluster", name)
         clustered = clustered.join(found, "text", "left").withColumn(name, F.coalesce(name, "text"))
-    own = clustered.select(*(name for name, _ in _TEXT)).mapInArrow(
-        _state_facts, from_arrow_schema(FACT_SCHEMA)
-    )
+    clustered = clustered.drop("shape", "members")
+    facts = pa.schema([(column, pa.int64()) for column in _FACTS.values()])
+    own = clustered.mapInArrow(_state_facts, _with_columns(clustered, facts))
     largest = own.groupBy("cluster").agg(
         *(F.max(column).alias(column) for column in _FACTS.values()),
         F.min("text_hash").alias("cluster_name"),
         F.sum((F.col("copies") == F.col("text")).cast("long")).alias("groups"),
     )
-    together = own.drop(*_FACTS.values()).join(largest, "cluster")
-    columns = [*(name for name, _ in _TEXT), *_FACTS.values(), "cluster_name", "groups"]
-    fates = together.select(*columns).mapInArrow(
-        partial(_apply_rules, split=split), from_arrow_schema(FATE_SCHEMA)
-    )
-    fates = work.keep(fates, "deciding splits")
+    together = own.drop(*facts.names).join(largest, "cluster")
+    rules = partial(_apply_rules, split=split)
+    fates = together.mapInArrow(rules, _with_columns(together, _FATES))
+    fates = work.keep(fates.drop(*facts.names, "groups"), "deciding splits")
     order = F.struct(
         (~F.col("eligible")).alias("is_refused"),
         (-F.col("characters")).alias("characters"),
@@ -444,6 +405,10 @@ def decide_survivors(
     return work.keep(decided, "choosing survivors")
 
 
+def _with_columns(frame: DataFrame, added: pa.Schema) -> StructType:
+    return StructType([*frame.schema, *from_arrow_schema(added)])
+
+
 def _facts_of(batch: pa.RecordBatch) -> history.TextFacts:
     return history.TextFacts(
         present=~batch["past"].to_numpy(zero_copy_only=False),
@@ -455,35 +420,29 @@ def _facts_of(batch: pa.RecordBatch) -> history.TextFacts:
 
 
 def _state_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Texts to rows of `FACT_SCHEMA`, with what each says of its cluster."""
+    """Texts, with what each says of its cluster."""
     for batch in batches:
         facts = vars(_facts_of(batch).for_cluster()).values()
-        columns = [*batch.columns, *map(pa.array, facts)]
-        yield pa.record_batch(columns, schema=FACT_SCHEMA)
+        names = [*batch.schema.names, *_FACTS.values()]
+        yield pa.record_batch([*batch.columns, *map(pa.array, facts)], names)
 
 
 def _apply_rules(
     batches: Iterator[pa.RecordBatch], split: SplitSettings
 ) -> Iterator[pa.RecordBatch]:
-    """Texts with the facts of their clusters to rows of `FATE_SCHEMA`."""
+    """Texts with the facts of their clusters, and what becomes of each (`_FATES`)."""
     for batch in batches:
-        texts = _facts_of(batch)
         facts = {name: batch[column].to_numpy() for name, column in _FACTS.items()}
-        clusters = history.ClusterFacts(**facts)
         new = history.by_hash(batch["cluster_name"], split, batch["groups"].to_numpy())
-        fates = history.decide(texts, clusters, new)
-        spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, _STRING))
-        yield pa.record_batch(
-            [
-                *(batch[name] for name, _ in _TEXT),
-                batch["cluster_name"],
-                pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
-                pa.array(fates.eligible),
-                pa.array(fates.stays),
-                pa.array(history.NAMES, _STRING).take(pa.array(fates.split)),
-            ],
-            schema=FATE_SCHEMA,
-        )
+        fates = history.decide(_facts_of(batch), history.ClusterFacts(**facts), new)
+        spoilt = pc.if_else(pa.array(fates.spoilt), decider.SPOILT, pa.scalar(None, pa.string()))
+        found = [
+            pc.if_else(pa.array(fates.guarded), decider.GUARDED, spoilt),
+            pa.array(fates.eligible),
+            pa.array(fates.stays),
+            pa.array(history.NAMES, pa.string()).take(pa.array(fates.split)),
+        ]
+        yield pa.record_batch([*batch.columns, *found], [*batch.schema.names, *_FATES.names])
 
 
 def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
@@ -513,33 +472,14 @@ def _document_fates(documents: DataFrame, texts: DataFrame) -> DataFrame:
     reason = F.when(stands_for_it & F.col("stays"), F.lit(None)).otherwise(
         F.coalesce("cluster_reason", own)
     )
-    sound = documents.where("fault is null").join(of_text, "text_hash", "left")
-    nothing = F.lit(None).cast("string")
-    faulty = documents.where("fault is not null").select(
+    is_sound = F.col("fault").isNull()
+    known = documents.withColumn("text_hash", F.when(is_sound, F.col("text_hash")))
+    return known.join(of_text, "text_hash", "left").select(
         *names,
-        F.col("fault").alias("reason"),
-        *(nothing.alias(name) for name in ("survivor", "cluster", "neighbor")),
-        F.lit(False).alias("is_exact"),
-    )
-    return sound.select(
-        *names,
-        reason.alias("reason"),
+        F.coalesce("fault", reason).alias("reason"),
         *("survivor", "cluster", "neighbor"),
-        (~stands_for_it).alias("is_exact"),
-    ).union(faulty)
-
-
-def _count_fates(fates: DataFrame) -> DataFrame:
-    return fates.groupBy("reason", "source").agg(
-        F.count("*").alias("documents"),
-        F.sum("bytes").alias("bytes"),
-        F.sum(F.col("repaired").cast("long")).alias("repaired"),
+        (is_sound & ~stands_for_it).alias("is_exact"),
     )
-
-
-def _cluster_sizes(texts: DataFrame) -> DataFrame:
-    """Documents that are still in the sources, of each cluster with any: `value`."""
-    return texts.groupBy("cluster").agg(F.sum("present").alias("value")).where("value > 0")
 
 
 def _exact_copies(fates: DataFrame) -> DataFrame:

@@ -219,10 +219,10 @@ class DecidedDocuments:
     """Rows of the record that are none of the documents that stay, by its part's number."""
     duplicates: parquet.PartRows
     """Rows of `DUPLICATE_SCHEMA`, numbered in the order of their ids."""
-    fates: pa.Table
-    """`reason` (null: stays) and `source` to `documents`, `bytes` and `repaired`, those that have
+    fates: list[dict[str, Any]]
+    """`reason` (None: stays) and `source` to `documents`, `bytes` and `repaired`, those that have
     left the sources not counted."""
-    slices: pa.Table
+    slices: list[dict[str, Any]]
     """`slice` and `split` to `documents` that stay."""
     lengths: dict[int, int]
     """A power of two's exponent to the documents that stay and have so many characters or up to
@@ -381,7 +381,7 @@ def comparison(
     def compare(pairs: np.ndarray) -> np.ndarray:
         similarity = np.full(len(pairs), np.nan)
         if len(pairs):
-            numbers, places = _numbered(pairs)
+            numbers, places = np.unique(pairs, return_inverse=True)
             signatures = fetch_signatures(numbers)
             is_open = np.concatenate(
                 [
@@ -390,17 +390,11 @@ def comparison(
                 ]
             )
             if is_open.any():
-                numbers, places = _numbered(pairs[is_open])
+                numbers, places = np.unique(pairs[is_open], return_inverse=True)
                 similarity[is_open] = jaccard(fetch_shingles(numbers), places)
         return similarity
 
     return compare
-
-
-def _numbered(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The documents of pairs, sorted, and the pairs as places among them."""
-    numbers, places = np.unique(pairs, return_inverse=True)
-    return numbers, places.reshape(pairs.shape)
 
 
 def fetch_shingles(
@@ -500,8 +494,7 @@ def find_near_duplicates(bands: np.ndarray, compare: Compare, threshold: float) 
 
     Args:
         bands: uint64 of shape (n, bands), from `spark_jobs.clean.prepare.band_keys`.
-        compare: true similarities of pairs (`spark_jobs.clean.decide.decider`).
-        threshold: least Jaccard similarity of near-duplicates.
+        compare: true similarities of pairs.
     """
     count = len(bands)
     with ThreadPoolExecutor(BANDS_AT_ONCE) as threads:

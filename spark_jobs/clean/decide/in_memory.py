@@ -94,17 +94,25 @@ class InMemoryDecider(decider.Decider):
         fates = present.group_by(["reason", "source"]).aggregate(
             [("bytes", "count"), ("bytes", "sum"), ("repaired", "sum")]
         )
+        numbers = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
+        rows = documents.select(decider.DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
         slices = stay.group_by(["slice", "split"]).aggregate([([], "count_all")])
         return decider.DecidedDocuments(
-            stay=self._staying(documents, prepared.offsets),
+            stay=write_part_rows(
+                run.scratch,
+                decider.DECIDED_SCHEMA,
+                split_rows(numbers, prepared.offsets, rows),
+            ),
             left=self._not_among(stay["text_hash"]),
             duplicates=write_part_rows(
                 run.scratch,
                 decider.DUPLICATE_SCHEMA,
                 enumerate(decided.duplicates.combine_chunks().to_batches()),
             ),
-            fates=fates.rename_columns(["reason", "source", "documents", "bytes", "repaired"]),
-            slices=slices.rename_columns({"count_all": "documents"}),
+            fates=fates.rename_columns(
+                ["reason", "source", "documents", "bytes", "repaired"]
+            ).to_pylist(),
+            slices=slices.rename_columns({"count_all": "documents"}).to_pylist(),
             lengths=_histogram(np.frexp(stay["characters"].to_numpy())[1] - 1),
             cluster_sizes=_histogram(decided.cluster_sizes),
             examples=_examples(documents, prepared.offsets, settings.examples_per_reason),
@@ -131,12 +139,6 @@ class InMemoryDecider(decider.Decider):
         hashes = _hashes_of(texts)[:, :_DIGITS_COMPARED]
         compare = remember_pairs(compare, hashes, near, run.cache)
         return find_near_duplicates(keys, compare, near.threshold)
-
-    def _staying(self, documents: pa.Table, offsets: np.ndarray) -> PartRows:
-        numbers = np.flatnonzero(np.asarray(pc.is_null(documents["reason"])))
-        columns = documents.select(decider.DECIDED_SCHEMA.names[1:]).take(pa.array(numbers))
-        rows = split_rows(numbers, offsets, columns)
-        return write_part_rows(self._run.scratch, decider.DECIDED_SCHEMA, rows)
 
     def _not_among(self, hashes: pa.ChunkedArray) -> PartRows:
         """Rows of the record whose texts have none of these hashes, and are not forgotten."""

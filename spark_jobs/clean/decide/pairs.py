@@ -1,8 +1,8 @@
 """Near-copies by Spark's joins: candidate pairs, their true similarity, connected components.
 
-The rows of a band come sorted by their keys, so that each bucket is a run of rows. A task goes
-through them batch by batch and holds no bucket: of a bucket, its first text and the texts just
-before are enough, so that one of a million documents costs no more memory than one of two.
+The rows of a band come sorted by their keys, so that each bucket is a run of rows. No task holds a
+bucket: Spark's windows spill, and of those that are paired batch by batch the texts just before are
+enough. So one of a million documents costs no more memory than one of two.
 
 Of a pair, signatures are compared first, since they are small, and rule most pairs out. Shingle
 sets are made of those texts alone that are left, by tasks that read the texts where they are.
@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -78,21 +78,20 @@ def _small_star(links: DataFrame) -> DataFrame:
 
 
 BAND_SCHEMA = pa.schema([("key", pa.int64()), ("band", pa.int64()), ("text", pa.int64())])
-BUCKET_SCHEMA = BAND_SCHEMA.append(pa.field("first", pa.int64()))
-"""A text of a bucket that several share, and the bucket's first text."""
 PAIR_SCHEMA = pa.schema([("low", pa.int64()), ("high", pa.int64())])
 
 
 def shared_buckets(work: Work, texts: DataFrame, parts: list[DocumentPart]) -> DataFrame:
-    """Rows of `BUCKET_SCHEMA`."""
+    """Rows of `BAND_SCHEMA` whose bucket several texts share, with `first`, the first of them."""
     rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
     places = work.by_part(texts, rows, "finding signatures").places
     items = [(parts[number], place) for number, place in sorted(places.items())]
     bands = work.over_parts(items, _read_bands, BAND_SCHEMA)
-    # The key decides the partition, so a bucket lies in one; the band comes in by the sort.
-    ordered = bands.repartition(work.partitions, "key").sortWithinPartitions(*BAND_SCHEMA.names)
-    buckets = ordered.mapInArrow(find_shared, from_arrow_schema(BUCKET_SCHEMA))
-    return work.keep(buckets, "finding shared bands")
+    bucket = Window.partitionBy("key", "band")
+    buckets = bands.select(
+        *("*", F.min("text").over(bucket).alias("first"), F.count("*").over(bucket).alias("size"))
+    )
+    return work.keep(buckets.where("size > 1").drop("size"), "finding shared bands")
 
 
 def star_pairs(work: Work, buckets: DataFrame) -> DataFrame:
@@ -117,6 +116,7 @@ def window_pairs(
     bucket = ["key", "band"]
     spread = placed.groupBy(*bucket).agg(F.min("cluster").alias("a"), F.max("cluster").alias("b"))
     apart = placed.join(spread.where("a < b").select(*bucket), bucket, "left_semi")
+    # The key decides the partition, so a bucket lies in one; the band comes in by the sort.
     ordered = apart.select(*bucket, "text", "cluster").repartition(work.partitions, "key")
     pairs = ordered.sortWithinPartitions(*BAND_SCHEMA.names).mapInArrow(
         find_window, from_arrow_schema(PAIR_SCHEMA)
@@ -132,30 +132,6 @@ def _read_bands(_: int, item: tuple[DocumentPart, RowLocation]) -> pa.Table:
     count, bands = keys.shape
     columns = [keys.ravel(), np.tile(np.arange(bands), count), np.repeat(chosen["text"], bands)]
     return pa.Table.from_arrays(list(map(pa.array, columns)), schema=BAND_SCHEMA)
-
-
-def find_shared(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `BAND_SCHEMA`, sorted, to those of buckets with several texts (`BUCKET_SCHEMA`).
-
-    The last row is held back, since the next batch tells whether its bucket goes on.
-    """
-    held = np.empty((4, 0), np.int64)
-    held_is_shared = False
-    for batch in filter(len, batches):
-        rows = np.stack([column.to_numpy() for column in batch.columns])
-        rows = np.concatenate([held[:3], rows], axis=1)
-        starts = run_starts(rows[0]) | run_starts(rows[1])
-        firsts = rows[2, starts]
-        if held.size:
-            firsts[0] = held[3, 0]
-        rows = np.concatenate([rows, firsts[np.cumsum(starts) - 1][np.newaxis]])
-        is_shared = ~starts
-        is_shared[:1] = held_is_shared
-        is_shared[:-1] |= ~starts[1:]
-        yield _bucket_rows(rows[:, :-1][:, is_shared[:-1]])
-        held, held_is_shared = rows[:, -1:], bool(is_shared[-1])
-    if held_is_shared:
-        yield _bucket_rows(held)
 
 
 def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -180,10 +156,6 @@ def find_window(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = rows[:, bucket == bucket[-1]][:, -BUCKET_WINDOW:]
 
 
-def _bucket_rows(rows: np.ndarray) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(row) for row in rows], schema=BUCKET_SCHEMA)
-
-
 EDGE_SCHEMA = PAIR_SCHEMA.append(pa.field("similarity", pa.float64()))
 """A pair whose true similarity reaches the threshold."""
 
@@ -191,56 +163,44 @@ Read = Callable[[DocumentPart, pa.Array], pa.Array]
 
 
 @dataclass(frozen=True)
-class ComparedPairs:
-    """Pairs that were compared."""
-
-    edges: DataFrame
-    """Rows of `EDGE_SCHEMA`."""
-    compared: int
-    """Pairs that the signatures had not ruled out."""
-
-
 class Verifier:
     """Compares pairs of texts."""
 
-    def __init__(
-        self,
-        work: Work,
-        texts: DataFrame,
-        parts: list[DocumentPart],
-        settings: NearDuplicateSettings,
-    ) -> None:
-        self._work = work
-        self._places = texts.select("text", "part", "row")
-        self._parts = parts
-        self._settings = settings
+    work: Work
+    texts: DataFrame
+    parts: list[DocumentPart]
+    settings: NearDuplicateSettings
 
-    def verify(self, pairs: DataFrame) -> ComparedPairs:
-        """Compare pairs (`PAIR_SCHEMA`), and keep those that reach the threshold."""
-        threshold = self._settings.threshold
+    def verify(self, pairs: DataFrame) -> tuple[DataFrame, int]:
+        """The pairs (`PAIR_SCHEMA`) that reach the threshold, as rows of `EDGE_SCHEMA`.
+
+        And how many were compared, since the signatures had not ruled them out.
+        """
+        threshold = self.settings.threshold
         signed = self._with_values(pairs, _read_signatures, pa.binary())
         likely = signed.mapInArrow(
             partial(_rule_out, threshold=threshold), from_arrow_schema(PAIR_SCHEMA)
         )
-        likely = self._work.keep(likely, "comparing signatures")
-        read = partial(_read_shingles, words=self._settings.shingle_words)
+        likely = self.work.keep(likely, "comparing signatures")
+        read = partial(_read_shingles, words=self.settings.shingle_words)
         shingled = self._with_values(likely, read, pa.list_(pa.int64()))
         common = F.size(F.array_intersect("left", "right"))
         jaccard = common / (F.size("left") + F.size("right") - common)
         compared = shingled.select("low", "high", jaccard.alias("similarity"))
         # Kept below the threshold, too: they are counted, and a lost executor costs no text twice.
-        compared = self._work.keep(compared, "comparing texts")
-        return ComparedPairs(compared.where(F.col("similarity") >= threshold), compared.count())
+        compared = self.work.keep(compared, "comparing texts")
+        return compared.where(F.col("similarity") >= threshold), compared.count()
 
     def _with_values(self, pairs: DataFrame, read: Read, kind: pa.DataType) -> DataFrame:
         """Pairs, each with what is read of both texts: `low`, `high`, `left`, `right`."""
         texts = pairs.selectExpr("low as text").union(pairs.selectExpr("high as text")).distinct()
         rows = pa.schema([("row", pa.int64()), ("text", pa.int64())])
-        places = self._work.by_part(texts.join(self._places, "text"), rows, "finding texts").places
-        items = [(self._parts[number], place) for number, place in sorted(places.items())]
+        placed = texts.join(self.texts.select("text", "part", "row"), "text")
+        places = self.work.by_part(placed, rows, "finding texts").places
+        items = [(self.parts[number], place) for number, place in sorted(places.items())]
         schema = pa.schema([("text", pa.int64()), ("value", kind)])
         work = partial(_read_values, read=read, schema=schema)
-        values = self._work.keep_parts(items, work, schema, "reading candidates")
+        values = self.work.keep_parts(items, work, schema, "reading candidates")
         # A text of very many pairs is the low one: its partition is split, its value sent to all.
         return pairs.join(values.selectExpr("text as low", "value as left"), "low").join(
             values.selectExpr("text as high", "value as right"), "high"
