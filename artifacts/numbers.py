@@ -48,7 +48,16 @@ def lower_bounds(
     return first
 
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 by the golden ratio: its multiples lie far from each other."""
 ROUNDS = 6
+
+
+def mix(values: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), which spreads every bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
@@ -70,7 +79,8 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
     if size < 1 or (values.size and int(values.max()) >= size):
         raise ValueError(f"indices must lie in range({size})")
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = _mix(np.uint64(key & 0xFFFFFFFFFFFFFFFF) + np.arange(1, ROUNDS + 1, dtype=np.uint64))
+    keys = np.uint64(key & 0xFFFFFFFFFFFFFFFF) + np.arange(1, ROUNDS + 1, dtype=np.uint64)
+    keys = mix(keys * GOLDEN)
     result = _encrypt(values, half_bits, keys)
     while (outside := result >= size).any():
         result[outside] = _encrypt(result[outside], half_bits, keys)
@@ -81,13 +91,5 @@ def _encrypt(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right + key) & mask)
+        left, right = right, left ^ (mix((right + key) * GOLDEN) & mask)
     return (left << shift) | right
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    values = values * np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

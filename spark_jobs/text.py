@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from artifacts.numbers import ends_of, sorted_unique
+from artifacts.numbers import GOLDEN, ends_of, mix, sorted_unique
 from artifacts.words import UNSPACED
 
 # Control characters other than tab and newline, the byte-order mark, and lone surrogates, which
@@ -90,7 +90,7 @@ def text_hash(folded: str) -> str:
     return hashlib.blake2b(content, digest_size=HASH_BYTES).hexdigest()
 
 
-_BASE = 0x9E3779B97F4A7C15 | 1
+_BASE = int(GOLDEN) | 1
 _BASE_INVERSE = pow(_BASE, -1, 2**64)
 _SPACE, _NEWLINE = 0x20, 0x0A
 _THREE_BYTES, _FOUR_BYTES = 0xE0, 0xF0
@@ -186,13 +186,6 @@ def shingle(texts: WordSums, words: int) -> Shingles:
     return Shingles(mix((texts.after[last] - texts.before[first]) * texts.scale[first]), offsets)
 
 
-def mix(value: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), which spreads every bit."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
 def _prefix_sums(content: np.ndarray) -> np.ndarray:
     """Sums of byte times power before each position, modulo 2**64. Shape (len(content) + 1,)."""
     sums = np.zeros(len(content) + 1, np.uint64)
@@ -239,8 +232,6 @@ _NAMES = (
 _CALENDAR = np.sort(
     shingle(sum_words([name + end for name in _NAMES.split() for end in ("", ",", ".")]), 1).hashes
 )
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-"""Makes a word another one in another place."""
 
 
 def shapes(folded: list[str], words: WordSums) -> tuple[np.ndarray, np.ndarray]:
@@ -262,7 +253,9 @@ def shapes(folded: list[str], words: WordSums) -> tuple[np.ndarray, np.ndarray]:
     is_masked = _CALENDAR[nearest] == tokens.hashes
     is_masked |= np.logical_or.reduceat(content - np.uint8(ord("0")) < 10, starts)
     place = np.arange(1, len(starts) + 1) - np.repeat(first, words.sizes)
-    placed = mix(np.where(is_masked, np.uint64(1), tokens.hashes) + place.astype(np.uint64) * _STEP)
+    # The place makes a word another one elsewhere.
+    hashes = np.where(is_masked, np.uint64(1), tokens.hashes)
+    placed = mix(hashes + place.astype(np.uint64) * GOLDEN)
     sizes = ends - starts
     same = np.add.reduceat(np.where(is_masked, 0, sizes), first)
     shares = same / np.maximum(np.add.reduceat(sizes, first), 1)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import DamagedArtifact
-from artifacts.numbers import ends_of, lower_bounds, run_starts, spans
+from artifacts.numbers import GOLDEN, ends_of, lower_bounds, run_starts, spans
 from artifacts.shards.shard_set import Shard
 
 GRAM = 6
@@ -32,7 +32,6 @@ MOST_PLACES = 20_000
 """Of one gram that are looked at; what is said oftener is no one's in particular."""
 _IN_BUCKET = 64
 """Grams of a bucket of the directory, about."""
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HEADER = 8
 """Numbers of eight bytes before the tables."""
 _MAGIC = 0x32305350414E5358
@@ -59,7 +58,7 @@ def hash_grams(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Shape (places,), uint64 below 2**32: a hash of the `GRAM` tokens from each place on."""
     found = np.zeros(len(places), np.uint64)
     for within in range(GRAM):
-        found = (found + tokens[places + within].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
+        found = (found + tokens[places + within].astype(np.uint64) + np.uint64(1)) * GOLDEN
         found ^= found >> np.uint64(29)
     return found >> np.uint64(32)
 

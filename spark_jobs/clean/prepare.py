@@ -29,6 +29,7 @@ from artifacts.examples import (
     write_example,
 )
 from artifacts.libraries import UNICODE
+from artifacts.numbers import mix
 from artifacts.progress import Report
 from artifacts.words import UNSPACED_CLASS
 from spark_jobs.clean.classify import classify, label_fields
@@ -39,7 +40,6 @@ from spark_jobs.settings import CleanCorpusSettings, QualityFilter
 from spark_jobs.text import (
     Shingles,
     fold,
-    mix,
     normalize,
     repair_encoding,
     shapes,

@@ -13,7 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,14 +25,14 @@ from pyspark.sql import functions as F
 
 from artifacts.cache import cache_key, read_cached, write_cached
 from artifacts.errors import UserError
-from artifacts.numbers import ends_of, run_starts, sorted_unique, spans
+from artifacts.numbers import ends_of, mix, run_starts, sorted_unique, spans
 from artifacts.progress import Report
 from artifacts.shards.format import in_split
 from artifacts.storage import files
 from spark_jobs.runtime import parquet
 from spark_jobs.runtime.tasks import Work, map_tasks
 from spark_jobs.settings import DecontaminationSettings
-from spark_jobs.text import Shingles, WordSums, fold, mix, shingle, sum_words
+from spark_jobs.text import Shingles, WordSums, fold, shingle, sum_words
 
 COMMON_TEXTS = 100
 """An n-gram that more reference texts than this hold is a set phrase: it tells of none of them."""
@@ -87,12 +87,8 @@ class NGrams:
     sizes: np.ndarray
     """int64: different n-grams in each text."""
     url: str | None = None
-    """Where they were read from; the last part of it follows from them."""
-
-    @property
-    def name(self) -> str | None:
-        """Equal for equal n-grams; None where they were not read from a file."""
-        return self.url.rpartition("/")[2] if self.url else None
+    """Where they were read from; the last part of it follows from them, and is equal for equal
+    ones. None where they were not read from a file."""
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -117,7 +113,8 @@ class NGrams:
         document, text, common = self._count(hashes, documents, COMMON_TEXTS)
         covered = np.zeros(len(shingles.offsets) - 1)
         np.maximum.at(covered, document, common / self.sizes[text])
-        return np.maximum(_share(shingles, held), covered)
+        counts = np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1])
+        return np.maximum(counts / np.diff(shingles.offsets), covered)
 
     def common(self, shingles: Shingles) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Pairs of a document and a text of which it holds n-grams, and how many different ones.
@@ -169,11 +166,6 @@ def group_ngrams(ngrams: Shingles) -> NGrams:
     """The n-grams of reference texts, from those of each text (`ngrams_of`)."""
     hashes, owners = _each_once(ngrams.hashes, _owners(ngrams))
     return NGrams(hashes, owners, np.bincount(owners, minlength=len(ngrams.offsets) - 1))
-
-
-def _share(shingles: Shingles, held: np.ndarray) -> np.ndarray:
-    """Of each document's n-grams, the share that stands in any reference text."""
-    return np.add.reduceat(held.astype(np.int64), shingles.offsets[:-1]) / np.diff(shingles.offsets)
 
 
 def _owners(shingles: Shingles) -> np.ndarray:
@@ -229,13 +221,7 @@ def save_ngrams(folder: str, ngrams: NGrams) -> str:
 @lru_cache(maxsize=2)
 def load_ngrams(url: str) -> NGrams:
     """N-grams that were written; a worker reads them once."""
-    return read_ngrams(io.BytesIO(files.read(url)), url)
-
-
-def read_ngrams(content: io.BytesIO, url: str | None = None) -> NGrams:
-    """N-grams from what `save_ngrams` wrote."""
-    with np.load(content) as arrays:
-        return NGrams(arrays["hashes"], arrays["texts"], arrays["sizes"], url)
+    return NGrams(**np.load(io.BytesIO(files.read(url))), url=url)
 
 
 def pack_ngrams(texts: list[str], size: int) -> pa.Array:
@@ -336,24 +322,35 @@ def entry_key(key: str, name: str) -> str:
     return f"{key}-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
+_COMPARED_WITH = b"references"
+"""Of an entry: the name of the n-grams that its documents were compared with."""
+
+
 @dataclass(frozen=True)
-class PartNGrams:
-    """Reads n-grams, cached by document: for 1 GB of text that spares 20 s of one core."""
+class PartOverlaps:
+    """Compares documents with reference texts, part by part.
+
+    N-grams and overlaps are cached by document: for 1 GB of text that spares 20 s of one core.
+    """
 
     size: int
     """Words in an n-gram."""
     folder: str | None
     """Of the cache."""
+    ngrams_key: str
     key: str
-    """Key of `artifacts.cache.cache_key`, but for the part."""
+    """Keys of `artifacts.cache.cache_key` for n-grams and for overlaps, but for the part."""
 
     @classmethod
-    def of(cls, size: int, folder: str | None) -> "PartNGrams":
-        """N-grams of so many words."""
-        key = cache_key("n-grams", __name__, ["numpy", "pyarrow"], ngram_size=size)
-        return cls(size, folder, key)
+    def of(cls, size: int, folder: str | None) -> "PartOverlaps":
+        """By n-grams of so many words."""
+        ngrams_key, key = (
+            cache_key(entry, __name__, ["numpy", "pyarrow"], ngram_size=size)
+            for entry in ("n-grams", "overlaps")
+        )
+        return cls(size, folder, ngrams_key, key)
 
-    def of_documents(
+    def ngrams(
         self, name: str, ids: pa.ChunkedArray, texts: Callable[[], pa.ChunkedArray]
     ) -> Shingles:
         """The n-grams of documents.
@@ -367,51 +364,32 @@ class PartNGrams:
             chosen = texts().take(pa.array(places)).to_pylist()
             return pa.table({"ngrams": pack_ngrams(chosen, self.size)})
 
-        found = parquet.cached_rows(self.folder, entry_key(self.key, name), ids, make)
+        found = parquet.cached_rows(self.folder, entry_key(self.ngrams_key, name), ids, make)
         return unpack_ngrams(found["ngrams"])
 
-    def of_held_out(self, part: parquet.Part) -> Shingles:
+    def held_out_ngrams(self, part: parquet.Part) -> Shingles:
         """The n-grams of the part's held-out documents."""
         documents = part.read(["id", "split"])
         places = pa.array(np.flatnonzero(in_split(documents, "held_out")))
         # An entry of their own, since they are needed before all others, and are few.
         name = f"held_out {part.content_name()}"
         ids = documents["id"].take(places)
-        return self.of_documents(name, ids, lambda: part.read(["text"])["text"].take(places))
+        return self.ngrams(name, ids, lambda: part.read(["text"])["text"].take(places))
 
-    def of_training(self, part: parquet.Part) -> np.ndarray:
+    def training_ngrams(self, part: parquet.Part) -> np.ndarray:
         """The different n-grams of the part's other documents, sorted: shape (n-grams,)."""
         documents = part.read(["id", "split"])
-        found = self.of_documents(
+        found = self.ngrams(
             part.content_name(), documents["id"], lambda: part.read(["text"])["text"]
         )
         is_training = ~in_split(documents, "held_out")
         return sorted_unique(found.hashes[np.repeat(is_training, np.diff(found.offsets))])
 
-
-_COMPARED_WITH = b"references"
-"""Of an entry: the name of the n-grams that its documents were compared with."""
-
-
-@dataclass(frozen=True)
-class PartOverlaps:
-    """Compares documents with reference texts, part by part."""
-
-    ngrams: PartNGrams
-    key: str
-    """Key of `artifacts.cache.cache_key`, but for the part."""
-
-    @classmethod
-    def of(cls, size: int, folder: str | None) -> "PartOverlaps":
-        """By n-grams of so many words."""
-        key = cache_key("overlaps", __name__, ["numpy", "pyarrow"], ngram_size=size)
-        return cls(PartNGrams.of(size, folder), key)
-
     def remember(self, url: str) -> None:
         """Keep the n-grams at a URL, for later runs to tell which reference texts are new."""
-        folder, entry = self.ngrams.folder, f"{self.key}-{url.rpartition('/')[2]}"
-        if folder and read_cached(folder, entry) is None:
-            write_cached(folder, entry, files.read(url))
+        entry = f"{self.key}-{url.rpartition('/')[2]}"
+        if self.folder and read_cached(self.folder, entry) is None:
+            write_cached(self.folder, entry, files.read(url))
 
     def of_documents(
         self,
@@ -428,44 +406,29 @@ class PartOverlaps:
             references: those that were read from a file are compared with once; others, in every
                 run.
         """
-        ngrams = cache(lambda: self.ngrams.of_documents(name, ids, texts))
-        folder = self.ngrams.folder
-        if folder is None or references.name is None:
-            return overlaps(ngrams(), references)
-        key = entry_key(self.key, name)
-        entry = read_cached(folder, key)
-        if entry is None:
-            found = overlaps(ngrams(), references)
-        else:
+        if self.folder is None or references.url is None:
+            return overlaps(self.ngrams(name, ids, texts), references)
+        key, compared_with = entry_key(self.key, name), references.url.rpartition("/")[2]
+        changed = None
+        if (entry := read_cached(self.folder, key)) is not None:
             kept = pa.ipc.open_stream(entry).read_all()
             places = pc.index_in(ids, kept["id"])
-            if _compared_with(kept) == references.name and not places.null_count:
+            earlier = kept.schema.metadata[_COMPARED_WITH].decode()
+            if earlier == compared_with and not places.null_count:
                 return np.asarray(kept["overlap"].take(places))
-            found = self._compare(kept, places, ngrams(), references)
-        table = pa.table({"id": ids, "overlap": found})
-        table = table.replace_schema_metadata({_COMPARED_WITH: references.name})
-        write_cached(folder, key, parquet.to_stream(table))
-        return found
-
-    def _compare(
-        self, kept: pa.Table, places: pa.ChunkedArray, ngrams: Shingles, references: NGrams
-    ) -> np.ndarray:
-        """The overlaps, given what was kept of those documents that have a place."""
-        assert self.ngrams.folder and references.url
-        earlier = f"{self.key}-{_compared_with(kept)}"
-        changed = _changed_ngrams(self.ngrams.folder, earlier, references.url)
+            changed = _changed_ngrams(self.folder, f"{self.key}-{earlier}", references.url)
+        ngrams = self.ngrams(name, ids, texts)
         if changed is None:
-            return overlaps(ngrams, references)
-        found = kept["overlap"].take(places).fill_null(0).to_numpy().copy()
-        touched = np.diff(ends_of(changed.find(ngrams.hashes))[ngrams.offsets]) > 0
-        again = touched | np.asarray(places.is_null())
-        found[again] = overlaps(ngrams.select(again), references)
+            found = overlaps(ngrams, references)
+        else:
+            found = kept["overlap"].take(places).fill_null(0).to_numpy().copy()
+            touched = np.diff(ends_of(changed.find(ngrams.hashes))[ngrams.offsets]) > 0
+            again = touched | np.asarray(places.is_null())
+            found[again] = overlaps(ngrams.select(again), references)
+        table = pa.table({"id": ids, "overlap": found})
+        table = table.replace_schema_metadata({_COMPARED_WITH: compared_with})
+        write_cached(self.folder, key, parquet.to_stream(table))
         return found
-
-
-def _compared_with(kept: pa.Table) -> str:
-    name: bytes = kept.schema.metadata[_COMPARED_WITH]
-    return name.decode()
 
 
 @lru_cache(maxsize=2)
@@ -474,7 +437,7 @@ def _changed_ngrams(folder: str, earlier: str, references: str) -> Lookup | None
     content = read_cached(folder, earlier)
     if content is None:
         return None
-    both = [read_ngrams(io.BytesIO(content)), load_ngrams(references)]
+    both = [NGrams(**np.load(io.BytesIO(content))), load_ngrams(references)]
     keys = [one.text_keys() for one in both]
     different, counts = np.unique(np.concatenate(keys), return_counts=True)
     # A text that both have once is no change; one that comes repeatedly is looked at again.
@@ -535,9 +498,7 @@ def find_references(
 def _send_references(comparison: OverlapSearch) -> References:
     """Gather the n-grams on the driver, and write them for all tasks."""
     folder = comparison.scratch
-    gather = partial(
-        _write, ngrams=comparison.overlaps.ngrams, folder=f"{folder}/{uuid.uuid4().hex}"
-    )
+    gather = partial(_write, overlaps=comparison.overlaps, folder=f"{folder}/{uuid.uuid4().hex}")
     spark, report = comparison.spark, comparison.report
     found = map_tasks(spark, "reading held-out texts", comparison.with_held_out, gather, report)
     urls = [record["url"] for record in found]
@@ -552,18 +513,17 @@ def _sent(_: int, url: str) -> NGrams:
     return load_ngrams(url)
 
 
-def _write(part: parquet.Part, ngrams: PartNGrams, folder: str) -> dict[str, Any]:
-    return {"url": save_ngrams(folder, group_ngrams(ngrams.of_held_out(part)))}
+def _write(part: parquet.Part, overlaps: PartOverlaps, folder: str) -> dict[str, Any]:
+    return {"url": save_ngrams(folder, group_ngrams(overlaps.held_out_ngrams(part)))}
 
 
 def _join_references(comparison: OverlapSearch, rows: int) -> References:
     """Join over about so many n-grams."""
     work = Work(comparison.spark, rows, comparison.scratch, comparison.report)
     evaluation = [comparison.evaluation] if comparison.evaluation else []
-    ngrams = comparison.overlaps.ngrams
-    gather = partial(_gather, ngrams=ngrams)
+    gather = partial(_gather, overlaps=comparison.overlaps)
     references = work.over_parts([*comparison.with_held_out, *evaluation], gather, REFERENCE_SCHEMA)
-    list_held = partial(_list_held, ngrams=ngrams)
+    list_held = partial(_list_held, overlaps=comparison.overlaps)
     held = work.over_parts(comparison.parts, list_held, HELD_SCHEMA)
     found = held.join(_without_set_phrases(work, references), "ngram")
     places = work.by_part(found, REFERENCE_SCHEMA, "finding held-out n-grams").places
@@ -586,10 +546,10 @@ def _without_set_phrases(work: Work, references: DataFrame) -> DataFrame:
     return first.drop("place").join(phrases, "ngram", "left_anti").union(phrases)
 
 
-def _gather(number: int, source: parquet.Part | str, ngrams: PartNGrams) -> pa.Table:
+def _gather(number: int, source: parquet.Part | str, overlaps: PartOverlaps) -> pa.Table:
     """The n-grams of a part's held-out texts, or of the evaluation texts at a URL."""
     if isinstance(source, parquet.Part):
-        found = group_ngrams(ngrams.of_held_out(source))
+        found = group_ngrams(overlaps.held_out_ngrams(source))
     else:
         found = load_ngrams(source)
     texts = number * _TEXTS_IN_PART + found.texts
@@ -597,8 +557,8 @@ def _gather(number: int, source: parquet.Part | str, ngrams: PartNGrams) -> pa.T
     return pa.Table.from_arrays(list(map(pa.array, columns)), schema=REFERENCE_SCHEMA)
 
 
-def _list_held(number: int, part: parquet.Part, ngrams: PartNGrams) -> pa.Table:
-    hashes = ngrams.of_training(part).view(np.int64)
+def _list_held(number: int, part: parquet.Part, overlaps: PartOverlaps) -> pa.Table:
+    hashes = overlaps.training_ngrams(part).view(np.int64)
     columns = [pa.array(hashes), pa.array(np.full(len(hashes), number))]
     return pa.Table.from_arrays(columns, schema=HELD_SCHEMA)
 

@@ -2,8 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from spark_jobs.tokenize.shards import (
     NumberedRows,
     ShardPlan,
 )
-from spark_jobs.tokenize.survey import mark_not_sampled
+from spark_jobs.tokenize.survey import NOT_SAMPLED
 from spark_jobs.tokenize.tokenizer import (
     DocumentTokenizer,
     Engine,
@@ -51,9 +50,7 @@ CUT = "cut"
 """Among the reasons why examples are left out: those that are used in part."""
 
 
-def tokens_key(
-    files: TokenizerFiles, backend: Engine, ends: tuple[int, int], plan: ShardPlan | None = None
-) -> str:
+def tokens_key(files: TokenizerFiles, backend: Engine, plan: ShardPlan) -> str:
     """The cache's key of tokens, but for the part; backends never share an entry.
 
     Tokens are cached by document, since other documents of a part may be copies of other parts'
@@ -61,7 +58,7 @@ def tokens_key(
     """
     libraries = {"gigatoken": {"gigatoken", "awkward"}, "hugging_face": {"tokenizers"}}[backend]
     examples = None
-    if plan and plan.form != "pretraining":
+    if plan.form != "pretraining":
         # Whichever engine encodes the rest: examples are rendered and encoded by Hugging Face's.
         libraries = libraries | {"tokenizers"} | template_libraries(plan.form, plan.examples)
         rendering = [files.chat_template, files.bos_token, files.eos_token]
@@ -73,13 +70,13 @@ def tokens_key(
         tokenizer=files.sha256,
         backend=backend,
         vocab_size=files.vocab_size,
-        ends=list(ends),
+        ends=[plan.start_token_id, plan.end_token_id],
         examples=examples,
     )
 
 
 def tokenize_part(
-    part: tuple[int, Part],
+    numbered: tuple[int, Part],
     files: TokenizerFiles,
     engine: Engine,
     plan: ShardPlan,
@@ -97,17 +94,36 @@ def tokenize_part(
         (`LISTED_SCHEMA`) for their lists, and reasons (`UNUSED_SCHEMA`) to examples that are not
         used, `CUT` to how many were cut.
     """
-    # Loading a tokenizer takes longer than reading a cached part, so it waits until one is needed.
-    tokenizer = partial(_cached_tokenizer, files, engine)
-    documents, removed = _documents_of(*part, key, overlaps, tokenizer, plan)
-    left_out = documents["left_out"]
+    number, part = numbered
+    documents = part.read(["id", "source", "cluster", "bytes", "text_hash", "split", "slice"])
+    ids, name = documents["id"], part.content_name()
+    texts = cache(lambda: part.read(["text"])["text"])
+
+    def tokenize(places: np.ndarray) -> pa.Table:
+        # Loading a tokenizer takes longer than reading a cached part, so it waits until here.
+        tokenizer = _cached_tokenizer(files, engine)
+        chosen = documents.select(["id"]).append_column("text", texts()).take(places)
+        if plan.form == "pretraining":
+            return _tokenize(chosen, tokenizer, plan)
+        lines = part.read(["example"])["example"].take(places)
+        _refuse_plain_text(documents.take(places), lines, plan)
+        return _tokenize_examples(chosen, lines, tokenizer, plan)
+
+    tokens = cached_rows(overlaps.folder, entry_key(key, name), ids, tokenize)
+    for column in tokens.schema.names:
+        documents = documents.append_column(column, tokens[column])
+    found = np.zeros(len(ids))
+    if plan.references:
+        found = overlaps.of_documents(name, ids, texts, plan.references(number))
+    used, removed = _choose(documents, found, plan)
+    left_out = used["left_out"]
     counts = Counter(left_out.filter(left_out.is_valid()).to_pylist())
-    documents = documents.filter(left_out.is_null())
-    counts[CUT] = pc.sum(documents["was_cut"]).as_py() or 0
-    used = +counts
-    unused = pa.table([list(used), list(used.values())], UNUSED_SCHEMA)
+    used = used.filter(left_out.is_null())
+    counts[CUT] = pc.sum(used["was_cut"]).as_py() or 0
+    counts = +counts
+    unused = pa.table([list(counts), list(counts.values())], UNUSED_SCHEMA)
     return [
-        NumberedRows(plan.shard_numbers(documents), _as(documents, SENT_SCHEMA)),
+        NumberedRows(plan.shard_numbers(used), _as(used, SENT_SCHEMA)),
         NumberedRows(FIRST_LIST - plan.list_numbers(removed), _as(removed, LISTED_SCHEMA)),
         NumberedRows(np.full(unused.num_rows, UNUSED), unused),
     ]
@@ -115,38 +131,6 @@ def tokenize_part(
 
 def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select(schema.names).cast(schema)
-
-
-def _documents_of(
-    number: int,
-    part: Part,
-    key: str,
-    overlaps: PartOverlaps,
-    tokenizer: Callable[[], DocumentTokenizer],
-    plan: ShardPlan,
-) -> tuple[pa.Table, pa.Table]:
-    """A part's documents for the shards with their `split`, and those that were removed."""
-    documents = part.read(["id", "source", "cluster", "bytes", "text_hash", "split", "slice"])
-    ids = documents["id"]
-    examples = cache(lambda: part.read(["example"])["example"])
-    texts = cache(lambda: part.read(["text"])["text"])
-    name = part.content_name()
-
-    def tokenize(places: np.ndarray) -> pa.Table:
-        chosen = documents.select(["id"]).append_column("text", texts()).take(places)
-        if plan.form == "pretraining":
-            return _tokenize(chosen, tokenizer(), plan)
-        lines = examples().take(places)
-        _refuse_plain_text(documents.take(places), lines, plan)
-        return _tokenize_examples(chosen, lines, tokenizer(), plan)
-
-    tokens = cached_rows(overlaps.ngrams.folder, entry_key(key, name), ids, tokenize)
-    for column in tokens.schema.names:
-        documents = documents.append_column(column, tokens[column])
-    found = np.zeros(len(ids))
-    if plan.references:
-        found = overlaps.of_documents(name, ids, texts, plan.references(number))
-    return _choose(documents, found, plan)
 
 
 _tokenizers: dict[tuple[str, Engine], DocumentTokenizer] = {}
@@ -235,7 +219,10 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: ShardPlan) -> tuple[pa
     listed = documents.select(["id", "source", "cluster", "bytes", "split", "position"])
     listed = listed.append_column("overlap", pa.array(found)).filter(pa.array(removed))
     copies = plan.mixing.copies(documents)
-    documents = mark_not_sampled(documents, copies)
+    if not copies.all():
+        why = pc.if_else(pa.array(copies == 0), NOT_SAMPLED, pa.scalar(None, pa.string()))
+        left_out = pc.coalesce(documents["left_out"], why)
+        documents = documents.drop_columns("left_out").append_column("left_out", left_out)
     copies = np.where(removed, 0, np.maximum(copies, 1))
     # What is left out is counted once, however often it would have been seen.
     copies = np.where(documents["left_out"].is_valid().to_numpy(), np.minimum(copies, 1), copies)
@@ -247,11 +234,10 @@ def _choose(documents: pa.Table, found: np.ndarray, plan: ShardPlan) -> tuple[pa
     positions = documents["position"].to_numpy().copy()
     for place in np.flatnonzero(copy).tolist():
         positions[place] = _position(documents["id"][place].as_py(), int(copy[place]))
-    column = documents.schema.get_field_index("position")
-    documents = documents.set_column(column, "position", pa.array(positions))
-    cut = pc.and_(documents["was_cut"], pa.array(copy == 0))
-    column = documents.schema.get_field_index("was_cut")
-    return documents.set_column(column, "was_cut", cut), listed
+    was_cut = pc.and_(documents["was_cut"], pa.array(copy == 0))
+    documents = documents.drop_columns(["position", "was_cut"])
+    documents = documents.append_column("position", pa.array(positions))
+    return documents.append_column("was_cut", was_cut), listed
 
 
 def _enclose(

@@ -131,7 +131,7 @@ def _run(
         files=files,
         engine=engine,
         plan=plan,
-        key=tokens_key(files, engine, (plan.start_token_id, plan.end_token_id), plan),
+        key=tokens_key(files, engine, plan),
         overlaps=PartOverlaps.of(plan.decontamination.ngram_size, spec.cache),
     )
     write = partial(receive, plan=plan)
@@ -321,13 +321,7 @@ def refuse_too_little(stats: dict[str, Any], row_tokens: int) -> None:
 
 
 def write_card(output: str, stats: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Write the card; it follows from the shards' content alone.
-
-    Args:
-        output: the shards' folder.
-        stats: the manifest's stats.
-        settings: the settings that decided the content.
-    """
+    """Write the card; it follows from the shards' content alone."""
     splits = [
         f"| {split} | {stats['documents'][split]:,} | {stats['tokens'][split]:,} "
         f"| {stats['rows'][split]:,} |"

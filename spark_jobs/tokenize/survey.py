@@ -54,15 +54,6 @@ class Mixing:
         return int(whole) + bool(part and _uniform("weight", identifier) < part)
 
 
-def mark_not_sampled(documents: pa.Table, copies: np.ndarray) -> pa.Table:
-    """The documents with `left_out` of those that are never seen, so that they are counted."""
-    if copies.all():
-        return documents
-    why = pc.if_else(pa.array(copies == 0), NOT_SAMPLED, pa.scalar(None, pa.string()))
-    column = documents.schema.get_field_index("left_out")
-    return documents.set_column(column, "left_out", pc.coalesce(documents["left_out"], why))
-
-
 def plan_mixing(
     settings: TokenizedShardsSettings,
     source_bytes: Mapping[str, int],

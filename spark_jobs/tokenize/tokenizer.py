@@ -210,14 +210,10 @@ def measure_bytes_per_token(files: TokenizerFiles, engine: Engine, sample: list[
     return sum(len(text.encode()) for text in sample) / max(1, len(ids))
 
 
-def _is_byte_level(definition: dict[str, Any]) -> bool:
+def _absent_letters(definition: dict[str, Any]) -> tuple[str, ...]:
     pre_tokenizer = definition.get("pre_tokenizer") or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    return any(step.get("type") == "ByteLevel" for step in steps)
-
-
-def _absent_letters(definition: dict[str, Any]) -> tuple[str, ...]:
-    if not _is_byte_level(definition):
+    if not any(step.get("type") == "ByteLevel" for step in steps):
         return ()
     vocabulary = _vocabulary(definition)
     return tuple(letter for letter in byte_letters() if letter not in vocabulary)
@@ -280,6 +276,15 @@ def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | No
     Raises:
         Exception: gigatoken cannot load this tokenizer.
     """
+
+    def tokens(engine: Engine) -> list[np.ndarray]:
+        ids, offsets = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
+        return np.split(ids, offsets[1:-1])
+
+    def compare() -> bytes:
+        both = zip(tokens("gigatoken"), tokens("hugging_face"), strict=True)
+        return str(sum(not np.array_equal(fast, slow) for fast, slow in both)).encode()
+
     key = cache_key(
         "differences of tokenizers",
         __name__,
@@ -287,16 +292,7 @@ def _count_differences(files: TokenizerFiles, sample: list[str], cache: str | No
         tokenizer=files.sha256,
         sample=hashlib.sha256(json.dumps(sample).encode()).hexdigest(),
     )
-    return int(cached(cache, key, lambda: str(_compare(files, sample)).encode()))
-
-
-def _compare(files: TokenizerFiles, sample: list[str]) -> int:
-    def tokens(engine: Engine) -> list[np.ndarray]:
-        ids, offsets = DocumentTokenizer(files, engine).encode(pa.array(sample, pa.string()))
-        return np.split(ids, offsets[1:-1])
-
-    both = zip(tokens("gigatoken"), tokens("hugging_face"), strict=True)
-    return sum(not np.array_equal(fast, slow) for fast, slow in both)
+    return int(cached(cache, key, compare))
 
 
 # Examples of a task as tokens, with a mark on those that are learnt to be written.

@@ -103,20 +103,24 @@ def test_rows_prepared_with_other_settings_or_libraries_are_others(
     ("backend", "package"), [("gigatoken", "gigatoken"), ("hugging_face", "tokenizers")]
 )
 def test_tokens_of_other_backends_and_versions_are_others(
-    backend: Engine, package: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Engine,
+    package: str,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = load_tokenizer(str(model_folder))
-    ends = (0, 0)
+    plan = plan_shards(tmp_path, files, "pretraining", TokenizedShardsSettings(), ["train"])
 
     def keys() -> set[str]:
-        return {tokens_key(files, one, ends) for one in ("gigatoken", "hugging_face")}
+        return {tokens_key(files, one, plan) for one in ("gigatoken", "hugging_face")}
 
     before = keys()
     assert len(before) == 2
-    assert tokens_key(files, backend, (0, 1)) not in before
-    assert tokens_key(replace(files, sha256="other"), backend, ends) not in before
+    assert tokens_key(files, backend, replace(plan, end_token_id=1)) not in before
+    assert tokens_key(replace(files, sha256="other"), backend, plan) not in before
     other_version(monkeypatch, package)
-    assert len(keys() & before) == 1 and tokens_key(files, backend, ends) not in before
+    assert len(keys() & before) == 1 and tokens_key(files, backend, plan) not in before
 
 
 @pytest.mark.parametrize("package", ["Jinja2", "tokenizers", "transformers"])
@@ -127,7 +131,7 @@ def test_examples_rendered_by_another_template_or_library_are_others(
     plan = plan_shards(tmp_path, files, "conversations", TokenizedShardsSettings(), ["train"])
 
     def key(**changes: str) -> str:
-        return tokens_key(replace(files, **changes), "gigatoken", (0, 1), plan)
+        return tokens_key(replace(files, **changes), "gigatoken", plan)
 
     keys = {key(), key(chat_template="{{ x }}"), key(bos_token="<s>"), key(eos_token="</s>")}
     assert len(keys) == 4
