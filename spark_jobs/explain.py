@@ -1,6 +1,7 @@
 """What became of one document: what it was merged with, which rows hold it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,18 +12,7 @@ from artifacts.shards.shard_set import Occurrence, find_occurrences
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import read_similar
 from spark_jobs.decontaminate.overlap import find_overlap
-from spark_jobs.runtime.parquet import find_parts
-
-
-@dataclass(frozen=True)
-class DroppedCopy:
-    """A document that was dropped for a survivor."""
-
-    id: str
-    reason: str
-    similarity: float
-    neighbor: str
-    """The document that it was found to be a copy of: the survivor, or another of the cluster."""
+from spark_jobs.runtime.parquet import find_rows
 
 
 @dataclass(frozen=True)
@@ -37,8 +27,8 @@ class DocumentStory:
     """The survivor's, and so are split and text."""
     split: str
     text_hash: str
-    merged: list[DroppedCopy]
-    """The cluster's dropped documents."""
+    merged: list[dict[str, Any]]
+    """The cluster's dropped documents: rows of `decider.DUPLICATE_SCHEMA`."""
     overlap: float | None
     """Share of it that is held-out text, where it was left out for that."""
     occurrences: list[Occurrence]
@@ -48,8 +38,8 @@ class DocumentStory:
         lines = [f"{self.id}: " + self._fate(), f"duplicate cluster {self.cluster}"]
         for copy in self.merged:
             lines.append(
-                f"  {copy.id} was dropped ({copy.reason}, similarity {copy.similarity:.2f} to "
-                f"{copy.neighbor})"
+                f"  {copy['id']} was dropped ({copy['reason']}, similarity "
+                f"{copy['similarity']:.2f} to {copy['neighbor']})"
             )
         for found in self.occurrences:
             count = f"{len(found.rows):,} rows" if len(found.rows) > 1 else f"row {found.rows[0]}"
@@ -87,9 +77,6 @@ def explain_document(
     survivor = own[0]["survivor"] if own else identifier
     kept = _clean_row(clean_corpus, survivor, identifier)
     members = find_duplicates(clean_corpus, "survivor", pa.array([survivor])).to_pylist()
-    merged = [
-        DroppedCopy(row["id"], row["reason"], row["similarity"], row["neighbor"]) for row in members
-    ]
     occurrences: list[Occurrence] = []
     overlap = None
     if shards and stats:
@@ -99,7 +86,7 @@ def explain_document(
         id=identifier,
         survivor=survivor,
         **{name: kept[name] for name in _CLEAN_COLUMNS if name != "id"},
-        merged=merged,
+        merged=members,
         overlap=overlap,
         occurrences=occurrences,
     )
@@ -109,11 +96,8 @@ _CLEAN_COLUMNS = ["id", "cluster", "source", "split", "text_hash"]
 
 
 def _clean_row(clean_corpus: str, survivor: str, identifier: str) -> dict[str, str]:
-    for part in find_parts(clean_corpus, _CLEAN_COLUMNS, "clean_corpus"):
-        table = part.read(_CLEAN_COLUMNS)
-        row = pc.index(table["id"], survivor).as_py()
-        if row >= 0:
-            return table.slice(row, 1).to_pylist()[0]
+    for row in find_rows(clean_corpus, pc.field("id") == survivor, _CLEAN_COLUMNS, 1):
+        return row
     similar = read_similar(clean_corpus)
     for one in similar.filter(pc.equal(similar["id"], identifier)).to_pylist():
         raise UserError(

@@ -46,8 +46,6 @@ def write_part(
 
     Args:
         part: its number, its prepared rows, and which of them stay (`decider.DECIDED_SCHEMA`).
-        classifiers: whose columns the text has.
-        output: folder of the clean corpus.
         key: of `writing_key`.
         cache: folder of what earlier runs wrote; most parts of a corpus that grew are as they were.
     """
@@ -55,7 +53,13 @@ def write_part(
     stay = place.read()
 
     def make() -> bytes:
-        return to_parquet(_select(prepared, stay, clean_schema(classifiers)))
+        schema, decided = clean_schema(classifiers), DECIDED_SCHEMA.names[1:]
+        columns = [name for name in schema.names if name not in decided]
+        table = prepared.read(columns).take(stay["row"])
+        for name in decided:
+            table = table.append_column(name, stay[name])
+        origin = {ORIGIN_KEY: prepared.origin}
+        return to_parquet(table.select(schema.names).cast(schema).replace_schema_metadata(origin))
 
     url = f"{output}/part-{number:05d}.parquet"
     chosen = hashlib.sha256(prepared.origin.encode() + stay.serialize())
@@ -73,13 +77,3 @@ def writing_key(classifiers: list[ClassifierSettings]) -> str:
 def clean_schema(classifiers: list[ClassifierSettings]) -> pa.Schema:
     """`CLEAN_SCHEMA`, and the columns of the classifiers' labels."""
     return pa.schema([*CLEAN_SCHEMA, *(pa.field(*field) for field in label_fields(classifiers))])
-
-
-def _select(prepared: PreparedPart, stay: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    decided = DECIDED_SCHEMA.names[1:]
-    columns = [name for name in schema.names if name not in decided]
-    table = prepared.read(columns).take(stay["row"])
-    for name in decided:
-        table = table.append_column(name, stay[name])
-    origin = {ORIGIN_KEY: prepared.origin}
-    return table.select(schema.names).cast(schema).replace_schema_metadata(origin)

@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from artifacts.errors import UserError
 from artifacts.libraries import installed, refuse_changes
 from artifacts.numbers import run_starts
-from artifacts.progress import Report
+from artifacts.progress import REPORT_SECONDS, Report, format_duration
 from spark_jobs.runtime.parquet import PartRows, RowLocation, write_part_rows, write_table
 
 Item = TypeVar("Item")
@@ -37,8 +37,6 @@ TASKS_PER_CORE = 2
 """Where there are enough items; each costs Spark about 0.01 s whatever its size."""
 ITEMS_PER_TASK = 32
 """At most, so that a cluster that grows with the work sees how much there is."""
-POLL_SECONDS = 1.0
-REPORT_SECONDS = 5.0
 
 _USED = (
     *("datatrove", "fasttext-numpy2-wheel", "ftfy", "gigatoken"),
@@ -137,16 +135,13 @@ def progress(context: SparkContext, label: str, report: Report) -> Iterator[None
 def _watch(
     context: SparkContext, group: str, label: str, report: Report, finished: threading.Event
 ) -> None:
-    started = last = time.monotonic()
-    while not finished.wait(POLL_SECONDS):
-        now = time.monotonic()
-        if now - last < REPORT_SECONDS:
-            continue
+    started = time.monotonic()
+    while not finished.wait(REPORT_SECONDS):
         done, total = _count_tasks(context, group)
         if total:
-            last = now
-            rest = f", about {(now - started) / done * (total - done):.0f} s to go" if done else ""
-            report(f"{label}: {done / total:.0%} done{rest}")
+            rest = (time.monotonic() - started) / max(done, 1) * (total - done)
+            to_go = f", about {format_duration(rest)} to go" if done else ""
+            report(f"{label}: {done / total:.0%} done{to_go}")
 
 
 def _count_tasks(context: SparkContext, group: str) -> tuple[int, int]:

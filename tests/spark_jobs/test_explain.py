@@ -24,8 +24,8 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one
     story = explain_document(str(tmp_path / "clean"), str(tmp_path / "shards"), shards, "a7")
 
     assert story.survivor == "near"
-    assert [(copy.id, copy.reason) for copy in story.merged] == [("a7", "near_duplicate")]
-    assert 0.8 < story.merged[0].similarity < 1
+    assert [(copy["id"], copy["reason"]) for copy in story.merged] == [("a7", "near_duplicate")]
+    assert 0.8 < story.merged[0]["similarity"] < 1
     (found,) = story.occurrences
     rows = ShardSet(tmp_path / "shards", shards, found.split)
     held = [rows[row][1] for row in found.rows]
