@@ -7,7 +7,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from artifacts.shards.format import (
     token_dtype,
     write_shard,
 )
+from artifacts.shards.shard_set import ShardSet, tokens_of
 
 END_OF_TEXT = "<|endoftext|>"
 VOCAB_SIZE = 512
@@ -316,3 +317,10 @@ def _document_table(
         },
         DOCUMENT_SCHEMA,
     )
+
+
+def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.ndarray]]:
+    """Every document of a split put together again: `(its table row, its tokens)`."""
+    for shard in shards.shards:
+        records = shard.documents().to_pylist()
+        yield from zip(records, tokens_of(shard, np.arange(len(records))), strict=True)

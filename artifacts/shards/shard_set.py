@@ -50,16 +50,15 @@ class ShardFiles:
         Raises:
             DamagedArtifact: the file is absent, or of another size.
         """
-        found = self._sizes.get(name)
+        fault, found = "", self._sizes.get(name)
         if found is None:
+            fault = "is absent, though its manifest lists it"
+        elif expected not in (None, found):
+            fault = f"has {found} bytes, but should have {expected}"
+        if fault:
             raise DamagedArtifact(
-                f"{self.url}/{name} is absent, though its manifest lists it. Set the shards aside "
-                f"and make them again with: {mend_command(self.url)}"
-            )
-        if expected is not None and found != expected:
-            raise DamagedArtifact(
-                f"{self.url}/{name} has {found} bytes, but should have {expected}. Set the "
-                f"shards aside and make them again with: {mend_command(self.url)}"
+                f"{self.url}/{name} {fault}. Set the shards aside and make them again with: "
+                f"{mend_command(self.url)}"
             )
 
     def fetch(self, name: str) -> Path:
@@ -77,16 +76,11 @@ class ShardFiles:
         # A copy has its object's time: of what was rewritten since, it is none.
         state = self._sizes[name], int(filesystem.modified(path).timestamp())
         with local_lease(cache / f"{name}.lock"):
-            if not local.exists() or _state_of(local) != state:
+            found = local.stat() if local.exists() else None
+            if found is None or (found.st_size, int(found.st_mtime)) != state:
                 files.download(f"{self.url}/{name}", local)
                 os.utime(local, (state[1], state[1]))
         return local
-
-
-def _state_of(path: Path) -> tuple[int, int]:
-    """A file's size, and when it was written, in whole seconds."""
-    found = path.stat()
-    return found.st_size, int(found.st_mtime)
 
 
 class Shard:
@@ -319,13 +313,6 @@ def read_tokens(
     return found
 
 
-def read_documents(shards: ShardSet) -> Iterator[tuple[dict[str, object], np.ndarray]]:
-    """Every document of a split put together again: `(its table row, its tokens)`."""
-    for shard in shards.shards:
-        records = shard.documents().to_pylist()
-        yield from zip(records, tokens_of(shard, np.arange(len(records))), strict=True)
-
-
 def tokens_of(
     shard: Shard, numbers: np.ndarray, wanted: Literal["tokens", "targets"] = "tokens"
 ) -> list[np.ndarray]:
@@ -371,9 +358,6 @@ def find_shared_clusters(folder: str, stats: ShardStats) -> list[str]:
 
     The clusters of the smaller splits are held, some at a time, against those of the larger ones,
     shard by shard. Of the shards' files those alone are read that list documents.
-
-    Args:
-        folder: of the `tokenized_shards` artifact, local or in an object store.
     """
     sizes = {
         split: sum(entry.documents for entry in stats.shards if entry.split == split)

@@ -17,11 +17,10 @@ from artifacts.shards.shard_set import (
     ShardSet,
     find_shared_clusters,
     list_documents,
-    read_documents,
     read_tokens,
 )
 from artifacts.storage.files import CACHE_VARIABLE
-from tests.tiny import shard_stats, tiny_shards
+from tests.tiny import read_documents, shard_stats, tiny_shards
 
 BUCKET = "/bucket/shards"
 

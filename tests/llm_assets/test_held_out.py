@@ -10,7 +10,7 @@ from dagster import DagsterInstance
 
 from artifacts.model import read_tokenizer
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet, read_documents
+from artifacts.shards.shard_set import ShardSet
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
 from artifacts.store.store import Artifact, Store
@@ -19,6 +19,7 @@ from recipes.spec import MODEL_FOLDER
 from tests.conftest import Project
 from tests.damage import delete
 from tests.llm_assets.in_process import ask, type_in
+from tests.tiny import read_documents
 
 
 def held_out_ids(project: Project) -> set[str]:

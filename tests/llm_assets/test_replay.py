@@ -5,10 +5,11 @@ import json
 import pytest
 
 from artifacts.shards.format import ShardStats
-from artifacts.shards.shard_set import ShardSet, read_documents
+from artifacts.shards.shard_set import ShardSet
 from llm_assets.assets.corpus import GENERAL_ENGLISH
 from llm_assets.cli.pipeline.summary import corpus_lines, training_lines
 from tests.conftest import Project
+from tests.tiny import read_documents
 
 
 @pytest.mark.soak

@@ -7,10 +7,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from artifacts.shards.format import ShardStats, Split
-from artifacts.shards.shard_set import ShardSet, read_documents
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.clean import job as clean
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize import job as tokenize
+from tests.tiny import read_documents
 
 
 def _as_given(options: dict[str, Any]) -> dict[str, Any]:

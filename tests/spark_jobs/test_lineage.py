@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from artifacts.errors import UserError
 from artifacts.shards.format import SPLITS, ShardStats, Split
-from artifacts.shards.shard_set import ShardSet, read_documents
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.settings import (
     CleanCorpusSettings,
     DecontaminationSettings,
@@ -26,6 +26,7 @@ from tests.spark_jobs import jobs
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.jobs import clean_corpus, shard_documents, tokenize_corpus
 from tests.spark_jobs.test_duplicates import families, similarity
+from tests.tiny import read_documents
 
 SPLIT = SplitSettings(validation=0.15, held_out=0.15)
 SHARDS = TokenizedShardsSettings(

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from artifacts.errors import UserError
 from artifacts.shards.format import SPLITS, ShardStats, Split
-from artifacts.shards.shard_set import ShardSet, read_documents
+from artifacts.shards.shard_set import ShardSet
 from spark_jobs.settings import (
     DecontaminationSettings,
     SourceMix,
@@ -20,7 +20,7 @@ from spark_jobs.text import text_hash
 from tests.spark_jobs.conftest import spark_settings
 from tests.spark_jobs.jobs import files_below, shard_documents, tokenize_corpus
 from tests.spark_jobs.splits import clean_table, split_of
-from tests.tiny import tiny_texts
+from tests.tiny import read_documents, tiny_texts
 
 SPLIT = SplitSettings(validation=0.15, held_out=0.15)
 SETTINGS = TokenizedShardsSettings(
