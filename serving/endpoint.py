@@ -18,7 +18,7 @@ from artifacts.storage.files import make_private
 from serving.logs import tail
 from serving.rollout import NoLongerWanted, RolloutFailed
 from serving.settings import EndpointSettings, bearer_token, listen
-from serving.state import Desired, RouteStatus, StateFolder, Status
+from serving.state import Desired, RouteStatus, StateFolder, Status, code_hash
 
 POLL_SECONDS = 0.05
 REPORT_SECONDS = 5.0
@@ -47,7 +47,8 @@ def start(
     """Have a version served, whatever is served now, and wait until it is.
 
     Where the endpoint runs already it is moved without an outage, to another version as to other
-    settings; only another address, token, connection limit or list of origins restarts it.
+    settings; only another address, token, connection limit, list of origins or release of this
+    package restarts it.
     Otherwise it is started in a session of its own, so that it stays when the caller ends.
 
     Args:
@@ -75,8 +76,8 @@ def start(
                 # Its own port is free only once it has ended.
                 listen(settings.host, 0).close()
             report(
-                "the endpoint's address, token, allowed origins or connection limits changed: "
-                "restarting it"
+                "the endpoint's code, address, token, allowed origins or connection limits "
+                "changed: restarting it"
             )
             _end(running)
             running = None
@@ -202,6 +203,9 @@ def _needs_new_server(running: Status, wanted: EndpointSettings) -> bool:
     }
     now = running.settings
     if now.model_dump(include=fixed) != wanted.model_dump(include=fixed):
+        return True
+    # After an upgrade its API server and the engines that it starts would be of two releases.
+    if running.code != code_hash():
         return True
     # Where the variable is not set, nothing speaks against the token that the server has.
     return os.environ.get(wanted.token_variable or "", "") != "" and _refuses_token(running)

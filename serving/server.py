@@ -25,7 +25,16 @@ from serving.engine.process import EngineProcess
 from serving.logs import LogHandler, log, log_to, remove_oldest
 from serving.rollout import NoLongerWanted, RolledBack, roll_out
 from serving.settings import bearer_token
-from serving.state import Desired, Phase, RolloutOutcome, State, StateFile, StateFolder, Status
+from serving.state import (
+    Desired,
+    Phase,
+    RolloutOutcome,
+    State,
+    StateFile,
+    StateFolder,
+    Status,
+    code_hash,
+)
 from serving.supervisor import CANNOT_SERVE
 from serving.traffic import EngineTraffic
 
@@ -142,10 +151,14 @@ class Server:
         await self._change(wanted)
         while self._router.routes:
             await asyncio.sleep(LOOK_SECONDS)
-            if (written := self._state.desired.written()) == self._read_as:
-                continue
+            try:
+                if (written := self._state.desired.written()) == self._read_as:
+                    continue
+                changed = self._state.desired.read()
+            except OSError:
+                continue  # A drive of the network that does not answer says nothing new.
             self._read_as = written
-            if changed := self._state.desired.read():
+            if changed:
                 # Also where it serves already: whoever asked waits for the outcome.
                 await self._change(changed)
 
@@ -223,6 +236,7 @@ class Server:
             host=self._address[0],
             port=self._address[1],
             settings=self._dispatcher.settings,
+            code=code_hash(),
             phase=self._phase,
             has_served=self._has_served,
             routes=[route.status for route in self._router.routes],

@@ -6,9 +6,11 @@ reader never sees half of one, and an API server finds what was wanted and what 
 one before it was killed.
 """
 
+import hashlib
 import os
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -96,6 +98,15 @@ class RolloutOutcome(OfVersion):
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
+@cache
+def code_hash() -> str:
+    """A hash of this package's sources, as they were when this process first asked."""
+    folder, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
 class Status(BaseModel):
     """What the endpoint is doing."""
 
@@ -112,6 +123,8 @@ class Status(BaseModel):
     port: int
     settings: EndpointSettings
     """By which it works now."""
+    code: str = ""
+    """What it runs by (`code_hash`)."""
     phase: Phase
     has_served: bool = False
     """Whether a version has taken all traffic since it was started, before a crash or after it."""

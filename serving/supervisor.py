@@ -45,6 +45,8 @@ class Supervisor:
         """Keep an API server alive until one ends as it was asked to; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_stop)
+        # By which earlier releases tell that another version is wanted; the API server sees that.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         deaths = 0
         while True:
             began = monotonic()

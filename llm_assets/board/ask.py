@@ -14,7 +14,16 @@ from starlette.routing import BaseRoute, Mount, Route
 from artifacts.errors import UserError
 from artifacts.store.store import Artifact
 from llm_assets.board.engines import OnDemandEngines
-from llm_assets.board.pages import Board, Fields, as_number, find_behind, fragment, page_at, posted
+from llm_assets.board.pages import (
+    Board,
+    Fields,
+    as_number,
+    find_behind,
+    fragment,
+    number,
+    page_at,
+    posted,
+)
 from llm_assets.endpoint.folder import endpoint_folder, endpoint_status
 from llm_assets.exam.questions import find_exam
 from llm_assets.registry.state import RegistryState
@@ -63,7 +72,7 @@ def routes(board: Board) -> list[BaseRoute]:
         # What a base model can be asked is what its newest candidate was.
         evaluation = own or board.record.find_current("eval_metrics")
         exam = find_exam(evaluation) if evaluation else None
-        chosen = as_number(request.query_params.get("version", ""))
+        chosen = number(request, "version", 0) or None
         return {
             "runs": status is not None,
             "asked": list(_asked_versions(engines, state, shares, chosen)),

@@ -64,6 +64,8 @@ ADDED = {
     "NVIDIA_TESLA_T4": (1, 2, 4),
 }
 """Accelerators that are added to a machine of the family n1, and how many."""
+FAMILIES_WITH_ACCELERATORS = re.compile(r"(a\d+x?|g\d+)-")
+"""A machine of these that is not listed is a misspelled one, or newer than this list."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,23 @@ TPU_MACHINES = {
 
 def check_accelerator(machine_type: str, accelerator_type: str | None, count: int) -> None:
     """Raise ValueError where Google has no such machine with such accelerators."""
-    none, given = (None, 0), (accelerator_type, count)
-    # Accelerators are added to machines of the family n1 alone; others have their own, or none.
-    n1 = [none, *((kind, number) for kind, numbers in ADDED.items() for number in numbers)]
-    own = BUILT_IN.get(machine_type)
-    allowed = [own] if own else n1 if machine_type.startswith("n1-") else [none]
+    given = (accelerator_type, count)
+    if own := BUILT_IN.get(machine_type):
+        if given == own:
+            return
+        raise ValueError(
+            f"{machine_type} comes with {own[1]} {own[0]}: set accelerator_type to {own[0]} and "
+            f"accelerator_count to {own[1]}"
+        )
+    if FAMILIES_WITH_ACCELERATORS.match(machine_type):
+        raise ValueError(
+            f"{machine_type} is not one of the machine types with accelerators: "
+            f"{', '.join(BUILT_IN)}"
+        )
+    # Others have none, but for the family n1, to whose machines they are added.
+    allowed: list[tuple[str | None, int]] = [(None, 0)]
+    if machine_type.startswith("n1-"):
+        allowed += [(kind, number) for kind, numbers in ADDED.items() for number in numbers]
     if given in allowed:
         return
     with_it = [name for name, (kind, _) in BUILT_IN.items() if kind == accelerator_type]
@@ -251,7 +265,8 @@ class BatchSettings(Settings):
             raise ValueError("maximum_executors is smaller than minimum_executors")
         for name, value in self.properties.items():
             # What a batch costs is reckoned from these.
-            if name.endswith((".cores", "Executors", ".instances")) and not value.isdigit():
+            counts = name.endswith((".cores", "Executors", ".instances"))
+            if counts and not re.fullmatch(r"[1-9][0-9]*", value):
                 raise ValueError(f"{name} under `properties` is {value}, not a whole number")
         if self.shuffle_tier == "premium" != self.compute_tier:
             raise ValueError(

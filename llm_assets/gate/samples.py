@@ -138,7 +138,7 @@ def _read(path: Path, chosen: str | None) -> list[tuple[str, dict[str, Any]]]:
             f"{path} contains answers from several filters ({', '.join(by_filter)}). Choose one "
             "with --filter."
         )
-    chosen = chosen or next(iter(by_filter))
+    chosen = next(iter(by_filter)) if chosen is None else chosen
     if chosen not in by_filter:
         only = ", ".join(by_filter)
         raise UserError(f"{path} has no answers from the filter {chosen}, only {only}.")

@@ -46,7 +46,8 @@ class DataprocBatches(service.RemoteService):
         batch = self._enrich(labels, session)
         request = {"parent": self._parent, "batch": batch, "batch_id": short}
         self._client.create_batch(request, timeout=service.CALL_SECONDS)
-        return self.get(self.full_name(short))
+        # One that cannot be seen yet is not one that was deleted.
+        return self.describe(self.look_up(self.full_name(short)))
 
     def look_up(self, name: str) -> Any:
         return self._client.get_batch(name=name, timeout=service.CALL_SECONDS)

@@ -54,10 +54,24 @@ def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettin
     return margin + float(ndtri(POWER)) * error
 
 
+def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
+    """That cleaning would keep none of the documents; None where it keeps some, or may."""
+    is_whole = text.is_known and text.share == 1
+    if text.bytes or not text.short or not is_whole:
+        return None
+    return (
+        f"All {text.short:,.0f} documents are shorter than `clean_corpus.minimum_characters` "
+        f"({settings.clean_corpus.minimum_characters}), so there is nothing to train on. Lower it, "
+        "or add longer documents."
+    )
+
+
 def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[str, str | None]:
     """What is held out, and with which gain that shows; or why that is too little to judge on."""
     if not text.is_known:
         return "", None
+    if too_short := all_too_short(settings, text):
+        return "", too_short
     gate, split = settings.model_version.gate, settings.clean_corpus.split
     documents, expected = text.documents, text.held_out + text.documents * split.held_out
     told = f"about {expected:,.0f} documents will be held out"
@@ -67,8 +81,7 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
         return told + _describe_gain(settings, expected), None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
     told += f" ({text.short:,.0f} others are too short)" if text.short else ""
-    # Where all are too short there is none, which is no text that a model has read.
-    return "", _obstacle(told, max(1.0, documents), settings)
+    return "", _obstacle(told, documents, settings)
 
 
 def _describe_gain(settings: PipelineSettings, held_out: float) -> str:
@@ -147,6 +160,8 @@ def foresee_held_out(settings: PipelineSettings, text: TextEstimate, is_judged: 
     Of text that was removed since it was divided, this may say too much: how many held-out
     documents are left is known once it is cleaned, and asked again before training.
     """
+    if too_short := all_too_short(settings, text):
+        raise UserError(too_short)
     split, divided = settings.clean_corpus.split, find_whole(settings, "clean_corpus")
     before = divided.manifest.settings["split"]["held_out"] if divided else split.held_out
     record = Pipeline(Store(settings.store), settings.name)

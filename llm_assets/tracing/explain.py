@@ -411,5 +411,11 @@ def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
     """Ids to texts, of those that a corpus has; it is read until all are found."""
     wanted = pc.field("id").isin(pa.array(sorted(ids), pa.string()))
     parts = open_parts([corpus], ["id", "text"])
-    rows = parts.scanner(filter=wanted).head(len(ids)).to_pylist()
+    try:
+        rows = parts.scanner(filter=wanted).head(len(ids)).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"{corpus} has a part that is no readable Parquet file ({error}). Set what is damaged "
+            "aside with `llm-assets doctor --repair`, and make it again."
+        ) from error
     return {row["id"]: row["text"] or "" for row in rows}

@@ -292,7 +292,7 @@ class ChatRequest(OpenAIRequest):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     """How many of the most likely tokens of each place to name."""
-    response_format: Annotated[Any, neutral({"type": "text"})] = {"type": "text"}
+    response_format: Annotated[Any, neutral({"type": "text"}, {})] = {"type": "text"}
     tools: Annotated[Any, neutral([])] = []
     tool_choice: Annotated[Any, neutral("none", "auto")] = "none"
 

@@ -191,6 +191,8 @@ class Channel:
         with self._call(None) as replies:
             if (chunk := await replies.get()) is None:
                 raise EngineLost(self.why_ended)
+            if chunk.error is not None:
+                raise EngineLost(chunk.error)
             return chunk.text
 
     @contextmanager

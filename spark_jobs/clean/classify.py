@@ -147,12 +147,24 @@ def _labels(content: bytes) -> list[str]:
 
 def _describe(path: str) -> list[str]:
     content = Path(path).read_bytes()
-    # Neither what a damaged file says of its sizes is to take the machine's memory, nor the words
-    # that fastText reads on for ever where a file is cut among them.
+    # What a damaged file says of its sizes is not to take the machine's memory.
     limit = 2**31 + 4 * len(content)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    if not _has_its_words(content):
+        return []
     model = _load(path)
     return [_plain(label) for label in model.labels] if _ends_as_read(model, content) else []
+
+
+def _has_its_words(content: bytes) -> bool:
+    """Whether the list of words is whole: fastText reads on for ever behind a file cut there."""
+    end = 92  # Of 8 bytes of magic and version, 56 of arguments and 28 of sizes, by fastText 0.9.2.
+    (words,) = struct.unpack_from("<i", content, 64) if len(content) >= end else (2**31,)
+    for _ in range(words):
+        end = content.find(b"\0", end) + 10  # The word's end, its count and its kind.
+        if end < 92:
+            return False
+    return end <= len(content)
 
 
 def _ends_as_read(model: Any, content: bytes) -> bool:

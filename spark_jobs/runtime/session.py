@@ -87,7 +87,7 @@ def local_conf(driver_memory: str = "2g", partitions: int = 4, ui: bool = False)
         "spark.ui.port": "0",
         "spark.ui.killEnabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Mostly tokens, bands and hashes, which hardly shrink: it takes longer than it saves.
+        # Tokens and hashes hardly shrink, bands by less than half: it takes longer than it saves.
         "spark.shuffle.compress": "false",
         "spark.sql.shuffle.partitions": str(partitions),
         "spark.default.parallelism": str(partitions),

@@ -241,7 +241,10 @@ def _deepspeed(training: TrainConfig, path: Path) -> dict[str, Any]:
     if configuration is None:
         return {}
     if isinstance(configuration, str):
-        configuration = _load(path.parent / configuration)
+        try:
+            configuration = _load(path.parent / configuration)
+        except UserError as error:
+            raise UserError(f"{path}: deepspeed: {error}") from error
     zero = configuration.get("zero_optimization")
     if not isinstance(zero, dict) or not zero.get("stage"):
         raise UserError(f"{path}: deepspeed has no zero_optimization.stage of 1, 2 or 3.")

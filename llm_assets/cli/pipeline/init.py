@@ -59,6 +59,7 @@ SAMPLED_FILES = 1_000
 NAME_CHARACTERS = 200
 """Longest name of a column; questionnaires have whole questions for names."""
 HEAD_BYTES = 4 * 1024 * 1024
+THERE = "{path} already exists. Choose another path with --output, or remove the file."
 
 Columns = tuple[str, str]
 """`text_column` or `text_template`, and its value."""
@@ -307,10 +308,13 @@ def write_pipeline(folder: Path, name: str | None, target: Path | None) -> InitR
         notes.append(f"the endpoint's port is {port}, since {DEFAULT_PORT} is in use")
     settings = PipelineSettings.model_validate(chosen)
     command = f"llm-assets --config {shlex.quote(str(path))}"
-    # Looking at the folder took a while, in which somebody else may have written the file.
-    with path.open("x", encoding="utf-8") as file:
-        file.write(_HEADER.format(command=command))
-        yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(_HEADER.format(command=command))
+            yaml.dump(chosen, file, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    except FileExistsError as error:
+        # Looking at the folder took a while, in which somebody else wrote it.
+        raise UserError(THERE.format(path=path)) from error
     said = ", ".join(f"{n:,} {kind}" for kind, n in counts.most_common() if kind in formats)
     size = sum(file.size for file in files) / 1e6
     notes = [f"{len(files):,} files, {size:,.1f} MB: {said}", *notes]
@@ -335,10 +339,8 @@ def _choose_file(folder: Path, name: str | None, target: Path | None) -> tuple[s
     path = target or Path("config" if Path("config").is_dir() else ".") / f"{name}.yaml"
     if path.name in OTHER_FILES:
         raise UserError(f"{path} is a file of another kind. Choose another path with --output.")
-    if path.exists():
-        raise UserError(
-            f"{path} already exists. Choose another path with --output, or remove the file."
-        )
+    if path.exists() or path.is_symlink():
+        raise UserError(THERE.format(path=path))
     if not path.parent.is_dir():
         raise UserError(
             f"--output {path}: there is no folder {path.parent}. Create it, or choose another path."

@@ -130,10 +130,11 @@ def _check_chips(settings: GoogleCloudSettings, machine: TpuMachine) -> Finding:
     spot = settings.training.strategy == "SPOT"
     zone = settings.training.zones[0] if len(settings.training.zones) == 1 else None
     place = zone or settings.region
+    known = quota_limits(settings, "tpu.googleapis.com", zone) if generation.quotas else {}
     limits = {
         metric: limit
-        for metric, limit in quota_limits(settings, "tpu.googleapis.com", zone).items()
-        if generation.quotas and metric.startswith(generation.quotas)
+        for metric, limit in known.items()
+        if metric.startswith(str(generation.quotas))
         if ("preemptible" in metric) == spot
     }
     offered = f"are TPU {generation.name} offered there?"

@@ -4,6 +4,7 @@ Digests of files are cached while the files' state stays the same.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +44,10 @@ class Digests:
         """Source to the path of each of its files to its state and digest."""
         if path is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                for source, found in json.loads(path.read_bytes()).items():
+                content = path.read_bytes()
+                # Caches are cleaned of what was used longest ago.
+                os.utime(path)
+                for source, found in json.loads(content).items():
                     # What were tuples are lists in JSON.
                     self._known[source] = {
                         name: (tuple(state) if isinstance(state, list) else state, digest)

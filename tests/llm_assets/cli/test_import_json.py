@@ -212,7 +212,7 @@ def test_zero_3_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("deepspeed", "message"),
     [
-        ("absent.json", "absent.json cannot be read as JSON"),
+        ("absent.json", "deepspeed: .*absent.json cannot be read as JSON"),
         ({"bf16": {}}, "no zero_optimization.stage"),
         ({"zero_optimization": {"stage": 4}}, "stage"),
     ],

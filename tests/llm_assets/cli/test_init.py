@@ -127,10 +127,12 @@ def test_documents_that_are_all_too_short_are_told_with_the_setting(tmp_path: Pa
     started = start(write_files(tmp_path / "notes", pages(notes)))
 
     assert "short documents left out: 200" in started.notes
-    told = "of 100 characters or more (`clean_corpus.minimum_characters`) are needed"
-    assert started.obstacle and told in started.obstacle
-    with pytest.raises(UserError, match=re.escape(told)):
-        preflight(load_settings(started.path))
+    told = "All 200 documents are shorter than `clean_corpus.minimum_characters` (100)"
+    assert started.obstacle and started.obstacle.startswith(told)
+    assert "unjudged" not in started.obstacle
+    for is_judged in (True, False):
+        with pytest.raises(UserError, match=re.escape(told)):
+            preflight(load_settings(started.path), is_judged=is_judged)
 
 
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
@@ -374,10 +376,14 @@ def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_
     assert plan_columns(source, found)[0] == {"text_column": "body"}
 
 
-def test_a_file_that_is_there_is_never_replaced(manuals: Path) -> None:
+def test_a_file_that_is_there_is_never_replaced(manuals: Path, tmp_path: Path) -> None:
     settings_for(manuals)
     with pytest.raises(UserError, match=r"made.yaml already exists.*--output"):
         settings_for(manuals)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"link.yaml already exists.*--output"):
+        write_pipeline(manuals, None, link)
 
 
 @pytest.mark.parametrize(
