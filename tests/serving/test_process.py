@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -109,6 +110,25 @@ def test_a_changed_token_is_the_one_that_counts(
         with pytest.raises(UserError, match="ENDPOINT_TOKEN, which is not set"):
             start(tmp_path, tiny_model_folder, token_variable="ENDPOINT_TOKEN", max_connections=9)
         assert status_with("battery-staple") == 200
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "an upgrade while the endpoint runs",
+    sees="that the endpoint restarts, when a version is next to be served",
+    then="API server and engines are of one release; a signal of the earlier one ends nothing",
+)
+def test_an_endpoint_of_another_release_is_started_again(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path, tiny_model_folder) as earlier:
+        os.kill(earlier.pid, signal.SIGHUP)
+        assert start(tmp_path, tiny_model_folder).pid == earlier.pid
+        with monkeypatch.context() as upgraded:
+            upgraded.setattr(process, "code_hash", lambda: "of another release")
+            later = start(tmp_path, tiny_model_folder)
+        assert later.pid != earlier.pid and process_started(earlier.pid) is None
+        assert later.complete(max_tokens=1).status_code == 200
 
 
 def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
