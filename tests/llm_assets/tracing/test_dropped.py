@@ -98,5 +98,5 @@ def test_texts_are_read_up_to_the_last_that_is_asked_for_and_damage_is_told(tmp_
     assert read_texts(str(tmp_path), ["d", "a", "gone"]) == {"a": "text a", "d": "text d"}
     (tmp_path / "part-00001.parquet").write_bytes(b"PAR1" + bytes(9))
     assert read_texts(str(tmp_path), ["b"]) == {"b": "text b"}
-    with pytest.raises(UserError, match="no readable Parquet file.*doctor --repair"):
+    with pytest.raises(UserError, match=r"no readable Parquet file.*doctor --repair"):
         read_texts(str(tmp_path), ["d"])
