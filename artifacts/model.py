@@ -124,14 +124,19 @@ def own_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model, which need not be there; raises UserError where none are
-    named, as where the weights are pickled, which are never read."""
+    """The safetensors files of a model; raises UserError where one is absent, or there are none, as
+    where the weights are pickled, which are never read."""
+    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if (folder / INDEX).is_file():
         names = _read_json(folder / INDEX).get("weight_map", {}).values()
-        return [folder / name for name in sorted(set(names))]
-    if (folder / WEIGHTS).is_file():
+        listed = [folder / name for name in sorted(set(names))]
+        absent = [path for path in listed if not path.is_file()]
+        if listed and not absent:
+            return listed
+        if absent and (absent != listed or not pickled):
+            raise UserError(f"{absent[0]} is absent, though {INDEX} lists it.")
+    elif (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
-    pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not pickled:
         raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
     named = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
@@ -219,8 +224,6 @@ def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
 
 def _check_safetensors(path: Path) -> None:
     """Compare a file's size with what its header says it holds."""
-    if not path.is_file():
-        raise UserError(f"{path} is absent, though {INDEX} lists it.")
     damaged = UserError(f"{path} is damaged: it is not as long as its header says.")
     size = path.stat().st_size
     with path.open("rb") as file:

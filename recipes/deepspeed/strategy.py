@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from artifacts.storage import files
@@ -46,12 +47,24 @@ FOLDER = "zero"
 """DeepSpeed's name for a checkpoint below the folder that it is told to save to."""
 
 
-def check_offloading(configuration: dict[str, Any]) -> None:
-    """Refuse, before a model is read, to offload to a disk that this machine cannot read so."""
+def check_configuration(configuration: dict[str, Any]) -> None:
+    """Refuse, before a model is read, what DeepSpeed would refuse once it is; the UserError names
+    the key, or what this machine lacks."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     section = configuration["zero_optimization"]
-    devices = [section.get(key, {}).get("device") for key in ("offload_optimizer", "offload_param")]
+    try:
+        DeepSpeedZeroConfig(**section)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])
+        raise UserError(
+            "`checkpoint.placement.deepspeed.configuration`: DeepSpeed refuses "
+            f"zero_optimization.{key}: {fault['msg']}."
+        ) from None
+    offloads = (section.get(key) or {} for key in ("offload_optimizer", "offload_param"))
+    devices = [offload.get("device") for offload in offloads]
     if "nvme" in devices and not AsyncIOBuilder().is_compatible():
         raise UserError(
             "`checkpoint.placement.deepspeed` offloads to nvme, for which this machine lacks "
@@ -247,6 +260,6 @@ def build(
 ) -> Zero:
     """Raises UserError where this machine cannot offload as asked, before the model is read."""
     told = configuration(spec.training, precision, workers.count)
-    check_offloading(told)
+    check_configuration(told)
     scratch = Path(spec.run_folder) / f".zero-{workers.rank - workers.local_rank}"
     return Zero(build_model(), spec.training.optimizer, told, workers, scratch)

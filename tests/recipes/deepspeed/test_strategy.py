@@ -16,7 +16,7 @@ from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.program.entry import INTERRUPTED
 from recipes.data.reader import DataOrder
-from recipes.deepspeed.strategy import MARKER
+from recipes.deepspeed.strategy import MARKER, check_configuration
 from recipes.spec import TrainingSpec, read_metrics
 from tests.listening import outside_loopback, run_watched
 from tests.recipes.conftest import (
@@ -60,6 +60,22 @@ def go_on(spec: TrainingSpec, workers: int) -> str:
     output = run_well(spec, launcher(workers))
     assert "Going on from the checkpoint of step" in output
     return output
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"offload_optimizer": True}, r"zero_optimization\.offload_optimizer: "),
+        ({"offload_param": "cpu"}, r"zero_optimization\.offload_param: "),
+        ({"reduce_buket_size": 5}, r"zero_optimization\.reduce_buket_size: "),
+    ],
+)
+def test_what_deepspeed_refuses_is_named_before_a_model_is_read(
+    section: dict[str, Any], named: str
+) -> None:
+    check_configuration({"zero_optimization": {"stage": 3, "offload_optimizer": None}})
+    with pytest.raises(UserError, match=named):
+        check_configuration({"zero_optimization": {"stage": 3} | section})
 
 
 @pytest.fixture(scope="module", params=["sequence_to_sequence", "fine_tuning", "classification"])

@@ -115,6 +115,20 @@ def test_pickled_weights_are_refused(source: Path) -> None:
     refuse(source, r"only pickled weights \(pytorch_model.bin\)")
 
 
+def test_weights_that_an_index_lists_and_are_not_there_are_refused(source: Path) -> None:
+    weights = (source / "model.safetensors").rename(source / "model-00001-of-00002.safetensors")
+    names = [weights.name, "model-00002-of-00002.safetensors"]
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    listed = r"is absent, though model.safetensors.index.json lists it"
+    with pytest.raises(UserError, match=f"`base_model`: .*{names[1]} {listed}"):
+        identify(BaseModelSettings(folder=str(source)))
+    weights.unlink()
+    refuse(source, f"{names[0]} {listed}")
+    (source / "pytorch_model.bin").touch()
+    refuse(source, r"only pickled weights \(pytorch_model.bin\)")
+
+
 def test_sharded_pickled_weights_are_refused_with_a_command_that_converts_them(
     source: Path, tmp_path: Path
 ) -> None:
