@@ -154,13 +154,17 @@ def _server(
 ) -> list[str]:
     """The command of an ssh server that accepts one key and starts commands in an environment."""
     # A server starts commands in an empty environment; a shell takes no other names than these.
-    variables = {name: value for name, value in environment.items() if name.isidentifier()}
+    is_name = re.compile(r"[A-Za-z_]\w*", re.ASCII).fullmatch
+    variables = {name: value for name, value in environment.items() if is_name(name)}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     # Without a command it is a shell.
     lines.append('if [ -z "$SSH_ORIGINAL_COMMAND" ]; then exec /bin/sh -i; fi')
     lines.append('exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"')
     session = folder / "session.sh"
-    for path, content in ((folder / "accepted", accepted), (session, "\n".join(lines).encode())):
+    for path, content in (
+        (folder / "accepted", accepted),
+        (session, os.fsencode("\n".join(lines))),
+    ):
         path.touch(mode=0o600)
         path.write_bytes(content)
     options = {

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import IO, Any, AnyStr, Self
 
 import pyarrow as pa
@@ -100,15 +100,20 @@ def unpacked(
 
 
 def lines_of(stream: IO[AnyStr], end: AnyStr, maximum: int) -> Iterator[AnyStr | OverlongLine]:
-    """The lines of a stream; of one that is longer than `maximum` bytes, only its length."""
+    """The lines of a stream; of one that is longer than `maximum` bytes, in UTF-8 where it is text,
+    only its length."""
     while line := stream.readline(maximum + 1):
-        if len(line) <= maximum:
+        length = _bytes_of(line)
+        if length <= maximum:
             yield line
             continue
-        length = len(line)
         while not line.endswith(end) and (line := stream.readline(BLOCK_BYTES)):
-            length += len(line)
+            length += _bytes_of(line)
         yield OverlongLine(length)
+
+
+def _bytes_of(line: str | bytes) -> int:
+    return len(line.encode() if isinstance(line, str) else line)
 
 
 class SourceChanged(UserError):
@@ -360,14 +365,20 @@ def _tar(content: Content) -> Iterator[Member | Fault]:
             elif entry.size > TAR_MEMBER_BYTES:
                 form = "too large file in an archive"
             # In memory: readers go back and forth, which the archive's stream does not.
-            found = archive.extractfile(entry) if isinstance(form, Format) else None
-            opener = partial(io.BytesIO, found.read() if found else b"")
+            read = cache(partial(_tar_member, archive, entry))
+            opener = partial(lambda read: io.BytesIO(read()), read)
             yield _member(content, entry.name, entry.size, form, opener)
         assert archive.fileobj is not None
         while rest := archive.fileobj.read(BLOCK_BYTES):
             # Anything else at the end is no text that is lost.
             if b"ustar" in rest:
                 raise tarfile.ReadError("it goes on after its end, as archives put together do")
+
+
+def _tar_member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(entry)
+    assert file is not None, "a regular file has content"
+    return file.read()
 
 
 class _TarHeader(tarfile.TarInfo):

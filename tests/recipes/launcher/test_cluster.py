@@ -1,6 +1,8 @@
 """Finding a node's place in the job."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from artifacts.errors import UserError
 from recipes.launcher.cluster import read_cluster
 from recipes.launcher.environment import mounted, output_folders
-from recipes.launcher.ssh import deepspeed_command
+from recipes.launcher.ssh import _server, deepspeed_command
 
 
 def cluster_spec(pool: str, index: int, workers: int = 2) -> dict[str, str]:
@@ -127,6 +129,20 @@ def test_without_deepspeed_its_extra_is_named(
     cluster = read_cluster(cluster_spec("workerpool1", 0, workers=1))
     with pytest.raises(UserError, match=r"llm-assets\[deepspeed\]"):
         deepspeed_command(cluster, tmp_path / "hostfile", ["-m", "my.program"])
+
+
+def test_commands_over_ssh_have_every_value_under_a_name_that_a_shell_takes(tmp_path: Path) -> None:
+    variables = {
+        "PATH": os.defpath,
+        "latin": os.fsdecode(b"Gr\xf6\xdfe 'a'"),
+        "ÄB": "1",
+        "A-B": "2",
+    }
+    _server(read_cluster({}), tmp_path, b"", variables)
+    command = {"SSH_ORIGINAL_COMMAND": 'printf %s "$latin"'}
+    script = ["/bin/sh", str(tmp_path / "session.sh")]
+    found = subprocess.run(script, env=command, capture_output=True, check=True)
+    assert found.stdout == b"Gr\xf6\xdfe 'a'"
 
 
 def test_output_folders_are_those_the_job_has() -> None:

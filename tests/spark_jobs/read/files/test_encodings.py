@@ -47,6 +47,20 @@ def test_text_is_decoded_and_counted(
     assert stats["dropped"] == {} and stats["faults"] == []
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_a_line_has_as_many_bytes_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    kept, left_out = "ä" * 400, "ä" * 500
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in (kept, left_out)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding)
+    limits = {"maximum_document_megabytes": 0.001, "maximum_faulty_share": 0.5}
+    source = files_source(tmp_path / "a.jsonl", **limits)
+
+    rows, stats = snapshot(source, tmp_path / "raw")
+
+    assert [row["text"] for row in rows] == [kept]
+    assert stats["dropped"] == {"too_large": 1}
+
+
 POLISH = "<html><body><p>Największy zawór otwiera się później.</p></body></html>"
 UNKNOWN = r"the file is not UTF-8.*Set `encoding`.*iconv -f ENCODING"
 CUT_OFF = r"UTF-16 that is cut off or damaged \(truncated data\)"

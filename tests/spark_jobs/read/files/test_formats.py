@@ -289,6 +289,25 @@ def test_a_tar_archive_that_ends_before_its_content_does_is_named(
         texts_of(folder)
 
 
+def test_a_member_of_a_tar_archive_is_read_when_it_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.tar").write_bytes(SOUND_TAR)
+    read: list[str] = []
+    extract = tarfile.TarFile.extractfile
+    monkeypatch.setattr(
+        tarfile.TarFile,
+        "extractfile",
+        lambda archive, entry: read.append(entry.name) or extract(archive, entry),
+    )
+    monkeypatch.setattr("spark_jobs.read.files.streams.MOST_MEMBERS", 1)
+
+    with pytest.raises(UserError, match=r"a.tar unpacks to more than.*maximum_expansion"):
+        texts_of(folder)
+
+    assert read == ["a.md"]
+
+
 def test_an_archive_with_a_damaged_name_is_named(folder: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(folder / "a.zip", "w") as archive:
         archive.writestr("\u00e9\u00e9.md", "alpha")
