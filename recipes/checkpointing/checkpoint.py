@@ -420,13 +420,17 @@ def export_model(
         deque(weights, maxlen=0)
         workers.barrier()
         return
-    pieces: Iterable[dict[str, torch.Tensor]] = ({name: tensor} for name, tensor in weights)
+    pieces: Iterable[dict[str, torch.Tensor]] = (
+        {name: tensor.to(dtype)} for name, tensor in weights
+    )
     if lora or not model.is_exported_by_name:
         whole = dict(weights)
         if lora:
             write_adapter(whole, lora, base_model, adapter_folder(folder))
             whole = merge_adapters(whole, lora)
-        pieces = [whole]
+        pieces = [{name: tensor.to(dtype) for name, tensor in whole.items()}]
+        # Otherwise the wide ones would stay while files are written.
+        del whole
     _clear(folder)
     for pattern in CARRIED_PATTERNS:
         for path in base_model.glob(pattern):
@@ -437,8 +441,7 @@ def export_model(
         else:
             (folder / name).write_text(content)
     write_older_names(folder)
-    narrow = ({name: tensor.to(dtype) for name, tensor in piece.items()} for piece in pieces)
-    written = (model.to_hugging_face(piece).items() for piece in narrow)
+    written = (model.to_hugging_face(piece).items() for piece in pieces)
     _write_weights(chain.from_iterable(written), folder)
     config = json.loads((base_model / CONFIG_NAME).read_text()) | model.exported_config
     config["dtype"] = str(dtype).removeprefix("torch.")

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import psutil
-from pydantic import BaseModel, StrictInt, ValidationError
+from pydantic import BaseModel, Field, StrictInt, ValidationError
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import importing
@@ -67,10 +68,18 @@ class _Task(BaseModel):
     index: StrictInt
 
 
+_Hosts = list[Annotated[str, Field(min_length=1)]]
+
+
+class _Pools(BaseModel):
+    workerpool0: _Hosts = []
+    workerpool1: _Hosts = []
+
+
 class _ClusterSpec(BaseModel):
     """What is read of what Vertex AI tells a replica."""
 
-    cluster: dict[str, list[str]]
+    cluster: _Pools
     task: _Task
 
 
@@ -79,10 +88,11 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
         spec = _ClusterSpec.model_validate_json(text)
     except ValidationError as error:
         fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
+        # Text that is no JSON is wrong in no place.
+        told = ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
         raise UserError(
-            f"CLUSTER_SPEC cannot be read ({place}: {fault['msg']}). Expected JSON with `cluster` "
-            f"and `task`, as Vertex AI writes it; found: {text[:200]}"
+            f"CLUSTER_SPEC cannot be read ({told}). Expected JSON with `cluster` and `task`, as "
+            f"Vertex AI writes it; found: {text[:200]}"
         ) from error
     pool, index = spec.task.type, spec.task.index
     if pool not in WORKER_POOLS:
@@ -90,7 +100,7 @@ def _parse(text: str) -> tuple[tuple[str, ...], int]:
             f"This replica is of the worker pool `{pool}`, but training runs on the replicas of "
             f"{' and '.join(WORKER_POOLS)}. Remove the other worker pools."
         )
-    first, second = (spec.cluster.get(name, []) for name in WORKER_POOLS)
+    first, second = spec.cluster.workerpool0, spec.cluster.workerpool1
     listed = len(first if pool == WORKER_POOLS[0] else second)
     if not 0 <= index < listed:
         raise UserError(

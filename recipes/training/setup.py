@@ -332,7 +332,14 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
             f"started. Start {planned}, or set `checkpoint.placement.workers` to {workers.count}."
         )
     base_model = Path(spec.base_model_folder)
-    found = hashlib.sha256((base_model / "tokenizer.json").read_bytes()).hexdigest()
+    try:
+        config = json.loads((base_model / "config.json").read_text())
+        found = hashlib.sha256((base_model / "tokenizer.json").read_bytes()).hexdigest()
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        raise UserError(
+            f"The base model folder {base_model} has no {name}. Materialize `base_model` again."
+        ) from None
     if found != spec.shards.tokenizer_sha256:
         raise UserError(
             f"The shards in {spec.shards_folder} were tokenized with another tokenizer (SHA-256 "
@@ -348,7 +355,7 @@ def check_inputs(spec: TrainingSpec, workers: Workers) -> None:
     # Before the length of its rows: those of a model of another family say nothing.
     check_family(base_model, spec.training.family)
     if longest := spec.training.longest_input(spec.shards.sequence_length):
-        check_row_length(longest, json.loads((base_model / "config.json").read_text()))
+        check_row_length(longest, config)
     _check_division(spec, workers)
 
 

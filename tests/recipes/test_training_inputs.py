@@ -39,6 +39,17 @@ def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker) -> None:
     assert "Materialize `tokenized_shards` again" in message
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_base_model_without_a_file_is_to_be_made_again(
+    make_spec: SpecMaker, tmp_path: Path, name: str
+) -> None:
+    spec = make_spec()
+    folder = Path(shutil.copytree(spec.base_model_folder, tmp_path / "model"))
+    (folder / name).unlink()
+    message = refuse(on_model(spec, folder))
+    assert f"has no {name}. Materialize `base_model` again" in message
+
+
 @pytest.mark.fault("checkpoint", "a shard missing", sees="the file", then="nothing is trained")
 def test_a_missing_shard_is_named(make_spec: SpecMaker, tmp_path: Path) -> None:
     spec = make_spec()

@@ -25,6 +25,8 @@ from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.encoders.classification import load_classifier
 from recipes.model.causal_model import TrainableModel, load_model
+from recipes.model.lora import add_adapters
+from recipes.settings import LoraSettings
 from tests.example_shards import example_shards
 from tests.recipes.conftest import SpecMaker, export, on_model, same, train_here
 from tests.recipes.model.architectures import tiny_config, write_tiny
@@ -41,15 +43,17 @@ class Watched(FullySharded):
     most = 0
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        given: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._given: list[tuple[weakref.ref[torch.Tensor], int]] = []
         for name, tensor in super().weights():
             whole = tensor.clone()
-            given.append((weakref.ref(whole), whole.nbytes))
+            self._given.append((weakref.ref(whole), whole.nbytes))
             yield name, whole
             del whole
-            gc.collect()
-            held = sum(size for reference, size in given if reference() is not None)
-            self.most = max(self.most, held)
+            self.most = max(self.most, self.held())
+
+    def held(self) -> int:
+        gc.collect()
+        return sum(size for reference, size in self._given if reference() is not None)
 
 
 def test_no_more_than_one_file_is_held(
@@ -72,6 +76,19 @@ def test_no_more_than_one_file_is_held(
     assert all(tensor.equal(whole[f"network.{name}"]) for name, tensor in written.items())
     again = load_model(tmp_path / "model").state_dict()
     assert all(tensor.equal(whole[name]) for name, tensor in again.items())
+
+
+def test_adapted_weights_are_not_held_in_float32_while_they_are_written(
+    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lora = load_model(base_model), LoraSettings(rank=2, targets=("q_proj",))
+    add_adapters(model, lora, seed=0)
+    strategy, held = Watched(model, [], 1.0, "float32", CPU), list[int]()
+    monkeypatch.setattr(checkpoint, "_write_weights", lambda *_: held.append(strategy.held()))
+    one = Workers(0, 1, CPU)
+    export_model(strategy, base_model, tmp_path / "model", torch.bfloat16, one, lora)
+
+    assert strategy.most > 0 and held == [0]
 
 
 def test_what_was_read_of_quantized_weights_is_exported_as_plain(tmp_path: Path) -> None:

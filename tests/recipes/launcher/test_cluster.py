@@ -72,8 +72,15 @@ def test_without_cluster_spec_this_machine_is_all() -> None:
 
 @pytest.mark.parametrize("text", ["not json", "{}", '{"cluster": [], "task": {}}', "[]"])
 def test_unreadable_cluster_spec_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(UserError, match="CLUSTER_SPEC"):
+    with pytest.raises(UserError, match=r"CLUSTER_SPEC cannot be read \(\w.*found: ") as refused:
         read_cluster({"CLUSTER_SPEC": text})
+    assert str(refused.value).endswith(text)
+
+
+def test_what_a_pool_that_nobody_reads_says_is_passed_over() -> None:
+    spec = json.loads(cluster_spec("workerpool1", 1)["CLUSTER_SPEC"])
+    spec["cluster"]["workerpool2"] = None
+    assert read_cluster({"CLUSTER_SPEC": json.dumps(spec)}).rank == 2
 
 
 def test_replica_of_another_pool_is_refused() -> None:
@@ -107,7 +114,7 @@ def test_a_replica_that_its_pool_does_not_list_is_refused(index: int) -> None:
         read_cluster(cluster_spec("workerpool1", index))
 
 
-@pytest.mark.parametrize("hosts", ["localhost", [1, 2], {"a": 1}])
+@pytest.mark.parametrize("hosts", ["localhost", [1, 2], {"a": 1}, [""], None])
 def test_hosts_that_are_no_list_of_names_are_refused(hosts: object) -> None:
     task = {"type": "workerpool0", "index": 0}
     text = json.dumps({"cluster": {"workerpool0": hosts}, "task": task})
