@@ -7,6 +7,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import docx
 import pytest
@@ -295,11 +296,12 @@ def test_a_member_of_a_tar_archive_is_read_when_it_is_asked_for(
     (folder / "a.tar").write_bytes(SOUND_TAR)
     read: list[str] = []
     extract = tarfile.TarFile.extractfile
-    monkeypatch.setattr(
-        tarfile.TarFile,
-        "extractfile",
-        lambda archive, entry: read.append(entry.name) or extract(archive, entry),
-    )
+
+    def noted(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes] | None:
+        read.append(entry.name)
+        return extract(archive, entry)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", noted)
     monkeypatch.setattr("spark_jobs.read.files.streams.MOST_MEMBERS", 1)
 
     with pytest.raises(UserError, match=r"a.tar unpacks to more than.*maximum_expansion"):
