@@ -19,7 +19,7 @@ from artifacts.errors import UserError
 from artifacts.storage import files
 from recipes.data.batch import Batch, ExampleBatch
 from recipes.deepspeed.settings import configuration
-from recipes.distributed.strategy import Attempt, Strategy, Update
+from recipes.distributed.strategy import Strategy, Update, UpdateRule
 from recipes.distributed.workers import Workers, form_group_of_one
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw, set_learning_rate
@@ -111,15 +111,15 @@ class Zero(Strategy):
         self._engine.set_gradient_accumulation_boundary(is_last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def update(self, attempt: Attempt) -> Update:
-        has_loss = attempt.is_finite()
+    def update(self, rule: UpdateRule) -> Update:
+        has_loss = rule.is_finite()
 
         def is_usable() -> bool:
             norm = self._norm()
-            return has_loss and math.isfinite(norm) and norm <= attempt.largest_norm
+            return has_loss and math.isfinite(norm) and norm <= rule.largest_norm
 
-        attempt.before_update()
-        set_learning_rate([self._engine.optimizer], attempt.learning_rate)
+        rule.before_update()
+        set_learning_rate([self._engine.optimizer], rule.learning_rate)
         self._optimizer.is_usable = is_usable
         self._engine.step()
         return Update(self._norm(), not is_usable())

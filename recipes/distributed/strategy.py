@@ -25,7 +25,7 @@ from recipes.optimization import Optimizers, set_learning_rate
 from recipes.settings import Precision
 
 
-class Attempt(NamedTuple):
+class UpdateRule(NamedTuple):
     """What an update of the weights goes by."""
 
     learning_rate: float
@@ -79,7 +79,7 @@ class Strategy(ABC):
         other follows the last."""
 
     @abstractmethod
-    def update(self, attempt: Attempt) -> Update:
+    def update(self, rule: UpdateRule) -> Update:
         """Clip the step's gradient, change the weights by it, and forget it."""
 
     @abstractmethod
@@ -163,7 +163,7 @@ def train_step(
         return workers.sum(float(local_loss))[0]
 
     update = strategy.update(
-        Attempt(learning_rate, largest_norm, lambda: math.isfinite(loss_sum()), before_update)
+        UpdateRule(learning_rate, largest_norm, lambda: math.isfinite(loss_sum()), before_update)
     )
     return StepOutcome(
         loss=loss_sum() / max(targets, 1),
@@ -210,13 +210,13 @@ class FullySharded(Strategy):
             self.model.set_requires_gradient_sync(is_last)
         loss.backward()
 
-    def update(self, attempt: Attempt) -> Update:
+    def update(self, rule: UpdateRule) -> Update:
         whole = self._clip()
-        has_loss, norm = attempt.is_finite(), float(whole)
-        skipped = not has_loss or not math.isfinite(norm) or norm > attempt.largest_norm
+        has_loss, norm = rule.is_finite(), float(whole)
+        skipped = not has_loss or not math.isfinite(norm) or norm > rule.largest_norm
         if not skipped:
-            attempt.before_update()
-            set_learning_rate(self._optimizers, attempt.learning_rate)
+            rule.before_update()
+            set_learning_rate(self._optimizers, rule.learning_rate)
             for optimizer in self._optimizers:
                 optimizer.step()
         self.model.zero_grad(set_to_none=True)

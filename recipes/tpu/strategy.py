@@ -17,7 +17,7 @@ from torch_xla.distributed import spmd
 
 from artifacts.errors import UserError
 from recipes.data.batch import Batch, ExampleBatch
-from recipes.distributed.strategy import Attempt, FullySharded, Update
+from recipes.distributed.strategy import FullySharded, Update, UpdateRule
 from recipes.distributed.workers import Workers
 from recipes.model.causal_model import TrainableModel
 from recipes.optimization import adamw
@@ -72,8 +72,8 @@ class Xla(FullySharded):
         # Here the program ends that was written down so far: it is compiled once, and runs.
         torch_xla.sync()
 
-    def update(self, attempt: Attempt) -> Update:
-        update = super().update(attempt)
+    def update(self, rule: UpdateRule) -> Update:
+        update = super().update(rule)
         torch_xla.sync()
         return update
 

