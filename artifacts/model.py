@@ -133,7 +133,7 @@ def weight_files(folder: Path) -> list[Path]:
         absent = [path for path in listed if not path.is_file()]
         if listed and not absent:
             return listed
-        if absent and (absent != listed or not pickled):
+        if absent and (absent != listed or not any(folder.glob("pytorch_model*.bin"))):
             raise UserError(f"{absent[0]} is absent, though {INDEX} lists it.")
     elif (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]

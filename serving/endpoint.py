@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,27 +81,46 @@ def start(
                 "changed: restarting it"
             )
             _end(running)
-            running = None
+            good = state.good.read()
+            if good and not desired.is_of(good):
+                # What served before comes back first: then a version that cannot serve, or is
+                # worse, costs no more than this restart.
+                before = good.model_copy(update={"settings": settings})
+                with suppress(UserError):
+                    _move(state, before, None, report, still_wanted)
+            running = status(state_folder)
         if running and _serves(running, desired):
             state.desired.write(desired)
             return Endpoint(running, _route(running, desired), changed=False)
-        state.stopped_path.unlink(missing_ok=True)
-        # Outcomes from before this moment are of earlier changes.
-        began, child = time.time(), None
-        if running is None:
-            bearer_token(settings)
-            # Tried here, where the error reaches whoever asked, and not only a log.
-            listen(settings.host, settings.port).close()
-        # One that runs looks whether it was written.
-        state.desired.write(desired)
-        if running is None:
-            with state.log_path.open("ab") as output:
-                command = [sys.executable, "-m", "serving.supervisor", "--state", str(state.folder)]
-                child = Child(command, output=output, outlives_parent=True)
-        done = _wait(state, desired, began, report, child, still_wanted)
+        done = _move(state, desired, running, report, still_wanted)
         # Somebody may have stopped what was not there yet.
         state.stopped_path.unlink(missing_ok=True)
         return Endpoint(done, _route(done, desired), changed=True)
+
+
+def _move(
+    state: StateFolder,
+    desired: Desired,
+    running: Status | None,
+    report: Report,
+    still_wanted: Callable[[], bool],
+) -> Status:
+    """Have a version served by the endpoint that runs, or by a new one; raises as `start`."""
+    state.stopped_path.unlink(missing_ok=True)
+    settings, child = desired.settings, None
+    # Outcomes from before this moment are of earlier changes.
+    began = time.time()
+    if running is None:
+        bearer_token(settings)
+        # Tried here, where the error reaches whoever asked, and not only a log.
+        listen(settings.host, settings.port).close()
+    # One that runs looks whether it was written.
+    state.desired.write(desired)
+    if running is None:
+        with state.log_path.open("ab") as output:
+            command = [sys.executable, "-m", "serving.supervisor", "--state", str(state.folder)]
+            child = Child(command, output=output, outlives_parent=True)
+    return _wait(state, desired, began, report, child, still_wanted)
 
 
 def status(state_folder: Path) -> Status | None:

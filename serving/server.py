@@ -111,8 +111,10 @@ class Server:
         """Show the supervisor that this process answers, and others where it is to be found."""
         while True:
             self._show_life()
-            if not self._state.status.path.exists():
-                self._write_state_again()
+            # A drive of the network that does not answer says nothing.
+            with suppress(OSError):
+                if not self._state.status.path.exists():
+                    self._write_state_again()
             await asyncio.sleep(BEAT_SECONDS)
 
     def _show_life(self) -> None:
@@ -209,7 +211,9 @@ class Server:
         def still_wanted() -> bool:
             # Where nothing serves, nothing else could sooner. Else as the file says, whose reader
             # may have come just before another was wanted.
-            return is_first or self._state.desired.read() in (wanted, None)
+            with suppress(OSError):
+                return is_first or self._state.desired.read() in (wanted, None)
+            return True
 
         try:
             await roll_out(traffic, wanted.settings.rollout, seconds, self._report, still_wanted)

@@ -267,7 +267,9 @@ class BatchSettings(Settings):
             # What a batch costs is reckoned from these.
             counts = name.endswith((".cores", "Executors", ".instances"))
             if counts and not re.fullmatch(r"[1-9][0-9]*", value):
-                raise ValueError(f"{name} under `properties` is {value}, not a whole number")
+                raise ValueError(
+                    f"{name} under `properties` is {value}, not a whole number above 0"
+                )
         if self.shuffle_tier == "premium" != self.compute_tier:
             raise ValueError(
                 "Dataproc Serverless has `shuffle_tier: premium` only with premium processors: set "

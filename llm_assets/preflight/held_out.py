@@ -13,6 +13,8 @@ from llm_assets.preflight.text import TextEstimate
 from recipes.evaluation.settings import EvaluationSettings, Rounds
 from recipes.evaluation.statistics import POWER, level, reach
 
+ENOUGH_SHORT = 1_000
+"""Documents that are all too short mean that the others, which were not looked at, are so, too."""
 MOST_HELD_OUT = 0.5
 """Largest share that is held out of little text, so that a model still learns from most of it."""
 AIM = 2
@@ -56,8 +58,8 @@ def visible_gain(held_out: float, gate: GateSettings, measured: EvaluationSettin
 
 def all_too_short(settings: PipelineSettings, text: TextEstimate) -> str | None:
     """That cleaning would keep none of the documents; None where it keeps some, or may."""
-    is_whole = text.is_known and text.share == 1
-    if text.bytes or not text.short or not is_whole:
+    is_sure = text.is_known and (text.share == 1 or text.short >= ENOUGH_SHORT)
+    if text.bytes or not text.short or not is_sure:
         return None
     return (
         f"All {text.short:,.0f} documents are shorter than `clean_corpus.minimum_characters` "
@@ -81,7 +83,8 @@ def describe_held_out(settings: PipelineSettings, text: TextEstimate) -> tuple[s
         return told + _describe_gain(settings, expected), None
     told = f"About {expected:.0f} of {documents + text.held_out:,.0f} documents would be held out"
     told += f" ({text.short:,.0f} others are too short)" if text.short else ""
-    return "", _obstacle(told, documents, settings)
+    # Where none was seen there may be some, of which others can be held out.
+    return "", _obstacle(told, max(1.0, documents), settings)
 
 
 def _describe_gain(settings: PipelineSettings, held_out: float) -> str:

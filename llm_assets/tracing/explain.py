@@ -189,7 +189,7 @@ def find_passages(store: Store, state: RegistryState, version: ModelVersion, tex
     holds = pc.match_substring_regex(pc.field("text"), pattern)
     try:
         held = open_parts(there, _COLUMNS).to_table(filter=holds).to_pylist() if there else []
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         if "pattern too large" not in str(error):
             raise
         raise UserError(

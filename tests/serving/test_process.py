@@ -12,6 +12,7 @@ from artifacts.errors import UserError
 from artifacts.leases import process_started
 from serving import endpoint as process
 from serving.logs import before
+from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from serving.state import Phase, StateFolder
 from tests.serving.conftest import SETTINGS, Client, served, start
@@ -124,11 +125,15 @@ def test_an_endpoint_of_another_release_is_started_again(
     with served(tmp_path, tiny_model_folder) as earlier:
         os.kill(earlier.pid, signal.SIGHUP)
         assert start(tmp_path, tiny_model_folder).pid == earlier.pid
+        (tmp_path / "broken").mkdir()
         with monkeypatch.context() as upgraded:
             upgraded.setattr(process, "code_hash", lambda: "of another release")
             later = start(tmp_path, tiny_model_folder)
+            with pytest.raises(RolloutFailed, match=r"(?s)no config\.json.*Version 1 still is"):
+                start(tmp_path, tmp_path / "broken", "2")
         assert later.pid != earlier.pid and process_started(earlier.pid) is None
-        assert later.complete(max_tokens=1).status_code == 200
+        last = start(tmp_path, tiny_model_folder)
+        assert last.pid != later.pid and last.complete(max_tokens=1).status_code == 200
 
 
 def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(

@@ -44,15 +44,15 @@ class Digests:
         """Source to the path of each of its files to its state and digest."""
         if path is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                content = path.read_bytes()
-                # Caches are cleaned of what was used longest ago.
-                os.utime(path)
-                for source, found in json.loads(content).items():
+                for source, found in json.loads(path.read_bytes()).items():
                     # What were tuples are lists in JSON.
                     self._known[source] = {
                         name: (tuple(state) if isinstance(state, list) else state, digest)
                         for name, (state, digest) in found.items()
                     }
+            with suppress(OSError):
+                # Caches are cleaned of what was used longest ago.
+                os.utime(path)
 
     def look(self, source: str, found: list[StoredFile], tick: Tick) -> dict[str, str]:
         """Path to digest; only files whose state is another one than before are read."""
