@@ -76,7 +76,8 @@ class EngineProcess:
         """
         check_model_folder(self.desired.model_folder)
         try:
-            await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
+            async with asyncio.timeout(self.desired.settings.start_timeout):
+                await self._spawn()
         except TimeoutError:
             await self._end()
             raise UserError(
@@ -179,7 +180,10 @@ class EngineProcess:
             await asyncio.sleep(restart_pause(deaths))
             deaths += 1
             try:
-                await asyncio.wait_for(self._spawn(), self.desired.settings.start_timeout)
+                # Until Python 3.12 `wait_for` forgets that it was canceled where what it waits for
+                # ends at that moment, and then nobody could stop this.
+                async with asyncio.timeout(self.desired.settings.start_timeout):
+                    await self._spawn()
                 log("engine_restarted", version=self.desired.version, restarts=self.restarts)
             except (UserError, TimeoutError, OSError) as error:
                 log("engine_not_restarted", version=self.desired.version, reason=str(error))
