@@ -125,7 +125,7 @@ def _examples(records: list[ChunkRecord]) -> list[str]:
     return [one for one in examples if not one.startswith((UNREAD, DECODED))][:MOST_EXAMPLES]
 
 
-CODE_VERSION = "17"
+CODE_VERSION = "18"
 LIBRARIES = frozenset({"datasets", "pyarrow"}).union(*EXTRACTORS.values())
 """All that may decide what is read."""
 

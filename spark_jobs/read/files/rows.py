@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import UserError, first_line, install_advice
 from artifacts.settings import value_at
+from artifacts.words import count_words
 from spark_jobs.read.document import Document, Fault, Look, of_example, take_example
 from spark_jobs.read.files import streams
 from spark_jobs.read.settings import Files, template_columns
@@ -117,27 +118,29 @@ def _holds_lines(content: streams.Content) -> bool:
     """
     with _json_lines(content, set(), ahead=True) as lines:
         some = (line for line in lines if isinstance(line, streams.OverlongLine) or line.strip())
-        first, second = next(some, b""), next(some, None)
+        # A file without a line has no rows.
+        first, second = next(some, b"{}"), next(some, None)
     if isinstance(first, streams.OverlongLine):
         return False
     try:
         record = _load_json(first, content, set())
     except ValueError:
         return False
-    return isinstance(record, dict) and (second is not None or _wrapped_rows(record) is None)
+    wraps = _wrapped_rows(record, content.source) is not None
+    return isinstance(record, dict) and (second is not None or not wraps)
 
 
-def _wrapped_rows(value: Any) -> list[Any] | None:
+def _wrapped_rows(value: Any, source: Files) -> list[Any] | None:
     """The rows of an object that only wraps them, as exports do: `{"total": 2, "issues": [...]}`;
     None where there is not exactly one list of objects, or something to read beside it."""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or all(value_at(value, one) for one in source.columns):
         return None
     lists = [
         found
         for found in value.values()
         if isinstance(found, list) and found and all(isinstance(row, dict) for row in found)
     ]
-    says = any(isinstance(v, str) and len(v.split()) >= PROSE_WORDS for v in value.values())
+    says = any(isinstance(v, str) and count_words(v) >= PROSE_WORDS for v in value.values())
     return lists[0] if len(lists) == 1 and not says else None
 
 
@@ -158,7 +161,8 @@ def _read_whole_json(content: streams.Content) -> Iterator[JsonRecord | Fault]:
         except ValueError as error:
             raise streams.BadFile(f"{content.file.shown} is not valid JSON ({error}).") from error
     yield from (streams.decoded(content, encoding) for encoding in encodings)
-    rows = _wrapped_rows(records) or (records if isinstance(records, list) else [records])
+    wrapped = _wrapped_rows(records, content.source)
+    rows = wrapped or (records if isinstance(records, list) else [records])
     for number, record in enumerate(rows, start=1):
         yield record, f"element {number}", number
 

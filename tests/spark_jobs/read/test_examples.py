@@ -185,6 +185,9 @@ def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:
     source = file_source(
         tmp_path / "alpaca.json", json.dumps(rows), form="conversations", layout="alpaca"
     )
+    # An object of its own is one conversation, and not a list of rows.
+    turns = file_source(tmp_path / "a.json", json.dumps({"messages": TURNS}), form="conversations")
+    assert only(turns) == {"messages": TURNS}
     with_input, without = (
         read_example(str(document.example))["messages"]
         for document in read(source)

@@ -63,14 +63,6 @@ def test_parquet_text_that_is_not_utf8_is_set_aside_with_its_row(tmp_path: Path)
     assert "a.parquet: row 121 is not UTF-8" in stats["faults"][0]
 
 
-def test_nul_bytes_reach_the_snapshot_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"before\x00after")
-
-    rows, _ = snapshot(files_source(tmp_path / "a.txt"), tmp_path / "raw")
-
-    assert rows[0]["text"] == "before\x00after"
-
-
 ANSWERED = "Question: {question}\nAnswer: {answer}\nTags: {about.tags}"
 
 
@@ -222,14 +214,18 @@ def test_rows_that_an_export_wraps_are_rows(
     issues = [{"fields": {"summary": "It leaks"}}, {"fields": {"summary": "It hums"}}]
     wrapped = {"total": 2, "names": ["a"], "issues": issues}
     (folder / "jira.json").write_text(json.dumps(wrapped, indent=indent))
-    whole = {"fields": {"summary": "The pump"}, "note": "It is one thing.", "parts": issues}
+    # What has a text of its own, and what has prose under another key, wraps nothing.
+    whole = {"fields": {"summary": "The pump"}, "parts": issues}
     (folder / "whole.json").write_text(json.dumps(whole, indent=indent))
+    prose = {"note": "水泵每周打开一次。", "parts": issues}
+    (folder / "prose.json").write_text(json.dumps(prose, indent=indent))
+    source = files_source(folder, text_column="fields.summary", maximum_faulty_share=0.5)
 
-    rows, stats = snapshot(files_source(folder, text_column="fields.summary"), tmp_path / "raw")
+    rows, stats = snapshot(source, tmp_path / "raw")
 
     assert {row["id"]: row["text"] for row in rows} == {
         "jira.json:1": "It leaks",
         "jira.json:2": "It hums",
         "whole.json:1": "The pump",
     }
-    assert not stats["dropped"]
+    assert stats["dropped"] == {"no_text": 1}
