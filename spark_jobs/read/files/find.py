@@ -44,6 +44,8 @@ class Walk:
     """A folder, without links, that is no source text."""
     depth: int | None = None
     """Levels of subfolders that are entered; all without it."""
+    chosen: re.Pattern[str] | None = None
+    """Names of what is read or counted; all without it."""
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Each regular file's path and what the system says of it, in no order."""
@@ -51,11 +53,14 @@ class Walk:
         while folders:
             folder, level = folders.pop()
             for entry in self._entries(folder):
-                if kind := self._kind_not_read(entry):
-                    self._add(kind, entry)
-                elif entry.is_dir(follow_symlinks=False):
+                kind = self._kind_not_read(entry)
+                if not kind and entry.is_dir(follow_symlinks=False):
                     if self.depth is None or level < self.depth:
                         folders.append((entry.path, level + 1))
+                elif self.chosen and not self.chosen.fullmatch(self.name_of(entry.path)):
+                    continue
+                elif kind:
+                    self._add(kind, entry)
                 elif found := self._stat(entry):
                     yield entry.path, found
 
@@ -73,7 +78,7 @@ class Walk:
     def not_permitted(self, kind: str, path: str) -> None:
         """Count what may not be read, or raise UserError where the settings say so."""
         if self.source.on_bad_file == "quarantine":
-            self.unread.add(f"{UNREADABLE} {kind}", self._name(path))
+            self.unread.add(f"{UNREADABLE} {kind}", self.name_of(path) or ".")
             return
         raise UserError(
             f"Source {self.source.name!r}: the {kind} {shown_in_line(path)} may not be read "
@@ -112,10 +117,11 @@ class Walk:
         return None
 
     def _add(self, kind: str, entry: os.DirEntry[str]) -> None:
-        self.unread.add(kind, self._name(entry.path) + ("/" if os.path.isdir(entry.path) else ""))
+        self.unread.add(kind, self.name_of(entry.path) + "/" * os.path.isdir(entry.path))
 
-    def _name(self, path: str) -> str:
-        return os.path.relpath(path, self.root)
+    def name_of(self, path: str) -> str:
+        """A path below the root, from there."""
+        return path.removeprefix(self.root).lstrip("/")
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -208,8 +214,8 @@ def _nothing_found(source: Files, url: str, unread: SkippedFiles) -> str:
     if unread.counts:
         return (
             f"Source {source.name!r}: no file at {shown_in_line(url)} has a format that is read "
-            f"({', '.join(FORMATS)}). Found instead: {unread}. Convert them to text, or point "
-            "`path` at another folder."
+            f"({', '.join(FORMATS)}). Found instead: {unread}. Convert them to text, set `hidden` "
+            "or `follow_links` to read such files, or point `path` at another folder."
         )
     return (
         f"Source {source.name!r}: {shown_in_line(url)} matches no file. "
@@ -229,20 +235,15 @@ def _match_local(
     root = os.path.realpath(folder)
     chosen = re.compile(glob_translate(pattern)) if pattern else None
     depth = pattern.count("/") if pattern and "**" not in pattern else None
-    store = None
-    if apart and files.is_local(apart):
-        store = os.path.realpath(files.resolve(apart)[1])
-    walk = Walk(source, unread, root, store, depth)
+    store = os.path.realpath(files.resolve(apart)[1]) if apart and files.is_local(apart) else None
+    walk = Walk(source, unread, root, store, depth, chosen)
     for found, about in walk.files():
-        name = found.removeprefix(root).lstrip("/")
-        if chosen and not chosen.fullmatch(name):
-            continue
         if not os.access(found, os.R_OK, effective_ids=True):
             if not os.path.lexists(found):
                 continue  # It was removed during the walk.
             walk.not_permitted("file", found)
             continue
-        if file := _local_file(found, name, about, unread):
+        if file := _local_file(found, walk.name_of(found), about, unread):
             yield file
 
 
@@ -319,7 +320,7 @@ def expand_braces(path: str) -> list[str]:
     UserError where braces or a range are typed wrong, or there are more than `MOST_PATHS` paths."""
     parts = _BRACES.split(path)
     if re.search("[{}]", "".join(parts[::2])):
-        raise UserError(f"{path}: a brace without its pair. Write ranges as {{1..128}}.")
+        raise UserError(f"{path}: a brace without its pair, or nested. Write ranges as {{1..128}}.")
     # Every other part is what was in braces.
     choices = [_choices(one, path) if place % 2 else [one] for place, one in enumerate(parts)]
     if prod(map(len, choices)) > MOST_PATHS:

@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import re
+import socket
 import stat
 import tarfile
 import zipfile
@@ -23,7 +24,7 @@ from typing import IO, Any, AnyStr, Self
 
 import pyarrow as pa
 
-from artifacts.errors import UserError, shown_in_line
+from artifacts.errors import UserError, first_line, shown_in_line
 from spark_jobs.read.document import DECODED, UNREAD, Document, Fault
 from spark_jobs.read.settings import Files, Format, format_of, kind_of
 from spark_jobs.read.source_file import BLOCK_BYTES, SourceFile, Tick, counted
@@ -32,8 +33,9 @@ MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd
 UNREACHABLE = {
     *(errno.EIO, errno.ENODEV, errno.ENOTCONN, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT),
     *(errno.ECONNABORTED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN),
+    *(errno.ENETUNREACH, errno.ECONNREFUSED, socket.EAI_AGAIN, socket.EAI_NONAME),
 }
-"""What a disk or network drive says that is gone; setting files aside would lose all of it."""
+"""What a disk, drive or bucket says that is gone; setting files aside would lose all of it."""
 DAMAGES = (
     EOFError,
     OSError,
@@ -192,10 +194,10 @@ class Content:
             raise BadFile(not_utf8(self, "the file", error).message) from error
         except DAMAGES as error:
             # Not damaged, but out of reach with all beside it.
-            if isinstance(error, OSError) and error.errno in UNREACHABLE:
+            if isinstance(error, TimeoutError) or getattr(error, "errno", None) in UNREACHABLE:
                 raise UserError(
                     f"{shown} cannot be read: its disk or network drive does not answer "
-                    f"({error.strerror}). Reconnect it; the same command resumes."
+                    f"({first_line(error)}). Reconnect it; the same command resumes."
                 ) from error
             raise BadFile(
                 f"{shown} is damaged: its {compression or form.name} cannot be read ({error}). "

@@ -27,6 +27,7 @@ def test_a_range_names_every_number_once(first: int, more: int) -> None:
     ("path", "message"),
     [
         ("x{1..128", "without its pair"),
+        ("x{a,{b,c}}", "or nested"),
         ("x{1.128}", r"neither a range like \{1..128\}"),
         ("x{9..1}", "runs backwards"),
         ("x{0..9999999}", "more than 100,000 files"),

@@ -1,5 +1,6 @@
 """What lies in a folder: read, or counted by kind and named, and nothing hangs."""
 
+import errno
 import os
 import random
 import shutil
@@ -12,12 +13,13 @@ import pytest
 
 from artifacts.errors import UserError
 from artifacts.storage import files
-from spark_jobs.read.files.find import Walk, find_files
+from spark_jobs.read.files.find import NoFiles, Walk, find_files
 from spark_jobs.read.files.reading import documents_of
 from spark_jobs.read.files.streams import Content
 from spark_jobs.read.opened import SkippedFiles
-from spark_jobs.read.settings import Files
+from spark_jobs.read.settings import Files, Format
 from spark_jobs.read.snapshot import open_sources
+from spark_jobs.read.source_file import RemoteFile
 from spark_jobs.read.survey import survey
 from tests.llm_assets.privilege import run_without_privilege
 from tests.spark_jobs.read.test_snapshot import files_source, snapshot
@@ -231,15 +233,6 @@ def test_a_name_with_two_colons_is_that_of_one_file(
         assert [(row["id"], row["text"]) for row in rows] == [("File::Spec.md", "The valve opens.")]
 
 
-def test_endings_count_in_any_case(folder: Path) -> None:
-    (folder / "B.JSONL").write_text('{"text": "beta"}')
-    (folder / "C.TXT").write_text("gamma")
-
-    rows, _ = snapshot(files_source(folder), folder.parent / "raw")
-
-    assert [row["id"] for row in rows] == ["B.JSONL:1", "C.TXT", "a.md"]
-
-
 def test_names_that_no_terminal_could_bear_are_written_out(folder: Path) -> None:
     (Path(os.fsdecode(bytes(folder) + b"/caf\xe9.md"))).write_text("latin")
     (folder / "red\x1b[31m.md").write_text("escape")
@@ -263,6 +256,13 @@ def test_a_glob_finds_what_it_did_and_enters_no_more_than_it_must(folder: Path) 
     assert names("x/*.md") == ["b.md"]
     assert names("**/*.md") == ["a.md", "x/b.md", "x/y/c.md"]
     assert names("**/y/*") == ["x/y/c.md", "x/y/d.txt"]
+    # What it does not name is not there.
+    (folder / ".notes.md").write_text("hidden")
+    (folder / "all").symlink_to(folder.parent)
+    with pytest.raises(NoFiles, match=r"matches no file\. Check"):
+        names("*.txt")
+    with pytest.raises(UserError, match=r"1 hidden \(.notes.md\)\. .*set `hidden`"):
+        names(".n*")
 
 
 @pytest.mark.parametrize("name", ["manuals [2024]", "a{b}", "all*"])
@@ -318,3 +318,21 @@ def test_a_drive_that_is_gone_ends_the_reading_and_sets_nothing_aside(folder: Pa
 
     with pytest.raises(UserError, match=r"b.md cannot be read: its disk or network drive does not"):
         survey(source, find_files(source).files, 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TimeoutError(), socket.gaierror(socket.EAI_NONAME, "unknown"), OSError(errno.ENETUNREACH, "")],
+)
+def test_a_bucket_that_does_not_answer_sets_nothing_aside_either(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def refuse(path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(files, "open_file", refuse)
+    file = RemoteFile("gs://bucket/b.md", "b.md", 8, Format("text", ".md"), "1")
+    source = source_of(folder, on_bad_file="quarantine")
+
+    with pytest.raises(UserError, match=r"b.md cannot be read: its disk or network drive does not"):
+        list(documents_of(Content(file, source, lambda number: None)))
