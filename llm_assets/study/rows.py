@@ -320,10 +320,12 @@ class Generator:
             for prompt in settings.prompts
             for passage in passages
         ]
-        key = os.environ.get(settings.key_variable or "")
-        if settings.key_variable and not key:
+        key = os.environ.get(settings.key_variable or "", "").strip()
+        # What no header may hold would be quoted, the key with it, by whoever refuses it.
+        if settings.key_variable and not (key and key.isascii() and key.isprintable()):
             raise UserError(
-                f"`study.generator.key_variable` names {settings.key_variable}, which is not set."
+                f"`study.generator.key_variable` names {settings.key_variable}, which is not set "
+                "or holds no key."
             )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with (
@@ -394,7 +396,7 @@ class Generator:
             time.sleep(max(seconds, min(asked_to_wait, MOST_WAIT_SECONDS)))
             try:
                 response = client.post(url, json=body)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 fault = str(error) or type(error).__name__
             else:
                 if response.is_success:

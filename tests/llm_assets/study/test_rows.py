@@ -241,7 +241,8 @@ def test_what_shares_words_with_a_question_of_the_exam_is_left_out(make: Make) -
 def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_document(
     make: Make, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SCRIBE_KEY", "secret")
+    # As a file that was read into the variable has it.
+    monkeypatch.setenv("SCRIBE_KEY", "secret\n")
     generator = scribe.settings(key_variable="SCRIBE_KEY", seed=7, rounds=2)
     generator["address"] += "/"
     rows, derivations, stats = make([TEXTS[0]], forms_per_fact=0, generator=generator)
@@ -268,6 +269,7 @@ def test_a_generator_is_asked_about_each_passage_and_what_it_writes_names_its_do
         ("", "stop", "empty"),
         ("It weighs 3 kg, and", "length", "cut off"),
         ("The Velora lamp weighs 4 kg.", "stop", "number that the document does not have"),
+        ("2. In step 4 it shines, says one.", "stop", "number that the document does not have"),
         (
             "See how Anna, Berta, Clara and also Dora like it.",
             "stop",
@@ -301,8 +303,11 @@ def test_a_budget_ends_the_asking_and_reaches_every_document_first(
     assert make(forms_per_fact=0, generator=generator)[1:] == (derivations, stats)
     assert len(scribe.asked) == 3, "what is cached decides nothing of what a budget makes"
 
-    make(forms_per_fact=0, generator=generator | {"maximum_dollars": 5})
+    generator |= {"maximum_dollars": 5}
+    make(forms_per_fact=0, generator=generator)
     assert len(scribe.asked) == 4, "a larger budget asks what is left"
+    make([*TEXTS, ("new.md", "# Fan\n\nTown: Oslo", "train")], generator=generator)
+    assert len(scribe.asked) == 6, "of more documents what is new is asked"
 
 
 def test_how_many_are_asked_at_once_does_not_decide_what_a_budget_makes(
@@ -317,14 +322,6 @@ def test_how_many_are_asked_at_once_does_not_decide_what_a_budget_makes(
     assert all_at_once[:2] == one[:2] and len(one[0]) == 3
     assert all_at_once[2]["left_out"] == {"beyond the budget": 1}
     assert all_at_once[2]["dollars"] == pytest.approx(0.4), "all that was asked was paid for"
-
-
-def test_what_was_answered_before_is_not_asked_again(make: Make, scribe: Scribe) -> None:
-    first = make(generator=scribe.settings())
-    assert len(scribe.asked) == 2
-    assert make(generator=scribe.settings())[0] == first[0] and len(scribe.asked) == 2
-    make([*TEXTS, ("new.md", "# Mirrow fan\n\nTown: Oslo", "train")], generator=scribe.settings())
-    assert len(scribe.asked) == 3
 
 
 def test_marks_of_markdown_are_no_part_of_a_fact(make: Make) -> None:
@@ -344,21 +341,24 @@ def test_marks_within_a_value_are_the_values(make: Make, value: str) -> None:
     assert all(value in one for one in rows.values()) and rows
 
 
-def test_numbers_of_steps_are_numbers_that_a_passage_has(make: Make, scribe: Scribe) -> None:
-    steps = "# Pump\n\n1. Close the valve.\n2. Hold it for 9 s.\n3. Oktober 1990 is its date.\n"
-    scribe.text = "1. In step 2 somebody holds the valve of the pump for 9 s, which began on the 3."
-    rows, _, stats = make([("steps", steps, "train")], generator=scribe.settings())
-    assert scribe.text in rows.values() and stats["left_out"] == {}
-    scribe.text = "In step 4 somebody holds the valve of the pump for 9 s."
-    with pytest.raises(UserError, match="1 number that the document does not have"):
-        make([("steps", steps + "!", "train")], generator=scribe.settings())
+STEPS = "# Pump\n\n1. Close the valve.\n2. Hold it for 9 s.\n3. Oktober 1990 is its date.\n"
+GERMAN = "# Lampe\n\nDie Lampe hat einen Schalter und ein Kabel, das zur Steckdose führt.\n"
 
 
-def test_where_all_nouns_have_capitals_they_are_no_names(make: Make, scribe: Scribe) -> None:
-    german = "# Lampe\n\nDie Lampe hat einen Schalter und ein Kabel, das zur Steckdose führt.\n"
-    scribe.text = "Wer Licht im Zimmer braucht, findet am Gerät den Knopf, der die Lampe schaltet."
-    rows, _, stats = make([("lampe", german, "train")], generator=scribe.settings())
-    assert scribe.text in rows.values() and stats["left_out"] == {}
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (STEPS, "1. In step 2 somebody holds the valve of the pump for 9 s, begun on the 3."),
+        (GERMAN, "Wer Licht im Zimmer braucht, findet am Gerät den Knopf, der die Lampe schaltet."),
+    ],
+    ids=["numbers of steps", "nouns with capitals"],
+)
+def test_what_a_passage_has_is_neither_a_new_number_nor_a_new_name(
+    make: Make, scribe: Scribe, document: str, text: str
+) -> None:
+    scribe.text = text
+    rows, _, stats = make([("a.md", document, "train")], generator=scribe.settings())
+    assert text in rows.values() and stats["left_out"] == {}
 
 
 def test_a_passage_that_a_generator_refuses_is_left_out_and_one_that_refuses_all_is_named(
@@ -386,11 +386,16 @@ def test_a_generator_that_is_busy_is_asked_again_and_one_that_refuses_is_named(
     with pytest.raises(UserError, match="gives no answer: 401") as refused:
         make([TEXTS[1]], forms_per_fact=0, generator=scribe.settings())
     assert "127.0.0.1" in str(refused.value) and len(scribe.asked) == 4
+    with pytest.raises(UserError, match="gives no answer: Invalid port: 'PORT'"):
+        make([TEXTS[1]], generator=scribe.settings(address="http://127.0.0.1:PORT/v1"))
 
 
-def test_a_key_that_is_not_set_is_named_before_anything_is_asked(
-    make: Make, scribe: Scribe
+@pytest.mark.parametrize("key", [" ", "sec\nret", "secr\u00e9t"])
+def test_a_key_that_is_none_is_named_without_it_before_anything_is_asked(
+    make: Make, scribe: Scribe, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    with pytest.raises(UserError, match="NO_SUCH_KEY, which is not set"):
-        make(generator=scribe.settings(key_variable="NO_SUCH_KEY"))
+    monkeypatch.setenv("SCRIBE_KEY", key)
+    with pytest.raises(UserError) as refused:
+        make(generator=scribe.settings(key_variable="SCRIBE_KEY"))
+    assert str(refused.value).endswith("SCRIBE_KEY, which is not set or holds no key.")
     assert not scribe.asked
