@@ -172,7 +172,7 @@ def _need(path: str, relation: str, forms: Sequence[str], field: str, **given: s
     for form in forms:
         try:
             form.format(**given)
-        except (KeyError, IndexError, ValueError) as error:
+        except (LookupError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"{path}: {relation}: {form!r} is no form: {error!r}") from None
         if field not in form:
             raise UserError(f"{path}: {relation}: {form!r} lacks {field}.")

@@ -9,6 +9,7 @@ from artifacts.errors import UserError
 from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet
 from spark_jobs.explain import explain_document
+from tests.damage import cut
 from tests.spark_jobs.conftest import Corpus
 from tests.spark_jobs.test_lineage import make, text
 
@@ -35,3 +36,6 @@ def test_a_document_is_traced_through_its_cluster_to_its_rows_and_an_unknown_one
     assert "near: kept, but in no shard: there are none of this corpus yet" in str(before_shards)
     with pytest.raises(UserError, match=r"no document 'b'"):
         explain_document(str(tmp_path / "clean"), None, None, "b")
+    cut(tmp_path / "clean" / "part-00000.parquet")
+    with pytest.raises(UserError, match=r"part-00000.parquet is not a readable .* doctor --repair"):
+        explain_document(str(tmp_path / "clean"), None, None, "near")

@@ -112,6 +112,7 @@ def test_a_table_that_says_nothing_sure_is_refused(
         ("town: {told: ['made somewhere']}", r"lacks \{value\}"),
         ("town: {told: ['in {value}'], asked: ['where?']}", r"lacks \{subject\}"),
         ("town: {told: ['in {value} {when}']}", "is no form"),
+        ("town: {told: ['in {value.town}']}", "is no form"),
         ("town: {told: ['in {value}'], asked: ['{subject} is of {value}']}", "no form: KeyError"),
         (
             "town: {told: ['One can buy it only at {value}'], "
