@@ -48,7 +48,7 @@ def map_texts(example: Example, change: Callable[[str], str]) -> Example:
 
 def plain_text(example: Example) -> str:
     """The whole example as text."""
-    return "\n\n".join(_texts(example))
+    return "\n\n".join(text for _, text in _fields(example))
 
 
 def find_fault(example: Example) -> tuple[str, str] | None:
@@ -83,16 +83,11 @@ def _role_fault(roles: list[str]) -> tuple[str, str] | None:
 
 
 def _fields(example: Example) -> list[tuple[str, str]]:
+    """Its texts in their order, each with its key or role."""
     if "messages" in example:
         return [(m["role"], m["content"]) for m in example["messages"]]
     if "chosen" in example:
         prompt = [(m["role"], m["content"]) for m in example["prompt"]]
         return [*prompt, *((key, example[key]) for key in ("chosen", "rejected"))]
-    return list(example.items())
-
-
-def _texts(example: Example) -> list[str]:
-    if "messages" in example or "chosen" in example:
-        return [text for _, text in _fields(example)]
     keys = ("input", "target") if "target" in example else ("text", "label")
-    return [example[key] for key in keys]
+    return [(key, example[key]) for key in keys]

@@ -89,7 +89,7 @@ def _source(module: str) -> tuple[list[str], str]:
     """What a module imports of this project or of its own package, and a hash of its source."""
     # Read once in a process: the seven modules that make the keys of a run of Spark import the same
     # ones, which took 2.7 s of a processor, and now 0.4 s.
-    tree = _parsed(_path_of(module).read_text())
+    tree = parsed(_path_of(module).read_text())
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -98,28 +98,25 @@ def _source(module: str) -> tuple[list[str], str]:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     packages = {*_PACKAGES, module.split(".")[0]}
     imports = [n for n in names if n.split(".")[0] in packages and _path_of(n).exists()]
-    return imports, hashlib.sha256(_normalized(tree).encode()).hexdigest()
+    return imports, hashlib.sha256(normalized(tree).encode()).hexdigest()
 
 
-def normalized(source: str) -> str:
+def normalized(tree: ast.Module) -> str:
     """Source code without comments, docstrings and layout."""
-    return _normalized(_parsed(source))
-
-
-def _normalized(tree: ast.Module) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
     return ast.dump(tree)
 
 
-def _parsed(source: str) -> ast.Module:
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of source code."""
     try:
         return ast.parse(source)
     except SystemError:
         # Before 3.11.9 and 3.12.2 Python counts wrongly where another thread parses as well
         # (python/cpython issue 106905).
-        return _parsed(source)
+        return parsed(source)
 
 
 def _path_of(module: str) -> Path:

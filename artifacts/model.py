@@ -152,14 +152,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config as JSON, with what its generation config says over it."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return config | read_generation_config(folder)
+    return _read_json(folder / CONFIG_NAME) | read_generation_config(folder)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """How the model writes, as JSON; empty where its folder does not say."""
     file = folder / GENERATION_NAME
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return _read_json(file) if file.is_file() else {}
 
 
 def end_tokens_of(config: dict[str, Any]) -> list[int]:

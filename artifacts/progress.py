@@ -25,11 +25,9 @@ class CountedProgress:
         if now - self._last < REPORT_SECONDS:
             return
         self._last = now
-        rest = (now - self._started) / done * (self._total - done) if done else None
-        self._report(
-            f"{self._label}: {done:,} of {self._total:,} {self._unit}"
-            + (f", about {format_duration(rest)} to go" if rest is not None else "")
-        )
+        rest = (now - self._started) / max(done, 1) * (self._total - done)
+        to_go = f", about {format_duration(rest)} to go" if done else ""
+        self._report(f"{self._label}: {done:,} of {self._total:,} {self._unit}{to_go}")
 
 
 def format_duration(seconds: float) -> str:

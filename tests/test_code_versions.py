@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.libraries import normalized, source_hash
+from artifacts.libraries import normalized, parsed, source_hash
 from llm_assets.gate.verdict import CODE_VERSION as GATE_VERSION
 from llm_assets.study.rows import CODE_VERSION as STUDY_VERSION
 from recipes.evaluation.settings import CODE_VERSION as EVALUATION_VERSION
@@ -59,9 +59,9 @@ def test_a_changed_stage_has_a_recorded_version(stage: str) -> None:
 
 
 def test_a_comment_changes_nothing_and_a_number_does() -> None:
-    before = normalized("def f():\n    return 1  # one\n")
-    assert before == normalized('def f():\n    "Says one."\n    return 1\n')
-    assert before != normalized("def f():\n    return 2\n")
+    before = normalized(parsed("def f():\n    return 1  # one\n"))
+    assert before == normalized(parsed('def f():\n    "Says one."\n    return 1\n'))
+    assert before != normalized(parsed("def f():\n    return 2\n"))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.libraries import normalized
+from artifacts.libraries import normalized, parsed
 from artifacts.store import store
 
 SOURCE = Path(store.__file__).read_text()
@@ -44,9 +44,9 @@ def test_threads_at_other_depths_of_their_stacks_read_it_at_one_time(
         for _ in range(60):
             for _ in range(5):
                 Finalized()
-            found.add(normalized(SOURCE))
+            found.add(normalized(parsed(SOURCE)))
         return found
 
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda depth: below(depth, run), (5, 60)))
-    assert found == [{normalized(SOURCE)}] * 2
+    assert found == [{normalized(parsed(SOURCE))}] * 2
