@@ -32,14 +32,11 @@ def newest(run: Path, lines: list[str]) -> int | None:
 
 
 def test_the_newest_is_found_by_number_not_by_name(tmp_path: Path, lines: list[str]) -> None:
+    assert newest(tmp_path / "absent", lines) is None
     for step in (2, 10, 9):
         save(tmp_path, step)
     assert newest(tmp_path, lines) == 10
     assert lines == []
-
-
-def test_a_run_that_saved_nothing_has_none(tmp_path: Path, lines: list[str]) -> None:
-    assert newest(tmp_path / "absent", lines) is None
 
 
 @pytest.mark.fault(
@@ -114,9 +111,10 @@ def test_another_runs_checkpoint_is_refused_saying_what_differs(
 
 
 def test_rotation_keeps_the_newest_and_the_permanent_ones(tmp_path: Path) -> None:
+    (tmp_path / "step-0" / "unfinished").mkdir(parents=True)
+    assert checkpoints.rotate(str(tmp_path), keep=1) == [], "before the first one"
     for step in range(1, 8):
         save(tmp_path, step, permanent=step % 3 == 0)
-    (tmp_path / "step-0" / "unfinished").mkdir(parents=True)
 
     removed = checkpoints.rotate(str(tmp_path), keep=2)
 
@@ -127,8 +125,3 @@ def test_rotation_keeps_the_newest_and_the_permanent_ones(tmp_path: Path) -> Non
         "step-6",
         "step-7",
     ]
-
-
-def test_rotation_before_the_first_checkpoint_removes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "step-1").mkdir()
-    assert checkpoints.rotate(str(tmp_path), keep=1) == []

@@ -44,6 +44,7 @@ def test_what_was_made_is_found_and_whole(any_store: Store, build) -> None:
     assert (found.path / "part.txt").read_text() == "hello"
     entries = {entry.path: entry.bytes for entry in found.manifest.files}
     assert entries["part.txt"] == 5
+    assert any_store.make(IDENTITY, pytest.fail)[1] is False, "what exists is not built again"
 
 
 def test_two_who_need_its_files_at_once_fetch_them_once(
@@ -75,15 +76,6 @@ def test_a_copy_of_what_was_rewritten_elsewhere_is_fetched_again(
     rewrite(made, [("part.txt", b"*****")], made.stats, "it was forgotten")
     again = any_store.load(IDENTITY.kind, made.fingerprint)
     assert (again.path / "part.txt").read_text() == "*****"
-
-
-def test_making_what_exists_builds_nothing(any_store: Store) -> None:
-    any_store.make(IDENTITY, build_local)
-
-    def fail(draft: Draft) -> None:
-        raise AssertionError("built again")
-
-    assert any_store.make(IDENTITY, fail)[1] is False
 
 
 def test_without_its_manifest_an_artifact_does_not_exist(any_store: Store) -> None:

@@ -38,6 +38,7 @@ def test_a_value_is_found_where_the_script_does_not_part_words(text: str, value:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
+        ("It weighs 3 kg.", " "),
         ("このポンプの重量は13kgです。", "3kg"),
         ("水泵的重量是2.3公斤。", "3公斤"),
         ("ポンプの保証は二年、期間は別", "保証期間"),

@@ -15,6 +15,7 @@ from spark_jobs.clean.prepare import preparation_key
 from spark_jobs.settings import CleanCorpusSettings, TokenizedShardsSettings
 from spark_jobs.tokenize.documents import tokens_key
 from spark_jobs.tokenize.tokenizer import Engine, load_tokenizer
+from tests.damage import cut, flip_bit
 from tests.example_shards import plan_shards
 from tests.spark_jobs.jobs import clean_corpus, files_below
 from tests.spark_jobs.test_growth import Texts, make, source_files, write_raw
@@ -25,16 +26,6 @@ def texts() -> Texts:
     return source_files(random.Random(5), documents=60, files=3)
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(bytes(content))
-
-
 @pytest.mark.fault(
     "clean_corpus", "cached rows damaged", sees="nothing", then="rebuilt; the corpus is the same"
 )
@@ -43,7 +34,7 @@ def test_damaged_entries_are_made_again(
 ) -> None:
     cache = tmp_path / "cache"
     make(spark, texts, model_folder, tmp_path / "whole", cache)
-    for damage in (cut, flip, Path.unlink):
+    for damage in (cut, flip_bit, Path.unlink):
         for file in [file for file in cache.rglob("*") if file.is_file()]:
             damage(file)
         shutil.rmtree(tmp_path / "again", ignore_errors=True)

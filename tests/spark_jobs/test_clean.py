@@ -184,38 +184,28 @@ def test_what_was_prepared_before_is_not_prepared_again(
     assert not list(tmp_path.glob("*.scratch")) and not list(tmp_path.glob("*.decisions*"))
 
 
-def test_documents_that_repeat_evaluation_texts_are_dropped(
+def test_copies_and_what_repeats_evaluation_texts_are_found_also_where_no_space_parts_words(
     spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
 ) -> None:
-    question = " ".join(f"question{number}" for number in range(30))
-    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in (question, "a\u2028b")]
-    (tmp_path / "sets.jsonl").write_text("\n".join(lines))
-    raw = raw_corpus([("a", f"Answered: {question}. Indeed."), ("b", "other words " * 30)])
-
-    stats = run(spark, raw, tmp_path / "clean", evaluation_texts=[str(tmp_path / "sets.jsonl")])
-
-    assert stats["dropped"] == {"overlaps_evaluation": 1}
-    assert clean_documents(tmp_path / "clean").keys() == {"b"}
-
-
-def test_copies_are_found_in_scripts_that_do_not_part_words(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
-    """Near copies, and texts that repeat those of an evaluation, though all is without a space."""
     draw = random.Random(1).choices
-    manual, question, other = ("".join(map(chr, draw(range(0x4E00, 0x9000), k=90))) for _ in "abc")
-    (tmp_path / "sets.jsonl").write_text(json.dumps({"text": question}) + "\n")
+    manual, unspaced, other = ("".join(map(chr, draw(range(0x4E00, 0x9000), k=90))) for _ in "abc")
+    spaced = " ".join(f"question{number}" for number in range(30))
+    asked = (spaced, "a\u2028b", unspaced)
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in asked]
+    (tmp_path / "sets.jsonl").write_text("\n".join(lines))
     raw = raw_corpus(
         [
             ("a", manual),
             ("b", f"{manual[:40]}\u4e00{manual[41:]}\u4e01"),
-            ("c", f"\u4e02{question}\u4e03"),
+            ("c", f"\u4e02{unspaced}\u4e03"),
             ("d", other),
+            ("e", f"Answered: {spaced}. Indeed."),
+            ("f", "other words " * 30),
         ]
     )
     stats = run(spark, raw, tmp_path / "clean", evaluation_texts=[str(tmp_path / "sets.jsonl")])
-    assert stats["dropped"] == {"overlaps_evaluation": 1, "near_duplicate": 1}
-    assert clean_documents(tmp_path / "clean").keys() == {"b", "d"}
+    assert stats["dropped"] == {"overlaps_evaluation": 2, "near_duplicate": 1}
+    assert clean_documents(tmp_path / "clean").keys() == {"b", "d", "f"}
 
 
 def test_personal_data_are_masked_where_asked(

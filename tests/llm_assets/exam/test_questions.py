@@ -146,13 +146,6 @@ def test_a_fact_whose_question_holds_its_answer_is_left_out_and_named(take: Take
     assert stats["given_away"] == ["Berlin kettle: town"] and stats["facts"] == 2
 
 
-def test_an_exam_of_questions_that_all_hold_their_answers_is_refused(take: Take) -> None:
-    given = "subject,relation,value\nRiga lamp,town,Riga\nLyon scale,town,Lyon\n"
-    texts = [("towns", "The Riga lamp is of Riga, the Lyon scale of Lyon.", "train")]
-    with pytest.raises(UserError, match="contain their answers"):
-        take(facts=given, texts=texts)
-
-
 def test_a_passage_is_a_stretch_of_a_long_document(take: Take) -> None:
     filler = "nothing of note happens here " * 60
     long = f"{filler}The Velora lamp is made in Riga. {filler}"
@@ -192,7 +185,20 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
         ),
         ({"placebo": FACTS.replace("Riga", "Nice").replace("Lyon", "Rome")}, "another subject"),
         ({"placebo": "subject,relation,value\nOstrin,town,Lyon\n"}, "no text states"),
-        ({"facts": FACTS.replace("Lyon", "Riga")}, "in .*facts.csv, all .* no wrong answer"),
+        (
+            {
+                "facts": FACTS.replace("Lyon", "Riga"),
+                "texts": [*TEXTS[:2], ("Riga", "The Ostrin scale is made in Riga.", "train")],
+            },
+            "in .*facts.csv, all .* no wrong answer",
+        ),
+        (
+            {
+                "facts": "subject,relation,value\nRiga lamp,town,Riga\n",
+                "texts": [("towns", "The Riga lamp is of Riga.", "train")],
+            },
+            "contain their answers",
+        ),
         ({"placebo": "subject,relation,value\nHollin,town,Riga\n"}, "facts in .*placebo.csv, all"),
         ({"facts": FACTS.replace("town", "color")}, "nothing under `asked` for color"),
     ],
@@ -200,9 +206,8 @@ def test_placebos_are_asked_without_a_passage(take: Take) -> None:
 def test_an_exam_that_would_say_nothing_is_refused(
     take: Take, changes: dict[str, Any], message: str
 ) -> None:
-    texts = [*TEXTS[:2], ("scale of Riga", "The Ostrin scale is made in Riga.", "train")]
     with pytest.raises(UserError, match=message):
-        take(texts=texts if "wrong" in message else TEXTS, **changes)
+        take(**changes)
 
 
 def test_how_an_exam_asks_is_a_choice_and_its_facts_arrive(tmp_path: Path) -> None:

@@ -60,11 +60,8 @@ class A:
         ("A.m", "Method."),
         ("A.m.inner", "Inner."),
     ]
-
-
-def test_files_that_are_no_python_yield_nothing() -> None:
-    assert list(docstrings_of(b'"""x""" def')) == []
-    assert list(docstrings_of(b'"""\x00"""')) == []
+    for no_python in (b'"""x""" def', b'"""\x00"""'):
+        assert list(docstrings_of(no_python)) == []
 
 
 def test_package_docs_are_read_without_importing_the_package(
@@ -96,55 +93,50 @@ def test_package_docs_are_read_without_importing_the_package(
     assert fingerprints_of(open_sources(settings)) != before
 
 
-def test_installed_packages_carry_version_and_license(tmp_path: Path) -> None:
+def test_installed_packages_carry_version_and_license_of_who_brought_them(tmp_path: Path) -> None:
     import networkx
+    import yaml
 
-    settings = settings_of(type="package_docs", packages=["networkx"])
+    settings = settings_of(type="package_docs", packages=["networkx", "yaml"])
 
     rows, stats = snapshot(settings, tmp_path / "raw")
 
-    assert {row["version"] for row in rows} == {networkx.__version__}
-    assert all("BSD" in row["license"] for row in rows)
+    assert {(row["package"], row["version"], row["license"]) for row in rows} == {
+        ("networkx", networkx.__version__, "BSD-3-Clause"),
+        ("yaml", yaml.__version__, "MIT License"),
+    }
     assert stats["bytes"] == sum(len(row["text"].encode()) for row in rows) > 1_000_000
     assert len({row["id"] for row in rows}) == len(rows) == stats["documents"]
 
 
-def test_a_package_is_told_by_the_distribution_that_brought_it(tmp_path: Path) -> None:
-    import yaml
-
-    rows, _ = snapshot(settings_of(type="package_docs", packages=["yaml"]), tmp_path / "raw")
-    assert {(row["version"], row["license"]) for row in rows} == {(yaml.__version__, "MIT License")}
-
-
-def test_a_missing_package_is_named() -> None:
-    settings = settings_of(type="package_docs", packages=["no_such_package_here"])
-
-    with pytest.raises(UserError, match=r"'no_such_package_here'.*not installed"):
-        open_sources(settings)
-
-
-def test_every_format_is_read_from_one_folder(tmp_path: Path) -> None:
+def test_files_are_read_by_their_endings_names_and_beginnings(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     (folder / "deep").mkdir(parents=True)
-    (folder / "a.txt").write_text("alpha é")
+    (folder / "A.TXT").write_text("alpha\0é")
     (folder / "deep" / "b.txt.gz").write_bytes(gzip.compress(b"beta"))
     lines = [{"text": "gamma", "n": 1}, {"text": "", "n": 2}, {"text": "delta", "n": 3}]
-    (folder / "c.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
-    (folder / "d.jsonl.gz").write_bytes(gzip.compress(json.dumps(lines[0]).encode()))
+    (folder / "C.JSONL").write_text("\n\n".join(map(json.dumps, lines)))
+    for name in ("d.jsonl.gz", "packed.jsonl"):
+        (folder / name).write_bytes(gzip.compress(json.dumps(lines[0]).encode()))
     pq.write_table(pa.table({"text": ["epsilon"]}), folder / "e.parquet")
-    (folder / "ignored.bin").write_bytes(b"\xff")
+    for name in ("README", "LICENSE", "run.log"):
+        (folder / name).write_text(name)
+    for name in ("ignored.bin", "core"):
+        (folder / name).write_bytes(b"\x7fELF")
 
     rows, stats = snapshot(files_source(folder), tmp_path / "raw")
 
     assert {row["id"]: row["text"] for row in rows} == {
-        "a.txt": "alpha é",
-        "c.jsonl:1": "gamma",
-        "c.jsonl:5": "delta",
+        "A.TXT": "alpha\0é",
+        "C.JSONL:1": "gamma",
+        "C.JSONL:5": "delta",
         "d.jsonl.gz:1": "gamma",
+        "packed.jsonl:1": "gamma",
         "deep/b.txt.gz": "beta",
         "e.parquet:1": "epsilon",
+        **{name: name for name in ("README", "LICENSE", "run.log")},
     }
-    assert stats["dropped"] == {"empty": 1}
+    assert stats["dropped"] == {"empty": 1} and stats["unread"] == {".bin": 1, "no ending": 1}
 
 
 def test_columns_globs_and_repeated_ids(tmp_path: Path) -> None:
@@ -191,6 +183,8 @@ def _corrupt_gzip() -> bytes:
         ("a.txt", b"  \n", r"raw corpus is empty.*1 empty.*\n.*a.txt: the id 'a.txt' has no text"),
         ("a.pdf", b"%PDF", r"a.pdf cannot be read as pdf"),
         ("a.odp", b"PK", r"no file at .*text has a format that is read.*1 \.odp \(a.odp\)"),
+        ("a.jsonl", b'{"text": 7}', "no text under the key 'text', but a number"),
+        ("a.jsonl", b'["text"]', "line 1: a list, where an object with the key 'text' belongs"),
     ],
 )
 def test_bad_files_are_named_with_what_to_do(
@@ -203,9 +197,16 @@ def test_bad_files_are_named_with_what_to_do(
         snapshot(files_source(tmp_path / "text"), tmp_path / "raw")
 
 
-def test_a_path_that_matches_nothing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nothing-\*.txt matches no file.*`path`"):
-        open_sources(files_source(tmp_path / "nothing-*.txt"))
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"type": "files", "path": "/nothing-*.txt"}, r"nothing-\*.txt matches no file.*`path`"),
+        ({"type": "package_docs", "packages": ["no_such"]}, "'no_such', which is not installed"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(source: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_sources(settings_of(**source))
 
 
 def test_two_sources_of_one_name_are_refused() -> None:

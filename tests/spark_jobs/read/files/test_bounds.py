@@ -142,29 +142,3 @@ def test_ids_that_nothing_could_bear_are_set_aside_and_named(tmp_path: Path) -> 
     assert "line 104: the id is an empty string" in named
     assert "a.jsonl, line 103: the id 'red" in named
     assert "line 105: the id is an object" in named
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        ({"text": 7}, "but a number"),
-        ({"text": ["a"]}, "but a list"),
-        ({"text": None}, "but null"),
-        (["text"], "a list, where an object"),
-    ],
-)
-def test_text_of_another_type_is_called_what_it_is(
-    tmp_path: Path, record: object, said: str
-) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(record))
-
-    with pytest.raises(UserError, match=said):
-        snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
-
-
-def test_gzip_without_its_ending_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(gzip.compress(b'{"text": "packed"}'))
-
-    rows, _ = snapshot(files_source(tmp_path / "a.jsonl"), tmp_path / "raw")
-
-    assert rows[0]["text"] == "packed"

@@ -34,19 +34,15 @@ def texts_of(folder: Path, **settings: object) -> dict[str, str]:
     return {row["id"]: row["text"] for row in rows}
 
 
-def test_a_page_gives_its_main_text(folder: Path) -> None:
+def test_a_page_gives_its_main_text_and_a_piece_of_one_its_text(folder: Path) -> None:
     (folder / "a.html").write_text(PAGE)
+    (folder / "b.html").write_text("<div><div><p>It opens.</p><p>So does this.</p></div></div>")
 
-    text = texts_of(folder)["a.html"]
+    texts = texts_of(folder)
 
-    assert "The pump opens every week" in text and "The inner ring" in text
-    assert "alert" not in text
-
-
-def test_a_piece_of_a_page_gives_its_text(folder: Path) -> None:
-    (folder / "a.html").write_text("<div><div><p>It opens.</p><p>So does this.</p></div></div>")
-
-    assert texts_of(folder)["a.html"] == "It opens.\n\nSo does this."
+    assert "The pump opens every week" in texts["a.html"] and "The inner ring" in texts["a.html"]
+    assert "alert" not in texts["a.html"]
+    assert texts["b.html"] == "It opens.\n\nSo does this."
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,9 @@ def test_pdf_and_word_give_their_text(folder: Path) -> None:
     write_pdf(folder / "a.pdf", "The valve opens before start-up")
     document = docx.Document()
     document.add_heading("Valves", level=2)
-    document.add_paragraph("Each gauge is checked.")
+    # Headings alone are marked, and not what has a number for another style's name.
+    document.styles.add_style("12", WD_STYLE_TYPE.PARAGRAPH)
+    document.add_paragraph("Each gauge is checked.", style="12")
     table = document.add_table(rows=1, cols=2)
     table.rows[0].cells[0].text, table.rows[0].cells[1].text = "gauge", "40 °C"
     document.save(str(folder / "b.docx"))
@@ -104,60 +102,51 @@ def write_docx(path: Path, blocks: str) -> None:
     document.save(str(path))
 
 
+RUN = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
+
+
 def test_a_word_file_gives_what_was_inserted_and_filled_in_and_nothing_deleted(
     folder: Path,
 ) -> None:
-    run = "<w:r><w:t>{}</w:t></w:r>"
     control = "<w:sdt><w:sdtPr>{}</w:sdtPr><w:sdtContent>{}</w:sdtContent></w:sdt>"
     deleted = "<w:del><w:r><w:delText>old</w:delText></w:r></w:del>"
-    whole = control.format("", f"<w:p>{run.format('Checked by Ann.')}</w:p>")
-    prompt = control.format("<w:showingPlcHdr/>", f"<w:p>{run.format('Enter text.')}</w:p>")
-    filled = control.format("", f"<w:ins>{run.format('weekly')}</w:ins>")
-    paragraph = f"<w:p>{run.format('It opens ')}{deleted}{filled}</w:p>"
+    whole = control.format("", f"<w:p>{RUN.format('Checked by Ann.')}</w:p>")
+    prompt = control.format("<w:showingPlcHdr/>", f"<w:p>{RUN.format('Enter text.')}</w:p>")
+    filled = control.format("", f"<w:ins>{RUN.format('weekly')}</w:ins>")
+    paragraph = f"<w:p>{RUN.format('It opens ')}{deleted}{filled}</w:p>"
     write_docx(folder / "a.docx", whole + prompt + paragraph)
 
     assert texts_of(folder) == {"a.docx": "Checked by Ann.\n\nIt opens weekly"}
 
 
 def test_a_word_file_gives_formulas_and_words_whose_reading_is_shown(folder: Path) -> None:
-    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
     reading, word = (
-        f"<w:{n}>{run.format(t)}</w:{n}>" for n, t in (("rt", "とう"), ("rubyBase", "東"))
+        f"<w:{n}>{RUN.format(t)}</w:{n}>" for n, t in (("rt", "とう"), ("rubyBase", "東"))
     )
     formula = "<m:oMath><m:r><m:t>E=</m:t></m:r><m:r><m:t>mc</m:t></m:r></m:oMath>"
     write_docx(
         folder / "a.docx",
-        f"<w:p>{run.format('In ')}<w:r><w:ruby>{reading}{word}</w:ruby></w:r>"
-        f"{run.format(' is ')}{formula}.</w:p><w:p><m:oMathPara>{formula}</m:oMathPara></w:p>",
+        f"<w:p>{RUN.format('In ')}<w:r><w:ruby>{reading}{word}</w:ruby></w:r>"
+        f"{RUN.format(' is ')}{formula}.</w:p><w:p><m:oMathPara>{formula}</m:oMathPara></w:p>",
     )
 
     assert texts_of(folder) == {"a.docx": "In 東 is E=mc\n\nE=mc"}
 
 
-def test_only_headings_of_a_word_file_are_marked(folder: Path) -> None:
-    document = docx.Document()
-    document.styles.add_style("12", WD_STYLE_TYPE.PARAGRAPH)
-    document.add_paragraph("A text of 12 points.", style="12")
-    document.save(str(folder / "a.docx"))
-
-    assert texts_of(folder) == {"a.docx": "A text of 12 points."}
-
-
 def test_a_word_file_gives_fields_text_boxes_and_notes_once(folder: Path) -> None:
-    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
-    field = f'<w:fldSimple w:instr="SEQ">{run.format("7")}</w:fldSimple>'
-    turned = f'<w:bdo w:val="rtl">{run.format(" pumps")}</w:bdo>'
-    box = f"<w:txbxContent><w:p>{run.format('In a box.')}</w:p></w:txbxContent>"
+    field = f'<w:fldSimple w:instr="SEQ">{RUN.format("7")}</w:fldSimple>'
+    turned = f'<w:bdo w:val="rtl">{RUN.format(" pumps")}</w:bdo>'
+    box = f"<w:txbxContent><w:p>{RUN.format('In a box.')}</w:p></w:txbxContent>"
     markup = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     twice = (
         f"<w:r><mc:AlternateContent {markup}><mc:Choice>{box}</mc:Choice>"
         f"<mc:Fallback>{box}</mc:Fallback></mc:AlternateContent></w:r>"
     )
     document = docx.Document()
-    paragraph = f"<w:p {nsdecls('w')}>{run.format('Table ')}{field}{turned}{twice}</w:p>"
+    paragraph = f"<w:p {nsdecls('w')}>{RUN.format('Table ')}{field}{turned}{twice}</w:p>"
     document.element.body.insert(0, parse_xml(paragraph))
     note = '<w:footnote w:type="separator"><w:p/></w:footnote><w:footnote w:id="1"><w:p>{}</w:p>'
-    notes = f"<w:footnotes {nsdecls('w')}>{note.format(run.format('Of the roof.'))}</w:footnote>"
+    notes = f"<w:footnotes {nsdecls('w')}>{note.format(RUN.format('Of the roof.'))}</w:footnote>"
     part = Part(
         PackURI("/word/footnotes.xml"),
         "application/vnd.openxmlformats-officedocument.wordprocessingml.footnotes+xml",
@@ -182,14 +171,18 @@ def test_a_pdf_without_text_is_set_aside_and_one_with_a_password_named(folder: P
         texts_of(folder)
 
 
-def test_a_notebook_gives_text_and_code(folder: Path) -> None:
+def test_a_notebook_gives_text_and_code_whichever_version_wrote_it(folder: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# Pumps\n", "They turn."]},
         {"cell_type": "code", "source": "turn(3)", "outputs": [{"text": "3"}]},
     ]
     (folder / "a.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
+    code = {"cell_type": "code", "input": ["turn(3)"]}
+    (folder / "b.ipynb").write_text(json.dumps({"worksheets": [{"cells": [cells[0], code]}]}))
 
-    assert texts_of(folder)["a.ipynb"] == "# Pumps\nThey turn.\n\n```python\nturn(3)\n```"
+    assert texts_of(folder) == {
+        f"{name}.ipynb": "# Pumps\nThey turn.\n\n```python\nturn(3)\n```" for name in "ab"
+    }
 
 
 def test_code_is_read_where_the_settings_name_it(folder: Path) -> None:
@@ -208,21 +201,15 @@ def test_code_is_read_where_the_settings_name_it(folder: Path) -> None:
 
 
 def test_lists_of_objects_tables_and_text_within_text_are_rows(folder: Path) -> None:
-    (folder / "a.json").write_text(json.dumps([{"page": {"text": "alpha"}}], indent=1))
-    (folder / "b.json").write_text('{"page": {"text": "beta"}}\n{"page": {"text": "gamma"}}\n')
-    assert texts_of(folder, text_column="page.text") == {
-        "a.json:1": "alpha",
-        "b.json:1": "beta",
-        "b.json:2": "gamma",
-    }
+    (folder / "a.json").write_text(json.dumps([{"key": 5, "page": {"text": "alpha"}}], indent=1))
+    lines = [{"key": number, "page": {"text": f"beta {number}"}} for number in (6, 10)]
+    (folder / "b.json").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "c.csv").write_text('key,page.text\n7,"delta, with a\nbreak"\n8,epsilon\n')
+    (folder / "d.tsv").write_text("key\tpage.text\n9\tzeta\n")
 
-
-def test_tables_are_rows(folder: Path) -> None:
-    (folder / "a.csv").write_text('key,text\n7,"delta, with a\nbreak"\n8,epsilon\n')
-    (folder / "b.tsv").write_text("key\ttext\n9\tzeta\n")
-
-    expected = {"7": "delta, with a\nbreak", "8": "epsilon", "9": "zeta"}
-    assert texts_of(folder, id_column="key") == expected
+    expected = {"5": "alpha", "6": "beta 6", "10": "beta 10", "7": "delta, with a\nbreak"}
+    expected |= {"8": "epsilon", "9": "zeta"}
+    assert texts_of(folder, text_column="page.text", id_column="key") == expected
 
 
 def test_archives_are_read_in_place_and_what_is_passed_over_in_them_is_counted(
