@@ -56,7 +56,8 @@ def read_facts(path: str) -> list[Fact]:
     facts: dict[tuple[str, str], tuple[int, str]] = {}
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            # Strict: a quote that nothing closes would make one value of all rows after it.
+            reader = csv.DictReader(file, strict=True)
             if missing := set(COLUMNS) - set(reader.fieldnames or ()):
                 raise UserError(
                     f"{path}: no column {', '.join(sorted(missing))}. A table of facts has the "

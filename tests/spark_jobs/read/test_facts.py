@@ -84,6 +84,7 @@ def test_every_form_of_every_fact_is_told(
     [
         ("subject,value\na,b\n", "no column relation"),
         ("subject,relation,value\n", "no facts below the first line"),
+        ('subject,relation,value\na,town,"Riga\nb,town,Oslo\n', "unexpected end of data"),
         ("subject,relation,value\na,,b\n", "line 2: subject, relation and value all need a text"),
         ("subject,relation,value\na,b\n", "line 2: subject, relation and value all need a text"),
         (
