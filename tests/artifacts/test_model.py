@@ -15,11 +15,7 @@ from artifacts.model import (
     older_tokenizer,
     write_older_names,
 )
-
-
-def _cut(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+from tests.damage import cut
 
 
 def _replace_header(folder: Path) -> None:
@@ -27,18 +23,10 @@ def _replace_header(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:8] + b"x" * 500)
 
 
-def _pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 def _remote_code(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling.Mine"}
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def _leave_an_adapter(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "adapter_config.json")
 
 
 def _lose_a_part(folder: Path) -> None:
@@ -54,16 +42,22 @@ def _lose_a_part(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json is damaged"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"no tokenizer\.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors"),
-        (_cut, r"model\.safetensors is damaged"),
+        (lambda folder: cut(folder / "model.safetensors"), r"model\.safetensors is damaged"),
         (_replace_header, r"model\.safetensors is damaged"),
-        (_pickle, r"pickled weights \(pytorch_model\.bin\)"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            r"pickled weights \(pytorch_model\.bin\)",
+        ),
         (_remote_code, "remote code"),
-        (_leave_an_adapter, "holds an adapter alone"),
+        (
+            lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+            "holds an adapter alone",
+        ),
         (_lose_a_part, r"model-00001-of-00002\.safetensors is absent"),
     ],
 )
 def test_damaged_or_dangerous_folder_is_refused_by_name(
-    tmp_path: Path, tiny_model_folder: Path, damage: Callable[[Path], None], message: str
+    tmp_path: Path, tiny_model_folder: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model_folder, folder)

@@ -16,6 +16,7 @@ from artifacts.storage import files
 from tests.waiting import wait_until
 
 LIFETIME = 3.0
+ELSEWHERE = {"host": "other", "process": 1, "started": "7", "processes_of": "other pid:[1]"}
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +60,7 @@ def test_second_maker_waits_for_the_first_past_the_lifetime(cloud_root: str) -> 
 )
 def test_lease_of_a_holder_killed_elsewhere_expires(cloud_root: str) -> None:
     url = f"{cloud_root}/lease"
-    elsewhere = {"host": "other", "process": 1, "started": "7", "processes_of": "other pid:[1]"}
-    fsspec.filesystem("gs").pipe_file(url, json.dumps(elsewhere).encode())
+    fsspec.filesystem("gs").pipe_file(url, json.dumps(ELSEWHERE).encode())
     holders: list[str] = []
     started = time.monotonic()
     with object_lease(url, holders.append):
@@ -73,8 +73,7 @@ def test_a_lease_that_nobody_renewed_for_long_is_held_by_nobody(
 ) -> None:
     url = f"{cloud_root}/lease"
     assert not object_is_held(url)
-    elsewhere = {"host": "other", "process": 1, "started": "7", "processes_of": "other pid:[1]"}
-    fsspec.filesystem("gs").pipe_file(url, json.dumps(elsewhere).encode())
+    fsspec.filesystem("gs").pipe_file(url, json.dumps(ELSEWHERE).encode())
     assert object_is_held(url)
     monkeypatch.setattr("artifacts.leases.ABANDONED_SECONDS", 0.1)
     wait_until(lambda: not object_is_held(url))

@@ -2,14 +2,12 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
 from artifacts.errors import DamagedArtifact, MissingArtifact
-from artifacts.storage.files import CACHE_VARIABLE
 from artifacts.store import store
 from artifacts.store.identity import Identity
 from artifacts.store.pipelines import Pipeline
@@ -48,10 +46,9 @@ def test_what_was_made_is_found_and_whole(any_store: Store, build) -> None:
 
 
 def test_two_who_need_its_files_at_once_fetch_them_once(
-    any_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    any_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One who fetched again would cut the files that the other one reads."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     made, _ = any_store.make(IDENTITY, build_local)
     fetched, fetch = [], store.download_folder
 
@@ -67,10 +64,7 @@ def test_two_who_need_its_files_at_once_fetch_them_once(
     assert len(fetched) == (0 if any_store.is_local else 1)
 
 
-def test_a_copy_of_what_was_rewritten_elsewhere_is_fetched_again(
-    any_store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+def test_a_copy_of_what_was_rewritten_elsewhere_is_fetched_again(any_store: Store) -> None:
     made, _ = any_store.make(IDENTITY, build_local)
     assert (made.path / "part.txt").read_text() == "hello"
     rewrite(made, [("part.txt", b"*****")], made.stats, "it was forgotten")

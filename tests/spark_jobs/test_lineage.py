@@ -179,30 +179,11 @@ def changed(number: int, *places: int) -> str:
     return " ".join(words)
 
 
-def test_a_document_that_bridges_training_and_held_out_text_is_in_neither(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
+@pytest.mark.parametrize(("other", "leaves"), [("train", False), ("validation", True)])
+def test_what_a_bridge_joins_to_held_out_text_goes_and_it_takes_the_place_of_what_left(
+    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path, other: str, leaves: bool
 ) -> None:
     # One change leaves 0.88 in common, two leave 0.77.
-    raw = numbered(0, 60) + [(f"b{number}", changed(number, 20, 60)) for number in range(60)]
-    first = tmp_path / "first"
-    make_clean(spark, raw_corpus(raw), first)
-    before = splits(first)
-    number = next(
-        number
-        for number in range(60)
-        if before[f"a{number}"] == "train" and before[f"b{number}"] == "held_out"
-    )
-
-    make_clean(spark, raw_corpus([*raw, ("bridge", changed(number, 20))]), tmp_path, first)
-
-    after = splits(tmp_path)
-    assert "bridge" not in after and f"a{number}" not in after
-    assert after == {name: split for name, split in before.items() if name != f"a{number}"}
-
-
-def test_validation_text_is_never_held_out_though_a_bridge_joins_it_to_held_out_text_that_left(
-    spark: SparkSession, raw_corpus: Corpus, tmp_path: Path
-) -> None:
     raw = numbered(0, 120) + [(f"b{number}", changed(number, 20, 60)) for number in range(120)]
     first = tmp_path / "first"
     make_clean(spark, raw_corpus(raw), first)
@@ -210,14 +191,17 @@ def test_validation_text_is_never_held_out_though_a_bridge_joins_it_to_held_out_
     number = next(
         number
         for number in range(120)
-        if before[f"a{number}"] == "validation" and before[f"b{number}"] == "held_out"
+        if before[f"a{number}"] == other and before[f"b{number}"] == "held_out"
     )
-    left = [row for row in raw if row[0] != f"b{number}"]
+    later = [row for row in raw if not leaves or row[0] != f"b{number}"]
 
-    make_clean(spark, raw_corpus([*left, ("bridge", changed(number, 20))]), tmp_path, first)
+    make_clean(spark, raw_corpus([*later, ("bridge", changed(number, 20))]), tmp_path, first)
 
-    after = splits(tmp_path)
-    assert f"a{number}" not in after and after["bridge"] == "held_out"
+    expected = {name: split for name, split in before.items() if name != f"a{number}"}
+    if leaves:
+        del expected[f"b{number}"]
+        expected["bridge"] = "held_out"
+    assert splits(tmp_path) == expected
 
 
 def test_held_out_text_that_left_guards_its_edits_though_it_is_now_too_short(

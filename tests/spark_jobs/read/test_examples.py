@@ -39,12 +39,6 @@ def file_source(path: Path, content: str, **examples: Any) -> dict[str, Any]:
     return {"type": "files", "path": str(path), "examples": examples}
 
 
-def fault_of(path: Path, record: dict[str, Any], **examples: Any) -> Fault:
-    (found,) = read(file_source(path, json.dumps(record) + "\n", **examples))
-    assert isinstance(found, Fault), found
-    return found
-
-
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 TURNS = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
 
@@ -161,20 +155,15 @@ def test_offline_a_data_set_that_the_cache_lacks_is_named(hub_cache: Path) -> No
         read(source)
 
 
+WORSE = {"role": "assistant", "content": "No."}
+OTHER = {"role": "user", "content": "When?"}
+TWO = {"form": "preferences", "layout": "conversations"}
+
+
 def test_of_two_conversations_the_last_answers_differ(tmp_path: Path) -> None:
-    worse = {"role": "assistant", "content": "No."}
-    columns = {"form": "preferences", "layout": "conversations"}
-    row = {"chosen": TURNS, "rejected": [TURNS[0], worse]}
-    source = file_source(tmp_path / "a.jsonl", json.dumps(row) + "\n", **columns)
+    row = {"chosen": TURNS, "rejected": [TURNS[0], WORSE]}
+    source = file_source(tmp_path / "a.jsonl", json.dumps(row) + "\n", **TWO)
     assert only(source) == {"prompt": TURNS[:1], "chosen": "So.", "rejected": "No."}
-    other = {"role": "user", "content": "When?"}
-    for rejected, message in (
-        ([other, worse], "the two conversations differ before their last turn"),
-        (TURNS[:1], "under the key 'rejected' does not end with the assistant's turn"),
-        (TURNS, "the chosen and the rejected answer are the same"),
-    ):
-        fault = fault_of(tmp_path / "b.jsonl", row | {"rejected": rejected}, **columns)
-        assert message in fault.message
 
 
 def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:
@@ -200,32 +189,47 @@ def test_one_array_of_alpaca_has_alpacas_prompt(tmp_path: Path) -> None:
     assert without[1] == {"role": "assistant", "content": "Hello"}
 
 
+def talk(*messages: object) -> dict[str, Any]:
+    return {"messages": list(messages)}
+
+
 @pytest.mark.parametrize(
-    ("messages", "reason"),
+    ("columns", "record", "reason", "said"),
     [
-        (TURNS[:1], "ends_with_user"),
-        ([TURNS[1], TURNS[0]], "wrong_roles"),
-        ([{"role": "tool", "content": "x"}, TURNS[1]], "wrong_roles"),
-        ([TURNS[0], {"role": "assistant", "content": " "}], "empty_target"),
-        ([], "no_example"),
-        (["text"], "no_example"),
+        *(
+            ({"form": "conversations"}, *row)
+            for row in (
+                (talk(TURNS[0]), "ends_with_user", "there is no last answer"),
+                (talk(*TURNS[::-1]), "wrong_roles", "message 1 is of 'assistant'"),
+                (talk(WORSE | {"role": "tool"}, TURNS[1]), "wrong_roles", "is of 'tool'"),
+                (talk(TURNS[0], WORSE | {"content": " "}), "empty_target", "assistant is empty"),
+                (talk(), "no_example", "no list of messages"),
+                (talk("text"), "no_example", "is not an object with texts"),
+            )
+        ),
+        *(
+            (TWO, {"chosen": TURNS, "rejected": rejected}, reason, said)
+            for rejected, reason, said in (
+                ([OTHER, WORSE], "no_example", "the two conversations differ before their last"),
+                (TURNS[:1], "no_example", "'rejected' does not end with the assistant's turn"),
+                (TURNS, "same_answers", "the chosen and the rejected answer are the same"),
+            )
+        ),
+        ({"form": "pairs"}, {"document": "text"}, "no_example", "no text under the key 'summary'"),
+        ({"form": "pairs"}, {"document": "text", "summary": ""}, "empty_target", "target is empty"),
+        ({"form": "labeled"}, {"text": "x", "label": 0.5}, "no_example", "no class"),
     ],
 )
-def test_conversations_that_teach_nothing_are_named(
-    tmp_path: Path, messages: list[Any], reason: str
+def test_examples_that_teach_nothing_are_named(
+    tmp_path: Path, columns: dict[str, str], record: dict[str, Any], reason: str, said: str
 ) -> None:
-    fault = fault_of(tmp_path / "chat.jsonl", {"messages": messages}, form="conversations")
-    assert fault.reason == reason
-    assert "chat.jsonl, line 1" in fault.message
+    source = file_source(tmp_path / "a.jsonl", json.dumps(record) + "\n", **columns)
+    (fault,) = read(source)
+    assert isinstance(fault, Fault) and fault.reason == reason
+    assert "a.jsonl, line 1: " in fault.message and said in fault.message
 
 
-def test_missing_columns_and_targets_are_named(tmp_path: Path) -> None:
-    pair = fault_of(tmp_path / "a.jsonl", {"document": "text"}, form="pairs")
-    assert "no text under the key 'summary'" in pair.message
-    empty = fault_of(tmp_path / "b.jsonl", {"document": "text", "summary": ""}, form="pairs")
-    assert empty.reason == "empty_target"
-    label = fault_of(tmp_path / "c.jsonl", {"text": "x", "label": 0.5}, form="labeled")
-    assert "no class" in label.message
+def test_a_missing_column_of_examples_is_named(tmp_path: Path) -> None:
     table = file_source(tmp_path / "d.csv", "document,abstract\na,b\n", form="pairs")
     with pytest.raises(UserError, match="has no column 'summary'; its columns are document, abst"):
         read(table)
@@ -244,8 +248,3 @@ def test_a_file_without_rows_beside_examples_is_named(tmp_path: Path, name: str)
     assert [one.reason for one in found if isinstance(one, Fault)] == ["bad_file"]
     assert [one.path for one in found if isinstance(one, Document)] == ["a.jsonl"]
     assert only(source | {"formats": ["json"]}) == {"messages": TURNS}
-
-
-def test_a_pickle_is_refused_with_the_way_to_convert_it() -> None:
-    with pytest.raises(ValueError, match=r"convert it and .*: python -c"):
-        settings_of(type="files", path="data.pkl")

@@ -209,6 +209,26 @@ def test_a_source_that_is_not_there_is_named(source: dict[str, Any], message: st
         open_sources(settings_of(**source))
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(
+            ({"encoding": name}, f"'{name}' is not the name of a text encoding")
+            for name in ("utf-16", "hex", "klingon")
+        ),
+        *(
+            ({"text_template": template}, "text_template")
+            for template in ("no column", "{}", "{a!r}", "{a:>3}", "{a", "{a\n}")
+        ),
+        ({"path": "data.pkl"}, "convert it and .*: python -c"),
+        ({"text_template": "{a}", "examples": {"form": "pairs"}}, "give only one"),
+    ],
+)
+def test_what_no_files_can_be_read_by_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        settings_of(**{"type": "files", "path": "a", **settings})
+
+
 def test_two_sources_of_one_name_are_refused() -> None:
     source = {"type": "package_docs", "packages": ["json"]}
 

@@ -140,12 +140,6 @@ def test_text_is_in_the_encoding_that_the_source_declares(
     assert stats["decoded"] == {encoding: 1} and stats["dropped"] == {}
 
 
-@pytest.mark.parametrize("name", ["utf-16", "hex", "klingon"])
-def test_an_encoding_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"'{name}' is not the name of a text encoding"):
-        files_source(tmp_path, encoding=name)
-
-
 @pytest.mark.parametrize("encoding", ["utf-16", "windows-1252"])
 def test_a_table_is_decoded_as_a_whole(tmp_path: Path, encoding: str) -> None:
     lines = ["id,text", *(f"{n},The valve opens." for n in range(40_000)), f'"x","{GERMAN}"']

@@ -194,12 +194,6 @@ def test_a_row_with_nothing_under_a_templates_columns_is_named(tmp_path: Path) -
         snapshot(files_source(tmp_path / "a.jsonl", text_template=template), tmp_path / "raw")
 
 
-@pytest.mark.parametrize("template", ["no column", "{}", "{a!r}", "{a:>3}", "{a", "{a\n}"])
-def test_a_template_that_is_none_is_refused(tmp_path: Path, template: str) -> None:
-    with pytest.raises(ValueError, match=r"text_template"):
-        files_source(tmp_path, text_template=template)
-
-
 def test_settings_without_a_template_decide_what_they_did(tmp_path: Path) -> None:
     (without,) = files_source(tmp_path).content()["sources"]
     (with_one,) = files_source(tmp_path, text_template="{a}").content()["sources"]
