@@ -101,13 +101,12 @@ def check_model_folder(folder: Path) -> None:
             )
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"{folder} has no tokenizer.json: it is not a whole model folder.")
-    for path in weight_files(folder):
-        _check_safetensors(path)
+    weight_files(folder)
 
 
 def own_config(folder: Path) -> dict[str, Any]:
-    """The model's config as JSON; raises UserError where it is absent or damaged, belongs to an
-    adapter, or wants code of its own."""
+    """The model's config as JSON; raises UserError where it is absent, belongs to an adapter, or
+    wants code of its own, and where it or another file that is read with it is damaged."""
     if (folder / ADAPTER_NAME).is_file() and not (folder / CONFIG_NAME).is_file():
         raise UserError(
             f"{folder} holds an adapter alone ({ADAPTER_NAME}). Take the folder `model` beside it, "
@@ -115,6 +114,9 @@ def own_config(folder: Path) -> dict[str, Any]:
             "with PEFT's merge_and_unload and save_pretrained."
         )
     config = _read_json(folder / CONFIG_NAME)
+    for name in (GENERATION_NAME, TOKENIZER_CONFIG_NAME):
+        if (folder / name).exists():
+            _read_json(folder / name)
     if "auto_map" in config:
         raise UserError(
             f"{folder / CONFIG_NAME} asks for remote code (`auto_map`), which is never run. Choose "
@@ -124,19 +126,19 @@ def own_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model; raises UserError where one is absent, or there are none, as
-    where the weights are pickled, which are never read."""
+    """The safetensors files of a model; raises UserError where one is absent or cut, or there are
+    none, as where the weights are pickled, which are never read."""
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if (folder / INDEX).is_file():
         names = _read_json(folder / INDEX).get("weight_map", {}).values()
         listed = [folder / name for name in sorted(set(names))]
         absent = [path for path in listed if not path.is_file()]
         if listed and not absent:
-            return listed
+            return [*map(_whole, listed)]
         if absent and (absent != listed or not any(folder.glob("pytorch_model*.bin"))):
             raise UserError(f"{absent[0]} is absent, though {INDEX} lists it.")
     elif (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
+        return [_whole(folder / WEIGHTS)]
     if not pickled:
         raise UserError(f"{folder} has no {WEIGHTS}: it is not a whole model folder.")
     named = ", ".join(pickled if len(pickled) < 4 else [pickled[0], "...", pickled[-1]])
@@ -221,8 +223,8 @@ def bytes_per_token(config: dict[str, Any], value_bytes: int = 2) -> int:
     return int(2 * layers * kept * size * value_bytes)
 
 
-def _check_safetensors(path: Path) -> None:
-    """Compare a file's size with what its header says it holds."""
+def _whole(path: Path) -> Path:
+    """A safetensors file that is as long as its header says; raises UserError for another."""
     damaged = UserError(f"{path} is damaged: it is not as long as its header says.")
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -236,12 +238,13 @@ def _check_safetensors(path: Path) -> None:
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     if 8 + header_bytes + max(ends, default=0) != size:
         raise damaged
+    return path
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path.parent} has no {path.name}: it is not a whole model folder."
         ) from None

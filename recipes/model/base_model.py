@@ -41,6 +41,7 @@ HEADS = ("pooler.", "classifier.", "score.")
 """What an encoder is published without, and learns or never needs."""
 DEEPER = re.compile(r"\.\d+\.")
 """In the name of a tensor of a layer."""
+HUB_ID = re.compile(r"([\w.-]+/)?[\w.-]+", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -64,6 +65,8 @@ class BaseModelSettings(Settings):
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise ValueError(f"give exactly one of package, folder and hub (found {found})")
+        if self.hub and not HUB_ID.fullmatch(self.hub):
+            raise ValueError(f"hub is an id as owner/name, not {self.hub}: leave out the address")
         if self.hub and not COMMIT.fullmatch(self.revision or ""):
             raise ValueError(
                 "hub needs a revision: the commit's 40 hexadecimal digits, not a branch or tag, "

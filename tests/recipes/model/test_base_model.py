@@ -246,10 +246,20 @@ def test_layers_that_other_families_lack_are_refused(
         prepare(settings, tmp_path / "out", family=family)
 
 
-@pytest.mark.fault("base_model", "damaged tokenizer", sees="the file", then="nothing is trained")
-def test_a_damaged_tokenizer_is_refused(source: Path) -> None:
-    (source / "tokenizer.json").write_text('{"version": "1.0"')
-    refuse(source, r"tokenizer.json cannot be read")
+@pytest.mark.fault("base_model", "damaged {name}", sees="the file", then="nothing is trained")
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"],
+)
+def test_a_file_that_was_cut_off_is_refused(source: Path, name: str) -> None:
+    """As by a download that ended early."""
+    content = (source / name).read_bytes()
+    (source / name).write_bytes(content[: len(content) // 2])
+    refuse(source, rf"/{name} (is damaged|cannot be read)")
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(source: Path) -> None:
+    refuse(source / "model.safetensors", r"model.safetensors has no config.json")
 
 
 @pytest.mark.fault(
@@ -311,11 +321,6 @@ def test_the_ids_of_a_model_are_those_of_its_text_where_it_reads_pictures_too(
     assert stats["vocab_size"] == vocabulary
 
 
-def test_an_adapter_without_its_model_is_refused(source: Path) -> None:
-    (source / "config.json").rename(source / "adapter_config.json")
-    refuse(source, r"holds an adapter alone .*merge_and_unload")
-
-
 @pytest.mark.fault(
     "base_model",
     "model that requires its own code",
@@ -345,6 +350,7 @@ def test_an_absent_package_names_the_command_that_installs_it(tmp_path: Path) ->
         ({}, "exactly one of package, folder and hub"),
         ({"package": "a", "folder": "b"}, "found package and folder"),
         ({"hub": "a/b"}, "needs a revision"),
+        ({"hub": "https://huggingface.co/a/b", "revision": "0" * 40}, "hub is an id as owner/name"),
         ({"hub": "a/b", "revision": "main"}, "40 hexadecimal digits, not a branch .*a/b HEAD"),
         ({"hub": "a/b", "revision": "0" * 41}, "needs a revision"),
         ({"hub": "a/b", "revision": "0" * 40 + "\n"}, "needs a revision"),
