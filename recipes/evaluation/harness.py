@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from artifacts.errors import UserError, first_line
+from artifacts.errors import UserError, first_line, reason_of
 from recipes.evaluation.settings import TaskSettings, task_files
 
 SEED = 1234
@@ -44,8 +44,8 @@ class TaskScores:
 def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -> list[TaskScores]:
     """Ask one of lm-eval's models lm-eval's tasks, its own and those of files in folders.
 
-    Raises UserError where a task is unknown, or its data cannot be read, as when the hub is out of
-    reach.
+    Raises UserError where a task is unknown, or lm-eval cannot run it, as when its file is wrong or
+    the hub out of reach.
     """
     from lm_eval import simple_evaluate
 
@@ -54,8 +54,9 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
     for task in tasks:
         if task.name not in manager.all_tasks:
             raise UserError(
-                f"lm-eval knows no task {task.name!r}. Give its file's folder in "
-                "`eval_metrics.task_folder`, or another name in `eval_metrics.tasks`."
+                f"lm-eval knows no task {task.name!r}: no file that it can read has it. Give the "
+                "file's folder in `eval_metrics.task_folder`, or another name in "
+                "`eval_metrics.tasks`."
             )
         try:
             results = simple_evaluate(
@@ -71,11 +72,16 @@ def run_tasks(lm: Any, tasks: Sequence[TaskSettings], folders: Sequence[Path]) -
                 torch_random_seed=SEED,
                 fewshot_random_seed=SEED,
             )
-        except (OSError, ImportError) as error:
+        except Exception as error:
+            # What is wrong with a task surfaces as errors of lm-eval, datasets, jinja or its own
+            # code; memory that ran out is no fault of it.
+            if isinstance(error, MemoryError | RuntimeError) and reason_of(error):
+                raise
             raise UserError(
-                f"lm-eval cannot run the task {task.name!r}: {first_line(error)}. Install what it "
-                "needs, use tasks from local files where no hub can be reached, or leave the task "
-                "out of `eval_metrics.tasks`."
+                f"lm-eval cannot run the task {task.name!r} ({type(error).__name__}: "
+                f"{first_line(error)}). Correct its file or `shots`, install what it needs, use "
+                "tasks from local files where no hub can be reached, or leave the task out of "
+                "`eval_metrics.tasks`."
             ) from error
         scores += _scores(task.name, results)
     return scores
