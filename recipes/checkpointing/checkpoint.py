@@ -23,13 +23,7 @@ from torch.utils._pytree import KeyPath, tree_map_with_path
 from artifacts import checkpoints
 from artifacts.checkpoints import Checkpoint
 from artifacts.errors import DamagedArtifact, UserError, first_line
-from artifacts.model import (
-    CONFIG_NAME,
-    GENERATION_NAME,
-    INDEX,
-    older_config,
-    write_older_names,
-)
+from artifacts.model import CONFIG_NAME, GENERATION_NAME, INDEX, older_config, write_older_names
 from artifacts.storage import files
 from recipes.device import Device
 from recipes.distributed.strategy import Strategy
@@ -99,9 +93,13 @@ def find_newest(
     Raises as `artifacts.checkpoints.find_newest`, on all workers alike.
     """
 
+    def verify(checkpoint: Checkpoint) -> None:
+        rank, count = workers.rank, workers.count
+        workers.together(lambda: checkpoints.verify(checkpoint, rank, count))
+
     def check(checkpoint: Checkpoint) -> None:
         workers.share((checkpoint, False))
-        _check_together(checkpoint, workers)
+        verify(checkpoint)
 
     # What the first worker tells the others: a checkpoint to look at together, or what was found.
     found: Any = None
@@ -117,21 +115,10 @@ def find_newest(
             found, is_final = workers.share((found, is_final))
             if not is_final:
                 with suppress(DamagedArtifact):
-                    _check_together(found, workers)
+                    verify(found)
     if isinstance(found, UserError):
         raise found
     return found
-
-
-def _check_together(checkpoint: Checkpoint, workers: Workers) -> None:
-    """Raise the fault of the first worker that has found one, on all of them."""
-    fault: DamagedArtifact | None = None
-    try:
-        checkpoints.verify(checkpoint, workers.rank, workers.count)
-    except DamagedArtifact as error:
-        fault = error
-    for damage in filter(None, workers.gather(fault)):
-        raise damage
 
 
 class StagingBuffers:

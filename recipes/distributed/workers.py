@@ -1,6 +1,7 @@
 """This process among the workers of a run."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pkgutil import resolve_name
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recipes.device import device_of, local_device
+from artifacts.errors import UserError
+from recipes.device import count_gpus, device_of, local_device
 from recipes.settings import StrategySettings
 
 Value = TypeVar("Value")
@@ -115,6 +117,18 @@ class Workers:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def together(self, work: Callable[[], Value]) -> Value:
+        """What a worker's own part of some work gives; raises the UserError of the first worker
+        that has met one, on all of them, so that the one that speaks can say it."""
+        fault: UserError | None = None
+        try:
+            done = work()
+        except UserError as error:
+            fault = error
+        for found in filter(None, self.gather(fault)):
+            raise found
+        return done
+
     def barrier(self) -> None:
         """Wait for all workers."""
         if self.count > 1:
@@ -123,13 +137,19 @@ class Workers:
 
 def join_workers(strategy: StrategySettings | None = None) -> Workers:
     """Enter the group that the launcher describes in the environment; alone without one. Raises
-    UserError where the strategy's own hardware cannot be used."""
+    UserError where there is less hardware than workers, or not the strategy's own."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if strategy and strategy.joins:
         return resolve_name(strategy.joins)(count)
     device = local_device(local_rank)
     if device.type == "cuda":
+        here, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), count_gpus()
+        if here > found:
+            raise UserError(
+                f"{here} processes train on this machine, each on a GPU of its own, but it has "
+                f"{found}. Set `checkpoint.placement.workers` to at most {found}."
+            )
         torch.cuda.set_device(device)
     if count > 1:
         dist.init_process_group(device_of(device).group_backend)

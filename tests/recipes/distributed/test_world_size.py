@@ -9,18 +9,11 @@ from safetensors.torch import load_file
 
 from artifacts.errors import UserError
 from artifacts.program.lifetime import Interruption
-from recipes.distributed.workers import Workers
+from recipes.distributed.workers import Workers, join_workers
 from recipes.settings import training_settings
 from recipes.training.trainer import train
 from tests.listening import outside_loopback, run_watched
-from tests.recipes.conftest import (
-    SpecMaker,
-    course,
-    finish,
-    forked_workers,
-    planned,
-    train_here,
-)
+from tests.recipes.conftest import SpecMaker, course, finish, forked_workers, planned, train_here
 
 TORCHTUNE = {
     "recipe": "torchtune",
@@ -60,6 +53,17 @@ def test_another_number_of_processes_than_planned_ends_the_run_before_its_first_
     assert f"planned for {plan} training process(es), but {started} were started" in told
     assert f"set `checkpoint.placement.workers` to {started}" in told
     assert not Path(spec.run_folder).exists()
+
+
+def test_more_processes_than_gpus_are_refused_before_they_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "8")
+    with pytest.raises(UserError, match=r"8 processes .* has 4\. Set .*workers` to at most 4"):
+        join_workers()
 
 
 def test_torchtune_counts_the_rows_of_a_step_by_the_processes() -> None:
