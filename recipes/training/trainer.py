@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from artifacts.errors import DamagedArtifact, UserError, make_command, pip_command
+from artifacts.errors import DamagedArtifact, UserError, first_line, make_command, pip_command
 from artifacts.numbers import permute
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
@@ -103,10 +103,17 @@ class Telemetry:
                     "`checkpoint.logging.weights_and_biases` is set, but the package wandb is not "
                     f"installed. Install it with: {pip_command()} install wandb"
                 ) from None
-            # A run goes on under the same id.
-            self._remote = wandb.init(
-                project=project, id=run_folder.name, name=title, dir=run_folder, resume="allow"
-            )
+            try:
+                # A run goes on under the same id.
+                self._remote = wandb.init(
+                    project=project, id=run_folder.name, name=title, dir=run_folder, resume="allow"
+                )
+            except wandb.Error as error:
+                raise UserError(
+                    f"`checkpoint.logging.weights_and_biases`: {first_line(error)} Give its key in "
+                    "WANDB_API_KEY, keep the figures here with WANDB_MODE=offline, or leave the "
+                    "setting out."
+                ) from error
 
     def step(self, step: int, seconds: float, values: dict[str, Any], is_shown: bool) -> None:
         """Record one step, and print a line now and then.
@@ -173,14 +180,13 @@ class Validation:
         """Choose the rows; none need be left where a run is made once more for text that was
         forgotten: its loss is 0 then, and decides nothing."""
         self._may_be_empty = may_be_empty
-        rows = training.validation.rows
         batch_size = workers.rows_per_pass(training.placement.device_batch_size)
         self._shards, self._workers, self._read_batch = shards, workers, objective.read_batch
         tells_every_token = shards.stats.form == "pretraining" and not objective.scorer
         self._units_per_target = bytes_per_token(shards) if tells_every_token else 1.0
         self.unit = "bits per byte" if tells_every_token else "bits per target"
         """A target is a token of an answer, a hidden token, or a class."""
-        count = min(rows, len(shards))
+        count = min(training.validation.rows, len(shards))
         chosen = np.sort(permute(np.arange(count), len(shards), SELECTION_KEY))
         # Every worker must run equally many forward passes, so the last ones may be padding.
         batches = math.ceil(count / (batch_size * workers.dp_size))
@@ -244,7 +250,9 @@ class Trainer:
         # Each worker looks into a part of the shards; rows are known by the sum.
         shards = ShardSet(spec.shards_folder, spec.shards, "train")
         lineage = records.LineageRecord.read(spec.seen)
-        found = records.look_up(shards, lineage, workers.rank, workers.count)
+        found = workers.together(
+            lambda: records.look_up(shards, lineage, workers.rank, workers.count)
+        )
         self._known = records.RowCounts(*map(workers.sum_parts, found))
         new_rows = int(reader.is_fresh_row(self._known, spec.row_order).sum())
         self._steps = total_steps(spec.training, spec.shards, new_rows)
@@ -274,7 +282,8 @@ class Trainer:
         self._order = reader.DataOrder.of(spec, self._known)
         self._shards = spec.open_shards(*self._order.splits)
         validation = spec.open_shards("validation")
-        setup.check_tokens((self._shards, validation), spec.shards_folder, workers)
+        read = (self._shards, validation)
+        workers.together(lambda: setup.check_tokens(read, spec.shards_folder, workers))
         self._validation = Validation(
             validation, self._training, self._objective, workers, may_be_empty=bool(spec.masked)
         )
@@ -524,7 +533,10 @@ class Trainer:
             metrics_path=str(self._run_folder / METRICS_NAME),
         )
         if is_first:
-            # The result comes last: whoever finds it asks for nothing else of the run.
+            # The result comes last, also after a loss of power: whoever finds it asks for nothing
+            # else of the run.
+            told = (records.SEEN_NAME, records.TRAINED_NAME, METRICS_NAME)
+            files.flush_folder(self._run_folder, told)
             self._checkpointer.rotate(keep=1)
             result.write(self._run_folder)
         self._workers.barrier()

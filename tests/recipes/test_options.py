@@ -3,9 +3,7 @@
 import json
 import math
 import shutil
-import struct
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
+import wandb
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
@@ -24,65 +22,37 @@ from recipes.checkpointing.checkpoint import SavingPlan
 from recipes.data.records import SEEN_NAME, TRAINED_NAME, LineageRecord
 from recipes.device import Device, Gpu
 from recipes.distributed.strategy import FullySharded
-from recipes.model.base_model import BaseModelSettings
 from recipes.optimization import learning_rate_factor
-from recipes.settings import (
-    CheckpointingSettings,
-    ExecutionSettings,
-    ScheduleSettings,
-    training_settings,
-)
+from recipes.settings import CheckpointingSettings, ExecutionSettings, ScheduleSettings
 from recipes.spec import read_metrics, total_steps
-from tests.recipes.conftest import (
-    REPOSITORY,
-    SpecMaker,
-    exported,
-    losses,
-    same,
-    settings_of,
-    train_here,
+from tests.recipes.conftest import SpecMaker, exported, losses, same, settings_of, train_here
+
+SHAPES = ("warmup_stable_decay", "cosine")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "course"),
+    [
+        (
+            {"warmup_steps": 4, "decay_fraction": 0.5},
+            [0.25, 0.5, 0.75, *[1.0] * 7, *(1 - 0.09 * n for n in range(1, 11))],
+        ),
+        ({"shape": "cosine", "warmup_steps": 2}, [0.5, 1.0, 0.868198, 0.55, 0.231802, 0.1]),
+        # A warm-up that fills the run, or is longer.
+        *(({"shape": s, "warmup_steps": 4}, [0.25, 0.5, 0.75, 0.1]) for s in SHAPES),
+        *(({"shape": s}, [1 / 3, 2 / 3, 0.1]) for s in SHAPES),
+        *(({"shape": s}, [0.5, 0.1]) for s in SHAPES),
+        *(({"shape": s}, [1.0]) for s in SHAPES),
+        ({"shape": "cosine", "warmup_steps": 0}, [0.868198, 0.55, 0.231802, 0.1]),
+    ],
 )
-from tests.waiting import wait_until
-
-WANDB_HEADER, WANDB_BLOCK = 7, 32_768
-WANDB_CHUNK = struct.Struct("<IHB")
-"""Before each part of a record: checksum, size, kind."""
-WANDB_ENDS = {1, 4}
-"""Kinds of a part with which a record ends."""
-
-
-def test_the_learning_rate_warms_up_holds_and_decays() -> None:
-    schedule = ScheduleSettings(warmup_steps=4, decay_fraction=0.5, final_fraction=0.1)
-    course = [learning_rate_factor(schedule, step, 20) for step in range(1, 21)]
-    assert course[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert course[4:10] == [1.0] * 6
-    assert course[10:] == pytest.approx([1 - 0.09 * n for n in range(1, 11)])
-
-
-def test_the_cosine_ends_at_its_final_share() -> None:
-    schedule = ScheduleSettings(shape="cosine", warmup_steps=2, final_fraction=0.2)
-    course = [learning_rate_factor(schedule, step, 12) for step in range(1, 13)]
-    assert course[:2] == [0.5, 1.0]
-    assert course[6] == pytest.approx(0.6)
-    assert course[-1] == pytest.approx(0.2)
-    assert all(later < earlier for earlier, later in pairwise(course[1:]))
-
-
-@pytest.mark.parametrize("shape", ["warmup_stable_decay", "cosine"])
-@pytest.mark.parametrize("warmup", [None, 0, 4])
-def test_the_last_step_has_the_final_share_also_where_the_warm_up_fills_the_run(
-    shape: str, warmup: int | None
+def test_the_learning_rate_warms_up_holds_and_decays(
+    schedule: dict[str, Any], course: list[float]
 ) -> None:
-    given = {"shape": shape, "warmup_steps": warmup, "final_fraction": 0.2}
-    assert learning_rate_factor(ScheduleSettings.model_validate(given), 4, 4) == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize("shape", ["warmup_stable_decay", "cosine"])
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_run_shorter_than_its_warm_up_has_a_learning_rate(shape: str, steps: int) -> None:
-    schedule = ScheduleSettings.model_validate({"shape": shape, "warmup_steps": 3})
-    for step in range(1, steps + 1):
-        assert 0 < learning_rate_factor(schedule, step, steps) <= 1
+    settings = ScheduleSettings.model_validate(schedule | {"final_fraction": 0.1})
+    steps = range(1, len(course) + 1)
+    found = [learning_rate_factor(settings, step, len(course)) for step in steps]
+    assert found == pytest.approx(course, abs=1e-6)
 
 
 def test_budgets_are_turned_into_whole_steps(shards: ShardStats) -> None:
@@ -93,31 +63,64 @@ def test_budgets_are_turned_into_whole_steps(shards: ShardStats) -> None:
     assert total_steps(settings_of(tokens=tokens), shards) == math.ceil(rows / 4)
 
 
-def test_settings_that_contradict_each_other_are_refused_together() -> None:
-    with pytest.raises(ValidationError) as refusal:
-        settings_of(lora={"rank": 2}, name="muon", warmup_steps=9, steps=4)
-    assert "schedule.warmup_steps (9) is longer than the 4 steps" in str(refusal.value)
-    assert "lora needs optimizer.name: adamw" in str(refusal.value)
-    with pytest.raises(ValidationError, match=r"give one of .* \(found steps and epochs\)"):
-        settings_of(steps=4, epochs=1.0)
+Keyed = list[tuple[str, dict[str, Any]]]
+MUON: dict[str, Any] = {"optimizer": {"name": "muon"}}
+FLOAT8: dict[str, Any] = {"precision": "float8"}
+SPLITS: Keyed = [(f"placement.{n}", {n: 2}) for n in ("tensor_parallel", "pipeline_parallel")]
+FOR_FSDP2: Keyed = [
+    *SPLITS,
+    ("placement.replicas", {"replicas": 2}),
+    ("optimizer.name: muon", MUON),
+    ("precision: float8", FLOAT8),
+    ("placement.compile: always", {"compile": "always"}),
+    ("checkpointing.in_background: always", {"in_background": "always"}),
+]
+FOR_PROCESSES: Keyed = [
+    ("placement.workers", {"workers": 2}),
+    ("placement.activation_checkpointing", {"activation_checkpointing": True}),
+]
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("settings", "told"),
     [
-        ("learning_rate", math.inf),
-        ("learning_rate", math.nan),
-        ("learning_rate", 5.0),
-        ("betas", (0.9, 1.0)),
-        ("betas", (2.0, 0.95)),
-        ("weight_decay", 1e6),
-        ("gradient_clip", math.inf),
-        ("epochs", math.inf),
+        *(({"deepspeed": {}} | s, f"placement.deepspeed cannot .* {key}") for key, s in FOR_FSDP2),
+        *(
+            ({"device": "tpu"} | s, f"placement.device: tpu cannot be combined with {key}")
+            for key, s in FOR_FSDP2 + FOR_PROCESSES
+        ),
+        *(
+            (s | other, f"{key} cannot be combined with lora or muon")
+            for key, s in SPLITS
+            for other in ({"lora": {}}, MUON)
+        ),
+        *((FLOAT8 | s, f"precision: float8 .* {key}") for key, s in SPLITS),
+        (FLOAT8 | {"lora": {}}, "precision: float8 cannot be combined with lora"),
+        ({"device": "tpu", "deepspeed": {}}, r"give one strategy \(found deepspeed and device\)"),
+        ({"device": "quantum"}, r"nothing of this name is installed. Installed: deepspeed, tpu\."),
+        ({"steps": 4, "epochs": 1.0}, r"give one of .* \(found steps and epochs\)"),
+        ({"steps": 4, "warmup_steps": 9}, r"warmup_steps \(9\) is longer than the 4 steps"),
+        ({"recipe": "pretraining", "lora": {}}, "lora"),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+        ({"learning_rate": 5.0}, "learning_rate"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"betas": (2.0, 0.95)}, "betas"),
+        ({"weight_decay": 1e6}, "weight_decay"),
+        ({"gradient_clip": math.inf}, "gradient_clip"),
+        ({"epochs": math.inf}, "epochs"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(key: str, value: object) -> None:
-    with pytest.raises(ValidationError, match=key):
-        settings_of(**{key: value})
+def test_settings_that_make_no_sense_or_contradict_each_other_are_refused(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValidationError, match=told):
+        settings_of(**settings)
+
+
+def test_all_that_contradicts_is_told_together() -> None:
+    with pytest.raises(ValidationError, match=r"warmup_steps .*; lora needs optimizer.name: adamw"):
+        settings_of(lora={"rank": 2}, name="muon", warmup_steps=9, steps=4)
 
 
 def test_where_the_work_is_done_stays_out_of_the_content() -> None:
@@ -127,18 +130,10 @@ def test_where_the_work_is_done_stays_out_of_the_content() -> None:
     assert all(isinstance(getattr(settings_of(), name), ExecutionSettings) for name in sections)
     moved = settings_of(workers=8, device_batch_size=1, compile="always", keep=9, audit_rows=True)
     assert moved.content() == content
-    assert settings_of(seed=1).content() != content
+    others = {"seed": 1}, {"recipe": "pretraining"}
+    assert content not in [settings_of(**other).content() for other in others]
     best, oftener = (settings_of(weights="best", validation={"every_steps": n}) for n in (8, 4))
     assert best.content() != oftener.content()
-
-
-def test_pretraining_is_a_recipe_of_its_own() -> None:
-    assert settings_of(recipe="pretraining").starts_from == "random"
-    assert settings_of().content() != settings_of(recipe="pretraining").content()
-    with pytest.raises(ValidationError, match="lora"):
-        settings_of(recipe="pretraining", lora={})
-    with pytest.raises(ValidationError, match="continued_pretraining"):
-        settings_of(recipe="distillation")
 
 
 def test_checkpoints_are_due_by_steps_by_minutes_and_permanently() -> None:
@@ -175,14 +170,10 @@ def test_where_nobody_says_how_often_saving_takes_a_twentieth_of_the_time() -> N
 
 def test_where_nobody_says_after_how_many_steps_a_gpu_saves_by_time_alone() -> None:
     now = 0.0
-    plans = [
-        SavingPlan(CheckpointingSettings(), kind(torch.device("cpu")), lambda: now)
-        for kind in (Device, Gpu)
-    ]
-    due = [[step for step in range(1, 25) if plan.is_due(step)] for plan in plans]
-    assert due == [[8, 16, 24], []]
+    plan = SavingPlan(CheckpointingSettings(), Gpu(torch.device("cpu")), lambda: now)
+    assert not any(map(plan.is_due, range(1, 25)))
     now = 15 * 60.0
-    assert plans[1].is_due(25)
+    assert plan.is_due(25)
 
 
 def test_permanent_checkpoints_outlive_the_run(make_spec: SpecMaker) -> None:
@@ -231,21 +222,12 @@ def test_the_best_weights_are_exported_where_asked(make_spec: SpecMaker) -> None
     assert train_here(spec).best_step == result.best_step
 
 
-@pytest.mark.parametrize(
-    ("placement", "rel"),
-    [
-        ({"device_batch_size": 1, "activation_checkpointing": True}, 1e-5),
-        pytest.param({"compile": "always"}, 1e-4, marks=pytest.mark.soak),
-    ],
-    ids=["accumulated and computed twice", "compiled"],
-)
-def test_how_a_step_is_computed_changes_nothing(
-    make_spec: SpecMaker, placement: dict[str, Any], rel: float
-) -> None:
-    plain, other = make_spec("plain", steps=6), make_spec("other", steps=6, **placement)
+@pytest.mark.soak
+def test_a_compiled_step_changes_nothing(make_spec: SpecMaker) -> None:
+    plain, compiled = make_spec("plain", steps=6), make_spec("other", steps=6, compile="always")
     train_here(plain)
-    train_here(other)
-    assert losses(other) == pytest.approx(losses(plain), rel=rel)
+    train_here(compiled)
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
 
 
 def test_metrics_and_profiles_hold_what_the_figures_need(make_spec: SpecMaker) -> None:
@@ -302,59 +284,41 @@ def test_a_save_for_which_training_stands_still_is_part_of_what_is_told_of_speed
     assert slow["tokens_per_second"] < 0.5 * told["tokens_per_second"]
 
 
-def weights_and_biases_records(path: Path) -> list[Any]:
-    """What a run in offline mode has kept, as `wandb sync` reads it: a log in LevelDB's format."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-
-    content, place, kept, records = path.read_bytes(), WANDB_HEADER, b"", []
-    while place < len(content):
-        if WANDB_BLOCK - place % WANDB_BLOCK < WANDB_CHUNK.size:
-            place += WANDB_BLOCK - place % WANDB_BLOCK
-            continue
-        _, size, kind = WANDB_CHUNK.unpack_from(content, place)
-        place += WANDB_CHUNK.size + size
-        kept += content[place - size : place]
-        if kind in WANDB_ENDS:
-            records.append(Record.FromString(kept))
-            kept = b""
-    return records
-
-
 def test_weights_and_biases_gets_the_metrics_where_switched_on(
     make_spec: SpecMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    log, told = wandb.Run.log, list[tuple[wandb.Run, int, dict[str, Any]]]()
+
+    def noted(run: wandb.Run, values: dict[str, Any], step: int) -> None:
+        told.append((run, step, values))
+        log(run, values, step=step)
+
+    monkeypatch.setattr(wandb.Run, "log", noted)
     spec = make_spec(steps=2, weights_and_biases="manuals")
     train_here(spec.model_copy(update={"title": "manual-1a2b"}))
-    (path,) = Path(spec.run_folder).glob("wandb/offline-run-*/run-*.wandb")
-    # A process of its own writes the file, not always at once.
-    wait_until(lambda: any(r.HasField("exit") for r in weights_and_biases_records(path)))
-    records = weights_and_biases_records(path)
-    (run,) = [record.run for record in records if record.HasField("run")]
-    assert (run.project, run.run_id, run.display_name) == ("manuals", "run", "manual-1a2b")
-    steps = [
-        {
-            item.key or "/".join(item.nested_key): json.loads(item.value_json)
-            for item in r.history.item
-        }
-        for r in records
-        if r.HasField("history")
-    ]
-    logged = {step["_step"]: step for step in steps if "loss" in step}
-    assert {n: step["loss"] for n, step in logged.items()} == {
-        line["step"]: line["loss"] for line in read_metrics(Path(spec.run_folder))
-    }
-    assert any("validation_bits_per_byte" in step for step in steps)
+    run = told[0][0]
+    assert (run.project, run.id, run.name) == ("manuals", "run", "manual-1a2b")
+    assert wandb.run is None, "it has been finished"
+    history = read_metrics(Path(spec.run_folder))
+    losses = {step: values["loss"] for _, step, values in told if "loss" in values}
+    assert losses == {line["step"]: line["loss"] for line in history}
+    assert any("validation_bits_per_byte" in values for *_, values in told)
+    steps = [step for _, step, _ in told]
+    assert steps == sorted(steps), "what comes later than a later step is dropped"
 
 
-@pytest.mark.parametrize("name", ["gpt2_124m_from_scratch", "llama_3_2_1b_continued"])
-def test_the_shipped_settings_of_large_runs_are_valid(name: str) -> None:
-    content = yaml.safe_load((REPOSITORY / "config" / f"{name}.yaml").read_text())
-    training = training_settings(content["checkpoint"])
-    assert BaseModelSettings.model_validate(content["base_model"]).hub
-    assert training.precision == "bfloat16"
-    assert training.placement.compile == "always"
+def test_weights_and_biases_without_a_key_is_told_with_what_to_do(
+    make_spec: SpecMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb.teardown()
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(UserError, match=r"weights_and_biases`: No API key .*WANDB_MODE=offline"):
+        train_here(make_spec(steps=1, weights_and_biases="manuals"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from recipes.distributed.workers import Workers
 from recipes.model.base_model import check_row_length
 from recipes.spec import TrainingSpec
 from recipes.training.setup import check_inputs
-from tests.recipes.conftest import SpecMaker, launcher, on_model, planned, run, train_here
+from tests.recipes.conftest import (
+    SpecMaker,
+    finish,
+    forked_workers,
+    launcher,
+    on_model,
+    planned,
+    run,
+    train_here,
+)
 from tests.tiny import change_config
 
 
@@ -31,11 +40,14 @@ def refuse(spec: TrainingSpec, error: type[UserError] = UserError) -> str:
     sees="that the tokenizers differ, and which stage to materialize",
     then="nothing is trained",
 )
-def test_shards_of_another_tokenizer_are_refused(make_spec: SpecMaker) -> None:
+def test_shards_of_another_tokenizer_are_refused_once_by_all_workers(make_spec: SpecMaker) -> None:
     spec = make_spec()
     shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
-    message = refuse(spec.model_copy(update={"shards": shards}))
-    assert "tokenized with another tokenizer" in message
+    code, output = run(spec.model_copy(update={"shards": shards}), launcher(2))
+    assert code == 1
+    message = output.splitlines()[-1]
+    assert message.startswith("The shards in") and output.count("The shards in") == 1
+    assert "tokenized with another tokenizer" in message and "Traceback" not in output
     assert "Materialize `tokenized_shards` again" in message
 
 
@@ -69,13 +81,17 @@ def test_a_missing_shard_is_named(make_spec: SpecMaker, tmp_path: Path) -> None:
 def test_a_token_outside_the_vocabulary_is_found_before_the_first_step(
     make_spec: SpecMaker, tmp_path: Path
 ) -> None:
+    """Also by the second of two workers, whose part it is in: the first one says it."""
     spec = make_spec()
     folder = Path(shutil.copytree(spec.shards_folder, tmp_path / "shards"))
     tokens = folder / "train-00001.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-2] + b"\xff\xff")
     moved = spec.model_copy(update={"shards_folder": str(folder)})
-    message = refuse(moved, DamagedArtifact)
-    assert "The shard train-00001" in message and "token 65535" in message
+    with forked_workers(moved, 2) as workers:
+        ends = [finish(worker) for worker in workers]
+    assert [code for code, _ in ends] == [1, 1]
+    for message in (refuse(moved, DamagedArtifact), ends[0][1]):
+        assert "The shard train-00001" in message and "token 65535" in message
     assert not (Path(spec.run_folder) / "metrics.jsonl").exists()
 
 
@@ -125,16 +141,6 @@ def test_rows_longer_than_the_models_window_are_refused(
     # As Qwen2 is published: it has a window, and does not use it.
     check_row_length(64, {"sliding_window": 32, "use_sliding_window": False})
     check_row_length(32, {"sliding_window": 32})
-
-
-def test_the_program_prints_a_users_fault_alone_and_once(make_spec: SpecMaker) -> None:
-    spec = make_spec()
-    shards = spec.shards.model_copy(update={"tokenizer_sha256": "0" * 64})
-    code, output = run(spec.model_copy(update={"shards": shards}), launcher(2))
-    assert code == 1
-    assert output.splitlines()[-1].startswith("The shards in")
-    assert output.count("The shards in") == 1
-    assert "Traceback" not in output
 
 
 def test_a_spec_with_a_wrong_key_is_named(tmp_path: Path, make_spec: SpecMaker) -> None:

@@ -21,12 +21,14 @@ from artifacts.errors import reason_of
 from artifacts.model import end_tokens_of, read_config, read_tokenizer
 from recipes.checkpointing import checkpoint
 from recipes.checkpointing.checkpoint import export_model
+from recipes.data.records import SEEN_NAME, TRAINED_NAME
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import Workers
 from recipes.encoders.classification import load_classifier
 from recipes.model.causal_model import TrainableModel, load_model
 from recipes.model.lora import add_adapters
 from recipes.settings import LoraSettings
+from recipes.spec import METRICS_NAME
 from tests.example_shards import example_shards
 from tests.recipes.conftest import SpecMaker, export, on_model, same, train_here
 from tests.recipes.model.architectures import tiny_config, write_tiny
@@ -200,17 +202,23 @@ def test_a_full_disk_at_the_export_is_named(base_model: Path, tmp_path: Path) ->
     assert not checkpoint.is_whole(tmp_path / "model")
 
 
-def test_the_config_is_written_once_all_else_is_on_the_disk(
-    base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed: list[Path] = []
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What is brought to the disk, in order."""
+    found: list[Path] = []
     fsync = os.fsync
 
     def watched(descriptor: int) -> None:
-        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        found.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
+    return found
+
+
+def test_the_config_is_written_once_all_else_is_on_the_disk(
+    base_model: Path, tmp_path: Path, flushed: list[Path]
+) -> None:
     made, copied = tmp_path / "model", tmp_path / "copied"
     export(load_model(base_model), base_model, made)
     checkpoint.copy_model(made, copied)
@@ -220,3 +228,13 @@ def test_the_config_is_written_once_all_else_is_on_the_disk(
         others = {path for path in folder.iterdir() if path.name != "config.json"}
         assert folder / "model.safetensors" in others and {folder, *others} <= {*flushed[:config]}
         del flushed[: config + 1]
+
+
+def test_a_run_is_complete_once_its_records_are_on_the_disk(
+    make_spec: SpecMaker, flushed: list[Path]
+) -> None:
+    spec = make_spec(steps=1)
+    train_here(spec)
+    (end,) = (n for n, path in enumerate(flushed) if path.name.startswith(".result.json"))
+    records = {Path(spec.run_folder, name) for name in (SEEN_NAME, TRAINED_NAME, METRICS_NAME)}
+    assert records <= {*flushed[:end]}
