@@ -285,7 +285,7 @@ def caption(results: Iterable[TrialResult]) -> str:
 
 
 def _short(trial: str) -> str:
-    keys = (change.rpartition("=") for change in trial.split())
+    keys = (change.partition("=") for change in shlex.split(trial))
     return " ".join(f"{key.rpartition('.')[2]}{sign}{value}" for key, sign, value in keys)
 
 

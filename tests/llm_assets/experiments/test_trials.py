@@ -11,6 +11,8 @@ from tests.conftest import Project
 from tests.llm_assets.in_process import type_in
 
 RATE = "checkpoint.optimizer.learning_rate"
+SIX_KEYS = [RATE, "checkpoint.optimizer.weight_decay", "checkpoint.schedule.warmup_steps"]
+SIX_KEYS += ["checkpoint.seed", "checkpoint.budget.steps", "tokenized_shards.fraction"]
 
 
 def test_all_combinations_are_tried_each_under_a_name_that_says_them(project: Project) -> None:
@@ -46,10 +48,9 @@ def test_a_trial_is_read_from_its_name(project: Project) -> None:
         ({"checkpoint.optimzer.learning_rate": [1]}, "did you mean `optimizer`"),
         ({"checkpoint.budget.steps.first": [1]}, "`steps` has no keys of its own"),
         ({"endpoint.port": [1, 2]}, "endpoint.port: an experiment changes what decides a model"),
-        (
-            {"checkpoint.seed": list(range(101))},
-            "101 combinations, but an experiment may",
-        ),
+        ({"checkpoint.seed": list(range(101))}, "101 combinations, but an experiment may"),
+        # More than memory holds.
+        ({key: list(range(20)) for key in SIX_KEYS}, "These are 64,000,000 combinations, but an"),
     ],
 )
 def test_what_cannot_be_tried_is_named(
