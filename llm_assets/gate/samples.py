@@ -192,10 +192,8 @@ def _same_questions(
     reference: dict[str, ScoredAnswer],
 ) -> None:
     ask_again = "Run both models on the same task with the same --limit."
-    for path, missing in (
-        (incumbent, asked.keys() - reference.keys()),
-        (candidate, reference.keys() - asked.keys()),
-    ):
+    lacks = {incumbent: asked.keys() - reference.keys(), candidate: reference.keys() - asked.keys()}
+    for path, missing in lacks.items():
         if missing:
             raise UserError(
                 f"{path} lacks {len(missing)} questions that the other file has, such as doc_id "

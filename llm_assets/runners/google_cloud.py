@@ -140,9 +140,9 @@ class CloudTrainingRunner(TrainingRunner, ABC):
         return TrainingResult.model_validate_json(files.read(result))
 
     def evaluate(self, context: dg.AssetExecutionContext, spec: EvaluationSpec) -> dict[str, Any]:
-        missing, output = partial(missing_of_evaluation, spec), str(spec.output)
-        settings = self._settings()
-        self._run(context, "recipes.evaluate", spec, missing, output, settings.evaluation, 0)
+        output, machines = str(spec.output), self._settings().evaluation
+        missing = partial(_missing, output, {RESULT_NAME, SCORES_NAME})
+        self._run(context, "recipes.evaluate", spec, missing, output, machines, 0)
         return _read_result(output)
 
     def smoke(
@@ -361,11 +361,6 @@ def missing_of_training(spec: TrainingSpec) -> list[str]:
         *_missing(spec.run_folder, {RESULT_NAME, SEEN_NAME, TRAINED_NAME}),
         *_missing(spec.export_folder, {"config.json", "tokenizer.json", *weights}),
     ]
-
-
-def missing_of_evaluation(spec: EvaluationSpec) -> list[str]:
-    """What a finished evaluation did not leave."""
-    return _missing(spec.output, {RESULT_NAME, SCORES_NAME})
 
 
 def _missing(folder: str, wanted: set[str]) -> list[str]:

@@ -17,13 +17,7 @@ from artifacts.shards.shard_set import ShardSet, list_documents
 from artifacts.storage import files
 from artifacts.store.identity import hash_json
 from recipes.device import device_of, local_device, mixed_precision
-from recipes.evaluation.bits import (
-    as_served,
-    complete,
-    document_bits,
-    load_causal,
-    precision,
-)
+from recipes.evaluation.bits import as_served, complete, document_bits, load_causal, precision
 from recipes.evaluation.documents import (
     Documents,
     TokenizedDocument,

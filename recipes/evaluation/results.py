@@ -1,6 +1,5 @@
 """What is measured of models: scores of examples, metrics with intervals, tables of scores."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,16 +163,12 @@ def metrics(data: Data, scores: dict[str, Scores]) -> dict[str, dict[str, dict[s
             told[f"{one.task}_{one.metric}"] = (
                 mean_interval(one.values, np.array(one.clusters))
                 if one.figure is None
-                else _without_bounds(one.figure)
+                else Interval(one.figure)
             )
-        told |= {name: _without_bounds(value) for name, value in of_role.figures.items()}
+        told |= {name: Interval(value) for name, value in of_role.figures.items()}
         for name, figure in told.items():
             found.setdefault(name, {})[role] = figure.figures()
     return found
-
-
-def _without_bounds(value: float) -> Interval:
-    return Interval(value, math.nan, math.nan)
 
 
 def sizes(documents: Documents, metric: Metric) -> np.ndarray:

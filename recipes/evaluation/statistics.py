@@ -33,11 +33,11 @@ INTERVAL_TAIL = 0.025
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its 95% interval."""
+    """A figure and its 95% interval, where it has one."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    high: float = math.nan
 
     def figures(self) -> dict[str, float | None]:
         """The fields; None stands for what is not finite, which JSON cannot say."""

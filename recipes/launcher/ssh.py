@@ -161,10 +161,8 @@ def _server(
     lines.append('if [ -z "$SSH_ORIGINAL_COMMAND" ]; then exec /bin/sh -i; fi')
     lines.append('exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"')
     session = folder / "session.sh"
-    for path, content in (
-        (folder / "accepted", accepted),
-        (session, os.fsencode("\n".join(lines))),
-    ):
+    written = {folder / "accepted": accepted, session: os.fsencode("\n".join(lines))}
+    for path, content in written.items():
         path.touch(mode=0o600)
         path.write_bytes(content)
     options = {

@@ -12,12 +12,7 @@ import torch
 from torch import nn
 
 from artifacts.errors import UserError
-from artifacts.model import (
-    GENERATION_NAME,
-    INPUT_PREFIX,
-    read_generation_config,
-    read_tokenizer,
-)
+from artifacts.model import GENERATION_NAME, INPUT_PREFIX, read_generation_config, read_tokenizer
 from artifacts.shards.format import ShardStats
 from artifacts.words import WORD
 from recipes.data.batch import IGNORED, ExampleBatch, read_examples

@@ -225,12 +225,8 @@ def split_matrices(model: TrainableModel, mesh: DeviceMesh) -> None:
     for layer in network.layers:
         parallel.parallelize_module(layer, mesh, plan, src_data_rank=None)
     if hasattr(network.model, "embed_tokens"):
-        parallel.parallelize_module(
-            network.model,
-            mesh,
-            {"embed_tokens": parallel.RowwiseParallel(input_layouts=Replicate())},
-            src_data_rank=None,
-        )
+        embedding = {"embed_tokens": parallel.RowwiseParallel(input_layouts=alike)}
+        parallel.parallelize_module(network.model, mesh, embedding, src_data_rank=None)
     if hasattr(network, "lm_head"):
         _distribute(network.lm_head, mesh, Shard(0))
     for module in network.modules():
