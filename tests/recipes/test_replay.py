@@ -7,13 +7,7 @@ import pytest
 from artifacts.errors import UserError
 from recipes.data.reader import DataOrder
 from recipes.spec import TrainingSpec, read_metrics, read_result, total_steps
-from tests.recipes.conftest import (
-    SpecMaker,
-    rows_trained_on,
-    settings_of,
-    stop_here,
-    train_here,
-)
+from tests.recipes.conftest import SpecMaker, rows_trained_on, settings_of, stop_here, train_here
 
 STEPS = 30
 STOPPED_AT = 7

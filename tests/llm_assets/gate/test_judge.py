@@ -1,6 +1,7 @@
 """The gate's verdict on made-up scores."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -274,54 +275,71 @@ def test_quantized_weights_decide_and_a_format_is_blamed_for_what_it_did_alone(
     assert blamed == (outcome == Outcome.QUANTIZATION)
 
 
-def test_quantized_scores_that_are_missing_decide_nothing() -> None:
+BITS = "held_out_bits_per_byte"
+Change = Callable[[Evaluation], object]
+
+
+def score(role: str, value: float) -> Change:
+    """One of a model's scores is another."""
+    return lambda of: of.bits.update({role: np.where(np.arange(100) == 5, value, of.bits[role])})
+
+
+def metric(value: float | None) -> Change:
+    return lambda of: of.metrics[BITS]["candidate"].update(value=value)
+
+
+def fault(role: str) -> Change:
+    """A model could not be measured."""
+
+    def change(of: Evaluation) -> None:
+        del of.bits[role]
+        of.faults = {role: "The model in /m cannot be read."}
+
+    return change
+
+
+def write_by_chance(of: Evaluation) -> None:
+    """All are hardly better than a draw from the vocabulary; the candidate a little more."""
+    uniform = (of.bytes // 4) * math.log2(49_152)
+    of.bits = {"base": uniform, "incumbent": uniform, "candidate": uniform * 0.99}
+
+
+def copy_documents(of: Evaluation) -> None:
+    of.cluster = [str(n // 3) if n < 60 else str(n) for n in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "said"),
+    [
+        (lambda of: of.bits.update(candidate=of.bits["incumbent"]), Outcome.TIE, "score the same"),
+        (write_by_chance, Outcome.CHANCE, "hardly better than chance"),
+        (copy_documents, Outcome.TOO_FEW_DOCUMENTS, "Only 20 independent held-out documents"),
+        *(
+            (score(role, value), Outcome.NOT_FINITE, f"scores of the {role} model are not finite")
+            for role in ("base", "candidate", "incumbent")
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+        *((metric(value), Outcome.NOT_FINITE, BITS) for value in (None, math.nan)),
+        (lambda of: of.metrics.pop("general_bits_per_byte"), Outcome.MISSING, "general_bits_per"),
+        (lambda of: of.bits.pop("incumbent"), Outcome.MISSING, "Scores of the incumbent model"),
+        (lambda of: setattr(of, "served_weights", "int4"), Outcome.MISSING, "for held_out_served"),
+        (lambda of: of.serve_quantized(incumbent=0.02), Outcome.NOT_FINITE, "held_out_served"),
+        (lambda of: setattr(of, "fingerprints", ["a", "b"]), Outcome.OTHER_EVALUATION, "(a and b)"),
+        (fault("candidate"), Outcome.CANDIDATE_UNREADABLE, "The model in /m cannot be read."),
+        (fault("incumbent"), Outcome.INCUMBENT_UNREADABLE, "The model in /m cannot be read."),
+    ],
+)
+def test_what_cannot_be_judged_or_is_no_better_is_never_promoted(
+    change: Change, outcome: Outcome, said: str
+) -> None:
     evaluation = Evaluation()
-    evaluation.served_weights = "int4"
-    assert outcomes(evaluation.judge()) == {Outcome.MISSING}
-    evaluation.serve_quantized(incumbent=0.02)
-    assert outcomes(evaluation.judge()) == {Outcome.NOT_FINITE}
-
-
-def test_same_scores_are_a_tie() -> None:
-    evaluation = Evaluation()
-    evaluation.bits["candidate"] = evaluation.bits["incumbent"]
-    assert outcomes(evaluation.judge()) == {Outcome.TIE}
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("role", ["base", "candidate", "incumbent"])
-def test_score_that_is_not_finite_is_never_promoted(role: str, value: float) -> None:
-    evaluation = Evaluation()
-    evaluation.bits[role] = evaluation.bits[role].copy()
-    evaluation.bits[role][5] = value
+    change(evaluation)
     verdict = evaluation.judge()
     assert not verdict.promoted
-    assert outcomes(verdict) == {Outcome.NOT_FINITE}
+    assert outcomes(verdict) == {outcome} and said in verdict.summary
 
 
-@pytest.mark.parametrize("value", [None, math.nan])
-def test_metric_that_is_not_finite_is_never_promoted(value: float | None) -> None:
-    evaluation = Evaluation()
-    evaluation.metrics["held_out_bits_per_byte"]["candidate"]["value"] = value
-    assert outcomes(evaluation.judge()) == {Outcome.NOT_FINITE}
-
-
-def test_missing_metric_and_missing_scores_are_named() -> None:
-    evaluation = Evaluation()
-    del evaluation.metrics["general_bits_per_byte"]
-    del evaluation.bits["incumbent"]
-    verdict = evaluation.judge()
-    assert outcomes(verdict) == {Outcome.MISSING}
-    assert "general_bits_per_byte" in verdict.summary and "incumbent" in verdict.summary
-
-
-def test_scores_and_metrics_of_different_evaluations_decide_nothing() -> None:
-    evaluation = Evaluation()
-    evaluation.fingerprints = ["evaluation", "another"]
-    assert outcomes(evaluation.judge()) == {Outcome.OTHER_EVALUATION}
-
-
-def test_no_incumbent_and_unreadable_incumbent_are_two_things() -> None:
+def test_a_first_candidate_is_held_against_the_base() -> None:
     first = Evaluation()
     del first.models["incumbent"], first.bits["incumbent"]
     for by_role in first.metrics.values():
@@ -330,32 +348,13 @@ def test_no_incumbent_and_unreadable_incumbent_are_two_things() -> None:
     assert verdict.promoted
     assert outcomes(verdict) == {Outcome.NO_INCUMBENT}
 
-    unreadable = Evaluation()
-    del unreadable.bits["incumbent"]
-    unreadable.faults = {"incumbent": "The model cannot be read."}
-    verdict = unreadable.judge()
-    assert not verdict.promoted
-    assert outcomes(verdict) == {Outcome.INCUMBENT_UNREADABLE}
-
 
 def test_score_under_its_floor_is_rejected() -> None:
     evaluation = Evaluation()
-    evaluation.metrics["multiple_choice_accuracy"] = {
-        role: {"value": 0.4} for role in evaluation.models
-    }
-    assert evaluation.judge(
-        GATE.model_copy(update={"floors": {"multiple_choice_accuracy": 0.3}})
-    ).promoted
-    verdict = evaluation.judge(
-        GATE.model_copy(update={"floors": {"multiple_choice_accuracy": 0.5}})
-    )
-    assert outcomes(verdict) == {Outcome.BELOW_FLOOR}
-
-
-def test_near_copies_count_as_one_document() -> None:
-    evaluation = Evaluation()
-    evaluation.cluster = [str(n // 3) if n < 60 else str(n) for n in range(100)]
-    assert outcomes(evaluation.judge()) == {Outcome.TOO_FEW_DOCUMENTS}
+    evaluation.metrics["arc_acc"] = {role: {"value": 0.4} for role in evaluation.models}
+    low, high = (GATE.model_copy(update={"floors": {"arc_acc": floor}}) for floor in (0.3, 0.5))
+    assert evaluation.judge(low).promoted
+    assert outcomes(evaluation.judge(high)) == {Outcome.BELOW_FLOOR}
 
 
 def test_the_more_was_judged_the_surer_the_gate_has_to_be() -> None:
@@ -407,23 +406,6 @@ def test_a_rejection_says_how_many_documents_would_have_decided() -> None:
     nothing = Evaluation(gain=0.0).judge()
     assert nothing.comparisons[0].documents_to_decide(0.005) is None
     assert "are needed" not in nothing.summary
-
-
-def test_a_model_no_better_than_chance_is_never_promoted() -> None:
-    """Both are hardly better than a draw from the vocabulary; the candidate a little more."""
-    evaluation = Evaluation()
-    uniform = (evaluation.bytes // 4) * math.log2(49_152)
-    evaluation.bits = {"base": uniform, "incumbent": uniform, "candidate": uniform * 0.99}
-    assert outcomes(evaluation.judge()) == {Outcome.CHANCE}
-
-
-def test_a_candidate_that_cannot_be_read_gets_a_verdict() -> None:
-    evaluation = Evaluation()
-    del evaluation.bits["candidate"]
-    evaluation.faults = {"candidate": "The model in /m cannot be read."}
-    verdict = evaluation.judge()
-    assert outcomes(verdict) == {Outcome.CANDIDATE_UNREADABLE}
-    assert "The model in /m cannot be read." in verdict.summary
 
 
 def test_what_arrived_last_is_shown_by_itself_and_the_pooled_figure_decides() -> None:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, LlamaForCausalLM
 
 from artifacts.model import GENERATION_NAME, read_tokenizer
+from artifacts.shards.format import ShardStats
 from artifacts.shards.shard_set import ShardSet, list_documents
 from recipes.causal.objective import AnswerScorer, final_answer, last_answer
 from recipes.causal.settings import ExactMatchSettings
@@ -25,6 +26,15 @@ from tests.tiny_models import gpt2
 from tests.tiny_tasks import TASKS
 
 TASK = TASKS["exact_match"]
+
+
+def held_out(folder: Path, stats: ShardStats, tokenizer: Any) -> list[TokenizedDocument]:
+    """All held-out conversations of some shards."""
+    shards, everything = (
+        ShardSet(folder, stats, "held_out"),
+        EvaluationSettings(held_out_tokens=None),
+    )
+    return held_out_documents(shards, list_documents(shards), tokenizer, everything)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +80,7 @@ def test_an_answer_is_written_from_all_that_was_said_before(tmp_path: Path) -> N
     stats = example_shards(tmp_path / "shards", tmp_path / "base", TASK)
     model = as_served(load_causal(tmp_path / "base"))
     tokenizer = read_tokenizer(tmp_path / "base")
-    shards = ShardSet(tmp_path / "shards", stats, "held_out")
-    documents = held_out_documents(
-        shards, list_documents(shards), tokenizer, EvaluationSettings(held_out_tokens=None)
-    )
+    documents = held_out(tmp_path / "shards", stats, tokenizer)
     first = documents[0]
     answer = last_answer(first, stats.sequence_length, {stats.end_token_id})
     prompt = tokenizer.decode(first.tokens[: answer.start])
@@ -97,9 +104,7 @@ def test_an_answer_ends_where_the_models_positions_do(tmp_path: Path) -> None:
     stats = example_shards(tmp_path / "shards", tmp_path / "chat", TASK)
     model = as_served(load_causal(tmp_path / "base"))
     tokenizer = read_tokenizer(tmp_path / "base")
-    settings = EvaluationSettings(held_out_tokens=None)
-    shards = ShardSet(tmp_path / "shards", stats, "held_out")
-    documents = held_out_documents(shards, list_documents(shards), tokenizer, settings)
+    documents = held_out(tmp_path / "shards", stats, tokenizer)
     positions = model.config.n_positions
     scorer = AnswerScorer(ExactMatchSettings(new_tokens=positions))
     told = scorer.score(tmp_path / "base", documents, stats).samples[0]["completion"]
@@ -121,13 +126,6 @@ def test_how_answers_are_compared_decides_no_weight() -> None:
     assert compared.scoring() == {"exact_match": {"after": "####", "new_tokens": 256}}
 
 
-@pytest.mark.parametrize("exact_match", [None, {}])
-def test_the_settings_say_whether_answers_are_judged_in_bits(exact_match: dict | None) -> None:
-    settings = training_settings({"recipe": "fine_tuning", "exact_match": exact_match})
-    scorer = settings.objective().scorer
-    assert settings.is_judged_in_bits == (scorer is None or scorer.metric.is_bits)
-
-
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -140,9 +138,13 @@ def test_the_settings_say_whether_answers_are_judged_in_bits(exact_match: dict |
         {"recipe": "sequence_to_sequence"},
     ],
 )
-def test_models_answer_questions_where_no_scorer_measures_them(chosen: dict[str, Any]) -> None:
+def test_what_settings_say_of_a_recipes_scorer_is_so(chosen: dict[str, Any]) -> None:
+    """Models answer questions where none measures them."""
     settings = training_settings(chosen)
-    assert settings.answers_questions == (settings.objective().scorer is None)
+    scorer = settings.objective().scorer
+    assert settings.answers_questions == (scorer is None)
+    if settings.family == "causal":
+        assert settings.is_judged_in_bits == (scorer is None or scorer.metric.is_bits)
 
 
 def test_an_answer_ends_with_its_turn(tmp_path: Path) -> None:
@@ -168,9 +170,7 @@ def test_an_answer_ends_with_its_turn(tmp_path: Path) -> None:
     base(folder)
     tokenizer = read_tokenizer(folder)
     stats = example_shards(tmp_path / "shards", folder, replace(TASK, model=base))
-    settings = EvaluationSettings(held_out_tokens=None)
-    shards = ShardSet(tmp_path / "shards", stats, "held_out")
-    documents = held_out_documents(shards, list_documents(shards), tokenizer, settings)[:1]
+    documents = held_out(tmp_path / "shards", stats, tokenizer)[:1]
     end, word = tokenizer.convert_tokens_to_ids(turn_end), tokenizer("pump")["input_ids"][0]
     writes_on = load_causal(folder)
     with torch.no_grad():

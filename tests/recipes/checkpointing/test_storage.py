@@ -1,4 +1,4 @@
-"""Checkpoints in object storage, and storage that fails for a while."""
+"""Checkpoints in object storage, storage that fails for a while, and copies kept from steps."""
 
 import errno
 import uuid
@@ -10,19 +10,22 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from gcsfs.retry import HttpError
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from artifacts import checkpoints
 from artifacts.errors import UserError
 from artifacts.program.entry import Interrupted
 from artifacts.program.lifetime import Interruption
 from artifacts.storage import files
-from recipes.checkpointing.checkpoint import Checkpointer
+from recipes.checkpointing.checkpoint import Checkpointer, StagingBuffers
 from recipes.distributed.strategy import FullySharded
 from recipes.distributed.workers import join_workers
 from recipes.model.causal_model import TrainableModel
 from recipes.spec import read_metrics
 from recipes.training.trainer import train
-from tests.recipes.conftest import SpecMaker, course, train_here
+from tests.recipes.conftest import SpecMaker, course, fake_group, train_here
 from tests.stand_ins.google import BUCKET, LocalGoogle
 
 
@@ -186,3 +189,14 @@ def test_figures_of_a_run_in_a_bucket_are_read_without_its_weights(google: Local
     assert read_metrics(folder) == [{"step": 1, "loss": 2.0}]
     assert google.storage.requests
     assert not any("safetensors" in request.path for request in google.storage.requests)
+
+
+def test_a_copy_for_a_checkpoint_stays_on_the_host() -> None:
+    """A mesh of another device than the host's memory, as that of a GPU is."""
+    with fake_group(2):
+        mesh = DeviceMesh("meta", [0, 1], _init_backend=False)
+        spec = DTensorSpec(mesh, (Shard(0),), TensorMeta(torch.Size([4, 2]), (2, 1), torch.float32))
+        held = DTensor(torch.arange(4.0).view(2, 2), spec, requires_grad=False)
+        copied = StagingBuffers().copy({"weight": held}, None)["weight"]
+    assert copied.to_local().device.type == "cpu" and copied.to_local().equal(held.to_local())
+    assert (copied.shape, copied.placements) == (held.shape, held.placements)

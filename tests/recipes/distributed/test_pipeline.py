@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from artifacts.errors import UserError
 from recipes.distributed.pipeline import StageModel
@@ -13,7 +12,7 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
 from recipes.training.setup import check_inputs
-from tests.recipes.conftest import SpecMaker, launcher, run_well, settings_of
+from tests.recipes.conftest import SpecMaker, launcher, run_well
 from tests.recipes.distributed.one_course import (
     assert_same_course,
     kill_spread_and_whole,
@@ -93,9 +92,3 @@ def test_more_stages_than_layers_are_refused(base_model: Path) -> None:
     workers = Workers(0, layers + 1, torch.device("cpu"), pipeline_parallel=layers + 1)
     with pytest.raises(UserError, match=f"has {layers} layers. Set it to {layers} or less"):
         StageModel(TrainableModel(decoder), decoder, workers, "float32")
-
-
-def test_what_has_not_been_made_to_go_with_it_is_refused() -> None:
-    for other in ({"lora": {}}, {"optimizer": {"name": "muon"}}, {"precision": "float8"}):
-        with pytest.raises(ValidationError, match=r"placement\.pipeline_parallel"):
-            settings_of(pipeline_parallel=2, **other)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig
 
@@ -12,15 +11,7 @@ from recipes.model.causal_model import TrainableModel
 from recipes.model.decoder.network import Decoder, DecoderShape
 from recipes.spec import TrainingSpec
 from recipes.training.setup import split_matrices
-from tests.recipes.conftest import (
-    SpecMaker,
-    fake_group,
-    kill_at,
-    launcher,
-    losses,
-    run_well,
-    settings_of,
-)
+from tests.recipes.conftest import SpecMaker, fake_group, kill_at, launcher, losses, run_well
 from tests.recipes.distributed.one_course import (
     assert_same_course,
     kill_spread_and_whole,
@@ -34,13 +25,6 @@ SPLIT = {
     "device_batch_size": 2,
     "activation_checkpointing": True,
 }
-
-
-@pytest.mark.soak
-def test_split_matrices_take_the_same_course(make_spec: SpecMaker, unbroken: TrainingSpec) -> None:
-    spec = make_spec("split", **SPLIT)
-    run_well(spec, launcher(2))
-    assert_same_course(spec, unbroken)
 
 
 @pytest.mark.soak
@@ -82,9 +66,3 @@ def test_heads_that_cannot_be_divided_are_refused(base_model: Path) -> None:
     refused = pytest.raises(UserError, match=r"tensor_parallel. is 3, which does not divide .* 4")
     with fake_group(3), refused:
         split_matrices(model, init_device_mesh("cpu", (3,)))
-
-
-def test_adapters_and_muon_are_refused_beside_it() -> None:
-    for other in ({"lora": {}}, {"optimizer": {"name": "muon"}}):
-        with pytest.raises(ValidationError, match="cannot be combined with lora or muon"):
-            settings_of(tensor_parallel=2, **other)

@@ -99,11 +99,8 @@ def test_one_fact_that_differs_is_no_proof_of_anything() -> None:
     assert "nan" not in judged["sentence"] and "inf" not in judged["sentence"]
 
 
-def test_without_an_exam_there_is_no_judgement() -> None:
+def test_without_an_exam_or_a_candidate_that_was_measured_there_is_no_judgement() -> None:
     assert judge_exam({"base": [], "candidate": []}) is None
-
-
-def test_a_candidate_that_could_not_be_measured_is_not_judged() -> None:
     assert judge_exam({"base": scores({CLOSED_BOOK: 0.2, PASSAGE: 0.9}, 0)}) is None
 
 

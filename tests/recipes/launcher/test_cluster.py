@@ -1,7 +1,9 @@
-"""Finding a node's place in the job."""
+"""Finding a node's place in the job, and the one interface on which its machines meet."""
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import UserError
-from recipes.launcher.cluster import read_cluster
+from recipes.launcher.cluster import Cluster, Interface, find_interface, opened_store, read_cluster
 from recipes.launcher.environment import mounted, output_folders
 from recipes.launcher.ssh import _server, deepspeed_command
+
+FIRST = {"type": "workerpool0", "index": 0}
 
 
 def cluster_spec(pool: str, index: int, workers: int = 2) -> dict[str, str]:
@@ -31,6 +35,8 @@ def test_rank_follows_from_pool_and_index(pool: str, index: int, rank: int) -> N
     assert cluster.rank == rank
     assert len(cluster.hosts) == 3
     assert cluster.master_address == "cmle-training-workerpool0-7-0"
+    alone = read_cluster({})
+    assert alone.is_single and alone.is_master
 
 
 def batch(tmp_path: Path, hosts: list[str], index: str) -> dict[str, str]:
@@ -44,48 +50,41 @@ def test_a_machine_of_batch_finds_itself_among_the_hosts_else_by_its_index(tmp_p
     found = read_cluster(batch(tmp_path, ["192.0.2.7", "127.0.0.1", "192.0.2.9"], "0"))
     assert (found.rank, found.master_address) == (1, "192.0.2.7")
     assert read_cluster(batch(tmp_path, ["127.0.0.1", "127.0.0.2"], "1")).rank == 1
+    for index, told in (("2", r"is '2', but .* lists 2 machine"), ("", "is ''")):
+        with pytest.raises(UserError, match=f"BATCH_TASK_INDEX {told}"):
+            read_cluster(batch(tmp_path, ["192.0.2.7", "192.0.2.9"], index))
+
+
+OTHER_POOL = cluster_spec("workerpool2", 0)
+CANNOT = r"CLUSTER_SPEC cannot be read \("
 
 
 @pytest.mark.parametrize(
-    ("hosts", "index", "told"),
+    ("environment", "told"),
     [
-        (["192.0.2.7", "192.0.2.9"], "2", r"BATCH_TASK_INDEX is '2', but .* lists 2 machine"),
-        (["192.0.2.7", "192.0.2.9"], "", r"BATCH_TASK_INDEX is ''"),
+        ({"BATCH_HOSTS_FILE": "/nowhere"}, "BATCH_HOSTS_FILE /nowhere .*needs it as a volume"),
+        *(({"MASTER_PORT": port}, "a port from 1 to 65535") for port in ("x", "0", "-5", "70000")),
+        (OTHER_POOL, r"workerpool2.*Remove the other worker pools"),
+        *(
+            ({"CLUSTER_SPEC": text}, rf"{CANNOT}\w.*found: {re.escape(text)}$")
+            for text in ("not json", "{}", '{"cluster": [], "task": {}}', "[]")
+        ),
+        *(
+            ({"CLUSTER_SPEC": json.dumps({"cluster": {"workerpool0": hosts}, "task": FIRST})}, told)
+            for told in [f"{CANNOT}cluster.workerpool0"]
+            for hosts in ("localhost", [1, 2], {"a": 1}, [""], None)
+        ),
     ],
 )
-def test_a_machine_that_batch_does_not_list_is_refused(
-    tmp_path: Path, hosts: list[str], index: str, told: str
-) -> None:
+def test_what_says_no_place_in_a_job_is_refused(environment: dict[str, str], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        read_cluster(batch(tmp_path, hosts, index))
-
-
-def test_hosts_file_that_the_container_does_not_have_is_told_as_such() -> None:
-    with pytest.raises(UserError, match=r"BATCH_HOSTS_FILE /nowhere .*needs it as a volume"):
-        read_cluster({"BATCH_HOSTS_FILE": "/nowhere"})
-
-
-def test_without_cluster_spec_this_machine_is_all() -> None:
-    cluster = read_cluster({})
-    assert cluster.is_single and cluster.is_master
-
-
-@pytest.mark.parametrize("text", ["not json", "{}", '{"cluster": [], "task": {}}', "[]"])
-def test_unreadable_cluster_spec_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(UserError, match=r"CLUSTER_SPEC cannot be read \(\w.*found: ") as refused:
-        read_cluster({"CLUSTER_SPEC": text})
-    assert str(refused.value).endswith(text)
+        read_cluster(environment)
 
 
 def test_what_a_pool_that_nobody_reads_says_is_passed_over() -> None:
     spec = json.loads(cluster_spec("workerpool1", 1)["CLUSTER_SPEC"])
     spec["cluster"]["workerpool2"] = None
     assert read_cluster({"CLUSTER_SPEC": json.dumps(spec)}).rank == 2
-
-
-def test_replica_of_another_pool_is_refused() -> None:
-    with pytest.raises(UserError, match=r"workerpool2.*Remove the other worker pools"):
-        read_cluster(cluster_spec("workerpool2", 0))
 
 
 @pytest.mark.fault(
@@ -114,20 +113,6 @@ def test_a_replica_that_its_pool_does_not_list_is_refused(index: int) -> None:
         read_cluster(cluster_spec("workerpool1", index))
 
 
-@pytest.mark.parametrize("hosts", ["localhost", [1, 2], {"a": 1}, [""], None])
-def test_hosts_that_are_no_list_of_names_are_refused(hosts: object) -> None:
-    task = {"type": "workerpool0", "index": 0}
-    text = json.dumps({"cluster": {"workerpool0": hosts}, "task": task})
-    with pytest.raises(UserError, match=r"CLUSTER_SPEC cannot be read \(cluster.workerpool0"):
-        read_cluster({"CLUSTER_SPEC": text})
-
-
-@pytest.mark.parametrize("port", ["abc", "0", "-5", "70000"])
-def test_a_master_port_that_is_none_is_refused(port: str) -> None:
-    with pytest.raises(UserError, match="MASTER_PORT has to be a port from 1 to 65535"):
-        read_cluster({"MASTER_PORT": port})
-
-
 def test_without_deepspeed_its_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,16 +137,55 @@ def test_commands_over_ssh_have_every_value_under_a_name_that_a_shell_takes(tmp_
     assert found.stdout == b"Gr\xf6\xdfe 'a'"
 
 
-def test_output_folders_are_those_the_job_has() -> None:
-    environment = {"AIP_MODEL_DIR": "gs://bucket/job/model/"}
-    assert output_folders(environment) == {"OUTPUT_FOLDER": "/gcs/bucket/job/model"}
+def test_programs_find_the_folders_that_the_job_has() -> None:
+    """Also under the names of vertex-deepspeed."""
     assert output_folders({}) == {}
-
-
-def test_programs_of_vertex_deepspeed_find_their_folders() -> None:
-    job = {"AIP_CHECKPOINT_DIR": "gs://b/saved/", "AIP_TENSORBOARD_LOG_DIR": "gs://b/logs/"}
-    folders = output_folders(job)
-    assert folders["CHKPTS_FOLDER"] == folders["CHECKPOINT_FOLDER"] == "/gcs/b/saved"
-    assert folders["JOBLOGS_FOLDER"] == folders["LOG_FOLDER"] == "/gcs/b/logs"
+    job = {
+        f"AIP_{name}_DIR": f"gs://b/{name}/" for name in ("MODEL", "CHECKPOINT", "TENSORBOARD_LOG")
+    }
+    assert output_folders(job) == {
+        "OUTPUT_FOLDER": "/gcs/b/MODEL",
+        **dict.fromkeys(("CHKPTS_FOLDER", "CHECKPOINT_FOLDER"), "/gcs/b/CHECKPOINT"),
+        **dict.fromkeys(("JOBLOGS_FOLDER", "LOG_FOLDER"), "/gcs/b/TENSORBOARD_LOG"),
+    }
     assert mounted("gs://b/x", {"GCS_MOUNT": "/mnt"}) == "/mnt/b/x"
     assert mounted("/local/x", {}) == "/local/x"
+
+
+HOSTS = ("127.0.0.2", "127.0.0.3")
+UNKNOWN = ("cmle-training-workerpool0-7-0.invalid", "cmle-training-workerpool1-7-0.invalid")
+
+
+def cluster(hosts: tuple[str, ...], rank: int = 0, master: str | None = None) -> Cluster:
+    return Cluster(hosts, rank, master or hosts[0], 29500)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_meets_the_others_where_they_know_it(rank: int) -> None:
+    found = find_interface(cluster(HOSTS, rank), {})
+    assert found == Interface("lo", HOSTS[rank])
+    told = found.meeting({}, 29500)
+    assert told["GLOO_SOCKET_IFNAME"] == told["NCCL_SOCKET_IFNAME"] == "lo"
+    named = found.meeting({"NCCL_SOCKET_IFNAME": "=eth0,eth1"}, 29500)
+    assert named["NCCL_SOCKET_IFNAME"] == "=eth0,eth1"
+
+
+def test_an_interface_that_is_named_holds() -> None:
+    named = {"GLOO_SOCKET_IFNAME": "lo"}
+    assert find_interface(cluster(UNKNOWN, 0, "127.0.0.1"), named) == Interface("lo", "127.0.0.1")
+    assert find_interface(cluster(UNKNOWN, 1), named).name == "lo"
+
+
+def test_an_interface_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UserError, match=r"no network interface named eth77; it has .*lo 127\.0\.0"):
+        find_interface(cluster(HOSTS), {"GLOO_SOCKET_IFNAME": "eth77"})
+
+
+def test_a_port_that_is_taken_is_named_with_the_variable_that_changes_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UserError, match=rf"port {port}: .*MASTER_PORT"),
+            opened_store("127.0.0.1", port),
+        ):
+            pass

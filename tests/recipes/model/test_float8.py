@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from artifacts.errors import UserError
 from recipes.model.causal_model import TrainableModel
 from recipes.training.setup import multiply_in_float8
-from tests.recipes.conftest import SpecMaker, losses, on_model, settings_of, train_here
+from tests.recipes.conftest import SpecMaker, losses, on_model, train_here
 from tests.recipes.model.architectures import tiny_kind
 from tests.tiny import save_random_model
 
@@ -54,9 +53,3 @@ def test_a_model_of_which_it_would_multiply_nothing_is_refused(
         save_random_model(folder, LlamaForCausalLM, config, {})
     with pytest.raises(UserError, match=r"float8, but no matrix .* multiples of 16\. Set it to"):
         train_here(on_model(make_spec(precision="float8"), folder))
-
-
-@pytest.mark.parametrize("other", [{"lora": {}}, {"tensor_parallel": 2}, {"deepspeed": {}}])
-def test_what_it_does_not_go_with_is_refused(other: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="precision: float8"):
-        settings_of(precision="float8", **other)

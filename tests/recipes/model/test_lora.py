@@ -13,14 +13,7 @@ from recipes.model.causal_model import TrainableModel, TransformersNetwork
 from recipes.model.lora import add_adapters
 from recipes.settings import LoraSettings
 from recipes.spec import TrainingSpec, read_result
-from tests.recipes.conftest import (
-    SpecMaker,
-    exported,
-    losses,
-    on_model,
-    train_here,
-    train_together,
-)
+from tests.recipes.conftest import SpecMaker, exported, losses, on_model, train_here, train_together
 from tests.recipes.model.architectures import tiny_kind
 
 LORA = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj", "down_proj")}

@@ -10,13 +10,12 @@ import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
-from artifacts.shards.shard_set import MaskedShardSet, ShardSet, list_documents
+from artifacts.shards.shard_set import MaskedShardSet, ShardSet
 from recipes.data.batch import IGNORED
-from recipes.evaluation.documents import held_out_documents
-from recipes.evaluation.settings import EvaluationSettings
 from recipes.settings import training_settings
 from recipes.spec import TrainingSpec
 from recipes.torchtune.objective import PreferenceScorer, read_preferences
+from tests.recipes.causal.test_answers import held_out
 from tests.recipes.conftest import course, losses, spec_in, train_here, train_together
 from tests.recipes.test_recipes import Prepared
 from tests.tiny_tasks import SMALL, TASKS
@@ -76,12 +75,10 @@ def test_its_loss_is_dpos_of_the_answers_margins(
     assert all(norm > 0 for _, norm, _ in course(spec))
 
     entries = [e.model_copy(update={"split": "held_out"}) for e in prepared.shards.shards]
-    held_out = {"shards": [e for e in entries if "validation" in e.name]}
-    stats = prepared.shards.model_copy(update=held_out)
-    everything = EvaluationSettings(held_out_tokens=None)
-    shards = ShardSet(prepared.shards_folder, stats, "held_out")
+    of_validation = {"shards": [e for e in entries if "validation" in e.name]}
+    stats = prepared.shards.model_copy(update=of_validation)
     tokenizer = AutoTokenizer.from_pretrained(prepared.base)
-    examples = held_out_documents(shards, list_documents(shards), tokenizer, everything)
+    examples = held_out(prepared.shards_folder, stats, tokenizer)
     before, after = (
         PreferenceScorer().score(folder, examples, stats).values["preference_margin"]
         for folder in (prepared.base, Path(spec.export_folder))

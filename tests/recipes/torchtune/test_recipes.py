@@ -36,7 +36,6 @@ from tests.recipes.conftest import (
 )
 from tests.recipes.model.architectures import tiny_config, write_tiny
 from tests.tiny_models import wide_model
-from tests.tiny_tasks import TORCHTUNE_CONFIG
 
 STEPS = 8
 CONFIGS = {
@@ -258,27 +257,21 @@ def test_its_model_computes_what_that_of_transformers_does(
     )
 
 
-def test_a_configuration_is_taken_as_it_is() -> None:
-    """With the keys that the graph takes over in it, and those that only a GPU can follow."""
-    found = TorchtuneSettings.model_validate(
-        {"recipe": "torchtune", "run": "full_finetune_distributed", "config": str(TORCHTUNE_CONFIG)}
-    )
-    assert found.budget.global_batch_size == 64 and found.budget.epochs == 2
-    assert found.precision == "bfloat16"
-    again = TorchtuneSettings.model_validate_json(found.model_dump_json())
-    assert again == found and again.content() == found.content()
-
-
 @pytest.mark.parametrize("changed", [{}, {"of_ours.rate": 3e-5}])
-def test_a_key_that_only_others_are_made_of_passes_to_the_program(
+def test_a_file_passes_to_the_program_with_a_key_that_only_others_are_made_of(
     changed: dict[str, Any], make: Make, tmp_path: Path
 ) -> None:
-    text = TORCHTUNE_CONFIG.read_text().replace("lr: 2e-5", "lr: ${of_ours.rate}")
+    """The keys that the graph takes over are in it, too."""
+    shipped = importlib.metadata.distribution("torchtune").locate_file("recipes/configs")
+    text = Path(str(shipped), "llama3_2/1B_full.yaml").read_text()
+    text = text.replace("lr: 2e-5", "lr: ${of_ours.rate}")
     (tmp_path / "config.yaml").write_text(f"{text}\nof_ours: {{rate: 2e-5}}\n")
     given = {"config": str(tmp_path / "config.yaml"), "overrides": changed}
     found = TorchtuneSettings.model_validate(
         {"recipe": "torchtune", "run": "full_finetune_distributed"} | given
     )
+    assert (found.budget.global_batch_size, found.budget.epochs) == (32, 1)
+    assert found.precision == "bfloat16"
     spec = make("full_finetune_distributed").model_copy(update={"training": found})
 
     again = TrainingSpec.model_validate_json(spec.model_dump_json())
@@ -321,6 +314,7 @@ def test_where_and_how_it_runs_is_no_part_of_what_it_learns() -> None:
             {"placement": {"deepspeed": {"stage": 3}}},
             "`placement.deepspeed` cannot be combined with torch",
         ),
+        ({"placement": {"device": "tpu"}}, "`placement.device: tpu` cannot be combined with torch"),
         ({"placement": {"compile": "always"}}, "`placement.compile` comes from the torchtune"),
         ({"placement": {"pipeline_parallel": 2}}, "`placement.pipeline_parallel` comes from the"),
         (

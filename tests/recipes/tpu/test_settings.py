@@ -1,57 +1,19 @@
-"""Which device trains, and what does not go with a TPU; torch_xla is not needed for these."""
+"""Which device trains, and batches of few shapes for a TPU; none of it needs torch_xla."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import torch
 
 from artifacts.errors import UserError
 from llm_assets.runners.training import LocalTrainingRunner
+from recipes.data.batch import IGNORED, ExampleBatch
 from recipes.distributed.workers import join_workers
 from recipes.settings import PlacementSettings
 from recipes.spec import command
-from recipes.tpu.device import join
+from recipes.tpu.device import in_few_shapes, join
 from recipes.tpu.settings import TPU_ENVIRONMENT
 from tests.recipes.conftest import settings_of
-
-
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("optimizer.name: muon", {"optimizer": {"name": "muon"}}),
-        ("placement.workers", {"workers": 2}),
-        ("placement.replicas", {"replicas": 2}),
-        ("placement.tensor_parallel", {"tensor_parallel": 2}),
-        ("placement.activation_checkpointing", {"activation_checkpointing": True}),
-        ("placement.compile: always", {"compile": "always"}),
-        ("checkpointing.in_background: always", {"in_background": "always"}),
-    ],
-)
-def test_what_does_not_go_with_a_tpu_is_refused_by_name(key: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValidationError, match=f"device: tpu cannot be combined with {re.escape(key)}"
-    ):
-        settings_of(device="tpu", **settings)
-
-
-def test_one_strategy_at_a_time() -> None:
-    with pytest.raises(ValidationError, match=r"give one strategy \(found deepspeed and device\)"):
-        settings_of(device="tpu", deepspeed={"stage": 3})
-
-
-def test_hardware_that_no_package_brings_is_refused_with_what_there_is() -> None:
-    with pytest.raises(
-        ValidationError, match=r"nothing of this name is installed. Installed: deepspeed, tpu\."
-    ):
-        settings_of(device="quantum")
-
-
-def test_torchtunes_recipes_are_refused_on_a_tpu() -> None:
-    torchtune = {"recipe": "torchtune", "run": "full_finetune_distributed"}
-    with pytest.raises(ValidationError, match="device: tpu` cannot be combined with torchtune"):
-        settings_of(device="tpu", config="llama3_2/1B_full", **torchtune)
 
 
 def test_the_device_does_not_change_what_the_checkpoint_is() -> None:
@@ -85,3 +47,24 @@ def test_several_processes_on_a_tpu_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="one process drives all chips of one machine, but 2 were"):
         join_workers(settings_of(device="tpu").placement.strategy)
+
+
+def batch(rows: int, inputs: int, targets: int) -> ExampleBatch:
+    tokens = torch.arange(rows * inputs).view(rows, inputs)
+    told = torch.ones(rows, targets, dtype=torch.long)
+    return ExampleBatch(tokens, torch.ones(rows, inputs, dtype=torch.bool), told)
+
+
+def test_examples_are_padded_to_powers_of_two_and_no_row_shows_nothing() -> None:
+    given = batch(rows=5, inputs=9, targets=3)
+    made = in_few_shapes(given, rows=4, longest=64)
+    assert made.tokens.shape == (8, 16) and made.targets.shape == (8, 4)
+    assert made.target_count == given.target_count
+    assert torch.equal(made.tokens[:5, :9], given.tokens)
+    assert made.is_input.any(dim=1).all() and not made.is_input[:5, 9:].any()
+    assert (made.targets[5:] == IGNORED).all()
+
+
+def test_no_row_is_longer_than_those_of_the_shards() -> None:
+    made = in_few_shapes(batch(rows=4, inputs=33, targets=1), rows=4, longest=40)
+    assert made.tokens.shape == (4, 40) and made.targets.shape == (4, 1)

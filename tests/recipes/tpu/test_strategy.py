@@ -2,7 +2,7 @@
 
 `make setup-tpu` makes the environment that these processes run in. None of it is in `make test`:
 torch_xla is in no other environment, and without it there is nothing here to run. What needs no
-torch_xla is in `test_settings.py` and `test_padding.py`.
+torch_xla is in `test_settings.py`.
 """
 
 import signal

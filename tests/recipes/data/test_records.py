@@ -1,4 +1,4 @@
-"""What a lineage has seen is known token by token, and the next run goes by it."""
+"""What models were trained on is known token by token, and the next run goes by it."""
 
 import itertools
 import math
@@ -9,23 +9,27 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.shards.format import ShardEntry, ShardStats
-from artifacts.shards.shard_set import ShardSet
+from artifacts.shards.shard_set import ShardSet, text_numbers
 from recipes.data.reader import DataOrder, RowPlan
 from recipes.data.records import (
     SEEN_NAME,
+    TRAINED_NAME,
     LineageRecord,
     RowCounts,
     add_rows,
     look_up,
+    read_trained,
     record_seen,
+    record_trained,
 )
 from recipes.settings import OrderSettings, training_settings
 from recipes.spec import TrainingSpec, total_steps
-from tests.recipes.conftest import SpecMaker, train_here
+from tests.recipes.conftest import SpecMaker, rows_trained_on, train_here
 from tests.tiny import tiny_shards, tiny_texts
 
 STRETCHES = st.lists(
@@ -170,14 +174,6 @@ def test_a_pass_is_over_all_rows_where_none_is_new_and_each_pass_over_the_new_on
     assert read[:100].tolist() == [2] * 100
 
 
-def test_every_run_records_what_it_saw(unbroken: TrainingSpec, train_split: ShardSet) -> None:
-    seen = LineageRecord.read(f"{unbroken.run_folder}/{SEEN_NAME}")
-    rows = DataOrder.of(unbroken).rows(0, 30 * 4)
-    assert int((seen.times * (seen.ends - seen.starts)).sum()) == int(
-        look_up(train_split, seen).tokens[rows].sum()
-    )
-
-
 def test_a_text_that_the_shards_hold_twice_is_covered_once_it_was_read_once(
     base_model: Path, tmp_path: Path
 ) -> None:
@@ -214,3 +210,77 @@ def test_an_epoch_of_a_model_that_goes_on_is_one_over_what_it_has_not_seen() -> 
     assert total_steps(settings, stats) == total_steps(settings, stats, 1000) == 250
     assert total_steps(settings, stats, 30) == 10, "30 new rows, and 10 that were seen"
     assert total_steps(settings, stats, 0) == 250, "nothing is new: a pass over all"
+
+
+Lesson = tuple[int, int, int, int]
+"""Text, place of its token, step and row."""
+
+
+def recorded(url: str, texts: np.ndarray) -> Counter[Lesson]:
+    """Every token on record, as often as it is."""
+    return Counter(
+        (line["text"], place, line["step"], line["row"])
+        for line in read_trained(url, texts).to_pylist()
+        for place in range(line["start"], line["end"])
+    )
+
+
+def audited(shards: ShardSet, steps: dict[int, list[int]], texts: np.ndarray) -> Counter[Lesson]:
+    """The same, told from the rows of each step alone."""
+    firsts = [0, *shards.ends.tolist()]
+    numbers = [text_numbers(shard.documents()["text_hash"].to_pylist()) for shard in shards.shards]
+    return Counter(
+        (int(text), int(segment["offset"]) + n, step, row)
+        for step, rows in steps.items()
+        for row in rows
+        for segment in shards[row][1]
+        for text in [numbers[np.searchsorted(firsts, row, side="right") - 1][segment["document"]]]
+        if text in texts
+        for n in range(segment["length"])
+    )
+
+
+def all_texts(shards: ShardSet) -> np.ndarray:
+    return np.concatenate(
+        [text_numbers(shard.documents()["text_hash"].to_pylist()) for shard in shards.shards]
+    )
+
+
+def test_a_run_records_at_which_step_it_trained_on_each_text(
+    unbroken: TrainingSpec, train_split: ShardSet
+) -> None:
+    url, audit = f"{unbroken.run_folder}/{TRAINED_NAME}", rows_trained_on(unbroken)
+    for texts in (all_texts(train_split), all_texts(train_split)[3:5]):
+        assert recorded(url, texts) == audited(train_split, audit, texts) != Counter()
+    held_out = ShardSet(unbroken.shards_folder, unbroken.shards, "held_out")
+    assert read_trained(url, all_texts(held_out)).num_rows == 0
+
+
+@settings(max_examples=25)
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 5), st.integers(0, 99)), min_size=1, max_size=4
+    ),
+    share=st.sampled_from([0.0, 0.25, 0.5]),
+    few=st.integers(1, 9),
+)
+def test_of_any_lineage_the_record_says_what_the_audit_says(
+    train_split: ShardSet,
+    tmp_path_factory: pytest.TempPathFactory,
+    runs: list[tuple[int, int, int]],
+    share: float,
+    few: int,
+) -> None:
+    shards, seen = train_split, LineageRecord.none()
+    texts, folder = all_texts(shards), tmp_path_factory.mktemp("lineage")
+    for number, (steps, batch, seed) in enumerate(runs):
+        plan = (
+            RowPlan.of(look_up(shards, seen), OrderSettings(seen_share=share)) if number else None
+        )
+        rows = DataOrder(seed, len(shards), plan=plan).rows(0, steps * batch)
+        audit = {step + 1: part.tolist() for step, part in enumerate(np.split(rows, steps))}
+        url = str(folder / f"{number}.parquet")
+        record_trained(shards, rows, np.repeat(np.arange(steps), batch) + 1, url)
+
+        assert recorded(url, texts[:few]) == audited(shards, audit, texts[:few])
+        seen = add_rows(seen, shards, rows)
