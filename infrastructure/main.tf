@@ -29,30 +29,12 @@ provider "google-beta" {
 }
 
 locals {
-  apis = [
-    "aiplatform.googleapis.com",
-    "artifactregistry.googleapis.com",
-    "batch.googleapis.com",
-    "bigquery.googleapis.com",
-    "billingbudgets.googleapis.com",
-    "cloudbilling.googleapis.com",
-    "cloudbuild.googleapis.com",
-    "cloudresourcemanager.googleapis.com",
-    "compute.googleapis.com",
-    "dataproc.googleapis.com",
-    "iam.googleapis.com",
-    "iap.googleapis.com",
-    "logging.googleapis.com",
-    "policytroubleshooter.googleapis.com",
-    "secretmanager.googleapis.com",
-    "serviceusage.googleapis.com",
-    "storage.googleapis.com",
-    "tpu.googleapis.com",
-  ]
+  # Which APIs and rights runs need: what `llm-assets check` asks for, and what is made here.
+  needed = yamldecode(file("${path.module}/../llm_assets/cloud/setup/rights.yaml"))
 }
 
 resource "google_project_service" "apis" {
-  for_each           = toset(local.apis)
+  for_each           = toset(keys(local.needed.apis))
   service            = each.value
   disable_on_destroy = false
 }

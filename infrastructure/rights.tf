@@ -1,5 +1,4 @@
-# Who may do what on which resource. The list is llm_assets/cloud/setup/rights.py's, where `llm-assets
-# check` asks for each; a test compares the two.
+# Who may do what on which resource: the list of main.tf, and what Dagster's own machine may.
 
 resource "google_service_account" "jobs" {
   account_id   = "llm-assets"
@@ -43,29 +42,10 @@ locals {
     builder = google_service_account.builder.name
   }
 
-  rights = {
-    operator = {
-      project = [
-        "roles/aiplatform.user",
-        "roles/batch.jobsEditor",
-        "roles/bigquery.jobUser",
-        "roles/cloudbuild.builds.editor",
-        "roles/compute.networkViewer",
-        "roles/dataproc.editor",
-        "roles/iam.securityReviewer",
-        "roles/logging.viewer",
-        "roles/serviceusage.serviceUsageConsumer",
-        "roles/tpu.admin",
-      ]
-      bucket     = ["roles/storage.legacyBucketReader", "roles/storage.objectUser"]
-      repository = ["roles/artifactregistry.writer"]
-      secret     = ["roles/secretmanager.secretAccessor"]
-      tracking   = ["roles/secretmanager.viewer"]
-      dataset    = ["roles/bigquery.dataViewer"]
-      jobs       = ["roles/iam.serviceAccountUser"]
-      serving    = ["roles/iam.serviceAccountUser"]
-      builder    = ["roles/iam.serviceAccountUser"]
-    }
+  rights = merge({
+    for holder, resources in local.needed.grants :
+    holder => { for resource, roles in resources : resource => keys(roles) }
+    }, {
     # An operator's, without builds and without what `check` alone looks at.
     control = {
       project = [
@@ -84,28 +64,7 @@ locals {
       jobs       = ["roles/iam.serviceAccountUser"]
       serving    = ["roles/iam.serviceAccountUser"]
     }
-    jobs = {
-      project = [
-        "roles/aiplatform.user",
-        "roles/batch.agentReporter",
-        "roles/dataproc.worker",
-        "roles/logging.logWriter",
-        "roles/tpu.admin",
-      ]
-      bucket     = ["roles/storage.admin"]
-      repository = ["roles/artifactregistry.reader"]
-      tracking   = ["roles/secretmanager.secretAccessor"]
-    }
-    builder = {
-      project    = ["roles/logging.logWriter"]
-      bucket     = ["roles/storage.objectViewer"]
-      repository = ["roles/artifactregistry.writer"]
-    }
-    vertex_ai = {
-      project = ["roles/aiplatform.serviceAgent"]
-      serving = ["roles/iam.serviceAccountAdmin"]
-    }
-  }
+  })
 
   # One entry a holder's member, resource and role, under a name that is known before anything exists.
   grants = merge([

@@ -11,6 +11,7 @@ from typing import Any
 import hcl2
 
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.setup.rights import GRANTS
 from tests.stand_ins.iam import Iam
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 from tests.stand_ins.projects import VERTEX_AI_AGENT
@@ -27,22 +28,14 @@ def read(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def local(name: str) -> Any:
-    """A local value that is a constant."""
-    (found,) = [block[name] for block in read("locals") if name in block]
-    return found
-
-
 def grants() -> set[Binding]:
-    """`(holder, resource, role)` of everything that is granted."""
-    return {
-        (holder, resource, role)
-        for holder, resources in local("rights").items()
-        if not holder.startswith("__")
-        for resource, roles in resources.items()
-        if not resource.startswith("__")
-        for role in roles
-    }
+    """`(holder, resource, role)` of everything that is granted: what `check` asks for, and what
+    Dagster's own machine has."""
+    text = (FOLDER / "rights.tf").read_text()
+    own = hcl2.loads(text[text.index("    control = {") : text.index("\n  })")] + "\n")
+    control = _plain(own)["control"].items()
+    asked = {(grant.holder, grant.resource, grant.role) for grant in GRANTS}
+    return asked | {("control", resource, role) for resource, roles in control for role in roles}
 
 
 def granted(members: Mapping[str, Sequence[str]], folder: Path) -> dict[str, dict[str, str]]:
@@ -50,12 +43,11 @@ def granted(members: Mapping[str, Sequence[str]], folder: Path) -> dict[str, dic
     the keys that its text makes."""
     text = (FOLDER / "rights.tf").read_text()
     if shutil.which("terraform"):
-        rights = text[
-            text.index("  rights = {") : text.index("\n}\n", text.index("grants = merge("))
-        ]
-        (folder / "main.tf").write_text(
-            f"locals {{\nmembers = {json.dumps(members)}\n{rights}\n}}\n"
-        )
+        (asked,) = re.findall(r"^  needed = .*", (FOLDER / "main.tf").read_text(), re.MULTILINE)
+        rights = text[text.index("  rights =") : text.index("\n}\n", text.index("grants = merge("))]
+        given = f"members = {json.dumps(members)}\n{asked}\n{rights}"
+        given = given.replace("${path.module}", str(FOLDER))
+        (folder / "main.tf").write_text(f"locals {{\n{given}\n}}\n")
         said = subprocess.run(
             ["terraform", "console"],
             input="jsonencode(local.grants)\n",

@@ -14,7 +14,7 @@ from dagster import DagsterInstance
 
 from llm_assets.cloud.settings import GoogleCloudSettings
 from llm_assets.cloud.setup.check import check
-from llm_assets.cloud.setup.rights import APIS, GRANTS, check_rights
+from llm_assets.cloud.setup.rights import check_rights
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
 from llm_assets.pipes.tpu_vm import TpuVms
@@ -51,18 +51,10 @@ def settings(google: LocalGoogle) -> GoogleCloudSettings:
     google.rest.images |= {image.split("/", 1)[1] for image in images}
     google.rest.quotas[BUILD_METRIC] = 8
     google.secrets.values["weights-and-biases-key"] = "hush-hush"
-    accounts = {
-        "builder_account": "llm-assets-builder@local-project.iam.gserviceaccount.com",
-    }
-    secrets = {"secrets": {"weights_and_biases_key": "weights-and-biases-key"}}
-    limits = {"cost": {"run_limit": 50}}
-    return GoogleCloudSettings.model_validate(cloud_settings(google) | accounts | secrets | limits)
-
-
-def test_rights_and_apis_that_are_made_are_those_that_are_checked() -> None:
-    asked = {(g.holder, g.resource, g.role) for g in GRANTS}
-    assert {grant for grant in terraform.grants() if grant[0] != "control"} == asked
-    assert set(terraform.local("apis")) == set(APIS)
+    content = cloud_settings(google) | {"cost": {"run_limit": 50}}
+    content["builder_account"] = "llm-assets-builder@local-project.iam.gserviceaccount.com"
+    content["secrets"] = {"weights_and_biases_key": "weights-and-biases-key"}
+    return GoogleCloudSettings.model_validate(content)
 
 
 def test_project_that_terraform_made_passes_the_check(
@@ -84,7 +76,9 @@ def test_check_names_each_right_that_is_taken_away(
         assert all(any(role in text for text in problems) for _, _, role in taken), problems
 
 
-def test_each_of_two_operators_gets_each_right_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_what_is_asked_for_is_made_each_right_of_two_operators_under_a_name_of_its_own(
+    tmp_path: Path,
+) -> None:
     members = {holder: [holder] for holder in ("control", "jobs", "builder", "vertex_ai")}
     operators = ["user:ada@example.com", "user:grace@example.com"]
     made = terraform.granted(members | {"operator": operators}, tmp_path)
@@ -95,6 +89,8 @@ def test_each_of_two_operators_gets_each_right_under_a_name_of_its_own(tmp_path:
     }
     assert {(g["resource"], g["role"], g["member"]) for g in made.values()} == wanted
     assert len(made) == len(wanted), "one name holds one grant"
+    apis = resource("google_project_service", "apis")["for_each"]
+    assert apis == "${toset(keys(local.needed.apis))}"
 
 
 def test_a_container_that_the_world_asks_may_do_nothing() -> None:
@@ -139,16 +135,6 @@ def test_dagsters_own_account_opens_the_history_that_its_image_names(
     terraform.bind(google.iam, settings, caller="control")
     with DagsterInstance.from_config(str(tmp_path)) as instance:
         assert type(instance.compute_log_manager).__name__ == "GCSComputeLogManager"
-
-
-def test_an_operator_may_tag_the_image_that_dagsters_machine_starts(
-    google: LocalGoogle, settings: GoogleCloudSettings
-) -> None:
-    assert "gcloud artifacts docker tags add" in (ROOT / "images" / "build.sh").read_text()
-    terraform.bind(google.iam, settings)
-    (repository,) = {place for _, role, place in google.iam.bindings if "artifactreg" in role}
-    for permission in ("artifactregistry.tags.create", "artifactregistry.tags.update"):
-        assert google.iam.allows(terraform.SERVICE_ACCOUNT, permission, repository)
 
 
 def test_every_attribute_is_one_of_the_providers_own_and_none_that_it_asks_for_is_missing() -> None:
