@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from artifacts.errors import UserError
 from artifacts.settings import read_yaml
 from artifacts.storage import files
 from llm_assets.cloud.settings import GoogleCloudSettings
+from llm_assets.cloud.setup.rights import REPOSITORY
 from llm_assets.settings_file import check_settings
 
 INFRASTRUCTURE = Path("infrastructure")
@@ -20,6 +22,8 @@ HEADER = (
     "# was written by `llm-assets setup`, the rest is yours to change: docs/google_cloud.md.\n"
 )
 IMAGES = ("spark", "cuda", "serve")
+BUILT = re.compile(rf"^[\w-]+-docker\.pkg\.dev/[^/]+/{REPOSITORY}/")
+"""What `images/build.sh` pushes begins so, in whichever project; an image from elsewhere stays."""
 
 
 class Outputs(BaseModel):
@@ -62,11 +66,9 @@ def write_settings(outputs: Outputs, path: Path) -> GoogleCloudSettings:
     before = read_yaml(path) if path.exists() else {}
     if not isinstance(before, dict):
         raise UserError(f"{path} is not a mapping of settings. Remove it, or correct it by hand.")
-    names = before.get("images") or {kind: f"{kind}:latest" for kind in IMAGES}
-    images = {
-        kind: image and f"{outputs.repository}/{image.rsplit('/', 1)[-1]}"
-        for kind, image in names.items()
-    }
+    repository = f"{outputs.repository}/"
+    names = before.get("images") or {kind: f"{repository}{kind}:latest" for kind in IMAGES}
+    images = {kind: image and BUILT.sub(repository, image) for kind, image in names.items()}
     secrets = before.get("secrets") or {}
     if secrets.get("hugging_face_token"):
         secrets = secrets | {"hugging_face_token": outputs.secret}

@@ -59,9 +59,9 @@ service_account: llm-assets@text-team-1.iam.gserviceaccount.com
 
 images:
   # Spark's is pinned: the cluster lags behind.
-  spark: example.com/old/spark:1.2
-  cuda: example.com/old/cuda:latest
-  serve: example.com/old/serve:latest
+  spark: us-east1-docker.pkg.dev/text-team-0/llm-assets/spark:1.2
+  cuda: us-east1-docker.pkg.dev/text-team-0/llm-assets/cuda:latest
+  serve: example.com/ours/server:3
 
 cost: {run_limit: 100, monthly_limit: 500}  # dollars
 web_access: yes
@@ -69,8 +69,8 @@ web_access: yes
     path.write_text(text)
     write_settings(read_outputs(write_outputs(tmp_path, MADE)), path)
     written = path.read_text()
-    changed = text.replace("text-team-0", "text-team-1")
-    changed = changed.replace("example.com/old", MADE["repository"])
+    changed = text.replace("us-east1-docker.pkg.dev/text-team-0/llm-assets", MADE["repository"])
+    changed = changed.replace("text-team-0", "text-team-1")
     lines = changed.removesuffix("web_access: yes\n").splitlines()
     assert written.splitlines()[: len(lines)] == lines
     assert load_cloud_settings(path).web_access
