@@ -32,10 +32,16 @@ def rest_url(settings: GoogleCloudSettings, host: str) -> str:
 
 
 def ask_json(session: Any, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON answer to a GET, or to a POST of a JSON body; raises what `requests` raises."""
+    """The JSON answer to a GET, or to a POST of a JSON body; raises what Google's clients raise."""
+    from google.api_core.exceptions import from_http_response
+
     method = "GET" if body is None else "POST"
     reply = session.request(method, url, json=body, timeout=REST_SECONDS)
-    reply.raise_for_status()
+    if not reply.ok:
+        error = from_http_response(reply)
+        # A question of many names would leave no room for the answer.
+        error.message = error.message.replace(reply.url, url.partition("?")[0])
+        raise error
     return reply.json()
 
 

@@ -23,10 +23,17 @@ from tests.stand_ins.serve_image import serve_image
 TEXTS_TABLE = f"{PROJECT}.corpus.texts"
 
 
+def machine(kind: str, accelerator: str | None = None, count: int = 0) -> dict[str, Any]:
+    """A machine as a cloud project's file describes it."""
+    return {"machine_type": kind, "accelerator_type": accelerator, "accelerator_count": count}
+
+
+CPU = machine("n1-standard-4")
+L4 = machine("g2-standard-8", "NVIDIA_L4", 1)
+
+
 def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
     """The content of a cloud project's file, machines without accelerators."""
-    machines: dict[str, Any] = {"accelerator_type": None, "accelerator_count": 0}
-    machines["machine_type"] = "n1-standard-4"
     return {
         "project": PROJECT,
         "region": REGION,
@@ -34,9 +41,9 @@ def cloud_settings(google: LocalGoogle, replicas: int = 1) -> dict[str, Any]:
         "service_account": JOBS_ACCOUNT,
         "serving_account": SERVING_ACCOUNT,
         "images": {"spark": SPARK_IMAGE, "cuda": CUDA_IMAGE, "serve": SERVE_IMAGE},
-        "training": machines | {"replicas": replicas, "strategy": "SPOT"},
-        "evaluation": machines,
-        "endpoint": machines | {"drain_seconds": 0.1},
+        "training": CPU | {"replicas": replicas, "strategy": "SPOT"},
+        "evaluation": CPU,
+        "endpoint": CPU | {"drain_seconds": 0.1},
         "api_endpoint": google.endpoint,
         "rest_endpoint": google.rest.url,
     }

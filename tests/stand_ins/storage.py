@@ -58,22 +58,15 @@ class StorageServer:
     """The storage stand-in of one test session."""
 
     def __init__(self) -> None:
-        self.requests: list[LoggedRequest] = []
-        self.denied: set[str] = set()
-        """Rights on buckets that the caller lacks."""
         self.allows: Callable[[str, str], bool] = lambda bucket, permission: True
         """Whether the caller has a permission on a bucket."""
-        self.soft_delete_days = 0
-        """How long buckets keep deleted objects."""
-        self.policies: dict[str, Any] = {}
-        """More of what a bucket says of itself, such as its retention policy."""
         self.clock: Callable[[], float] = time.monotonic
         """Seconds, by which an object is written too often."""
-        self._faults: list[StorageFault] = []
         self._written: dict[str, tuple[float, float]] = {}
         """Object to how many writes it is ahead of its rate, and when that was."""
         self._lock = threading.Lock()
         self._rewriting = threading.Lock()
+        self.clear()
         self._port = free_port()
         self._relay = start_http_server(self._answer)
         self._process = self._start_server()
@@ -103,11 +96,14 @@ class StorageServer:
     def clear(self) -> None:
         """Forget faults and the request log."""
         with self._lock:
-            self._faults.clear()
-            self.denied.clear()
-            self.requests.clear()
+            self.requests: list[LoggedRequest] = []
+            self.denied: set[str] = set()
+            """Rights on buckets that the caller lacks."""
             self.soft_delete_days = 0
-            self.policies.clear()
+            """How long buckets keep deleted objects."""
+            self.policies: dict[str, Any] = {}
+            """More of what a bucket says of itself, such as its retention policy."""
+            self._faults: list[StorageFault] = []
 
     def make_bucket(self, name: str) -> None:
         body = json.dumps({"name": name}).encode()
@@ -163,11 +159,7 @@ class StorageServer:
             answer = refused
         elif "/iam/testPermissions?" in raw_path:
             answer = self._test_permissions(raw_path)
-        elif (
-            (self.soft_delete_days or self.policies)
-            and method == "GET"
-            and BUCKET.fullmatch(raw_path)
-        ):
+        elif method == "GET" and BUCKET.fullmatch(raw_path):
             answer = self._describe_bucket(raw_path, headers)
         elif method in ("POST", "PUT") and self._is_too_often(path, body):
             answer = _failing(429)
@@ -266,15 +258,20 @@ class StorageServer:
 
     def _describe_bucket(self, path: str, headers: dict[str, str]) -> Answer:
         """`Bucket.softDeletePolicy` and others, which fake-gcs-server does not know."""
-        status, _, body = forward(self._port, "GET", path, headers, b"")
+        answer = forward(self._port, "GET", path, headers, b"")
+        if answer[0] != 200:
+            return answer
         seconds = str(self.soft_delete_days * 86_400)
         policy = {"softDeletePolicy": {"retentionDurationSeconds": seconds}}
-        return json_answer(status, json.loads(body) | policy | self.policies)
+        return json_answer(200, json.loads(answer[2]) | policy | self.policies)
 
     def _test_permissions(self, path: str) -> Answer:
         """The one call that fake-gcs-server lacks."""
-        asked = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)["permissions"]
-        bucket = path.split("/b/")[1].split("/")[0]
+        place, _, query = path.partition("/iam/testPermissions?")
+        bucket, asked = place.rpartition("/")[2], urllib.parse.parse_qs(query)["permissions"]
+        known = forward(self._port, "GET", place, {}, b"")
+        if known[0] != 200:
+            return known
         granted = [p for p in asked if p not in self.denied and self.allows(bucket, p)]
         content = {"kind": "storage#testIamPermissionsResponse", "permissions": granted}
         return json_answer(200, content)

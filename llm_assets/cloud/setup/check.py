@@ -5,7 +5,6 @@ Quotas say whether trainings, the endpoint and Spark batches find their machines
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 from artifacts.errors import first_line, reason_of
@@ -20,6 +19,7 @@ from llm_assets.cloud.spending import how_to_price, most_of_run, unpriced
 from llm_assets.cloud.vertex import REST_SECONDS, ask_json, open_session, rest_url
 from llm_assets.config import TrainingPlace
 from llm_assets.pipes.failures import JobService, explain
+from llm_assets.pipes.tpu_machine import REGISTRIES
 
 QUOTA_KINDS = {
     "NVIDIA_H100_80GB": "nvidia_h100",
@@ -29,6 +29,8 @@ QUOTA_KINDS = {
 """Accelerators whose quotas leave their memory out; all others are named like the accelerator."""
 BUILD_CPUS = 8
 """Of the machine that `images/cloudbuild.yaml` names."""
+OUTSIDE_EU = ("europe-west2", "europe-west6")
+"""London and Zurich, which the multi-region `eu` of Cloud Storage is without."""
 DISK_GB_PER_CORE = 100
 """What Dataproc Serverless gives a batch that says nothing else (its page "Quotas")."""
 
@@ -189,11 +191,11 @@ def check_compute(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding
         return
     base = f"{rest_url(settings, 'compute.googleapis.com')}/compute/v1"
     region = f"projects/{settings.project}/regions/{settings.region}"
-    status, found = _look(f"{base}/{region}")
-    if status == HTTPStatus.FORBIDDEN:
+    found = _look(f"{base}/{region}")
+    if found is None:
         key = "batch" if uses.batches else "training"
         yield _unseen(key, f"the quotas of {settings.region}", "compute.regions.get")
-        wanted = []
+        wanted, found = [], {}
     quotas = {quota["metric"]: quota for quota in found.get("quotas", [])}
     for need in wanted:
         if need.metric not in quotas:
@@ -240,12 +242,15 @@ def smallest_batch(settings: GoogleCloudSettings) -> dict[str, int]:
 
 def _check_subnetwork(url: str, place: str) -> Finding:
     """What is in it has internal addresses alone, and reaches Google's APIs by private access."""
+    from google.api_core.exceptions import NotFound
+
     key, name = "subnetwork", place.rsplit("/", 1)[1]
-    status, found = _look(url)
-    if status == HTTPStatus.FORBIDDEN:
-        return _unseen(key, f"the subnetwork {name}", "compute.subnetworks.get")
-    if status == HTTPStatus.NOT_FOUND:
+    try:
+        found = _look(url)
+    except NotFound:
         return Finding(key, False, f"there is no {place}: name one of the jobs' region")
+    if found is None:
+        return _unseen(key, f"the subnetwork {name}", "compute.subnetworks.get")
     if found.get("privateIpGoogleAccess"):
         return Finding(key, True, f"{name} has private access to Google's APIs")
     command = f"gcloud compute networks subnets update {name} --region={place.split('/')[3]}"
@@ -257,13 +262,14 @@ def _check_subnetwork(url: str, place: str) -> Finding:
     )
 
 
-def _look(url: str) -> tuple[int, dict[str, Any]]:
-    """The status and the JSON of an answer, which is empty where that is 403 or 404."""
-    reply = open_session().get(url, timeout=REST_SECONDS)
-    if reply.status_code in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
-        return reply.status_code, {}
-    reply.raise_for_status()
-    return reply.status_code, reply.json()
+def _look(url: str) -> dict[str, Any] | None:
+    """An answer's JSON; None where the caller may not see it."""
+    from google.api_core.exceptions import Forbidden
+
+    try:
+        return ask_json(open_session(), url)
+    except Forbidden:
+        return None
 
 
 def _unseen(key: str, what: str, permission: str) -> Finding:
@@ -330,8 +336,8 @@ def _check_apis(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
 def _check_billing(settings: GoogleCloudSettings, _: Uses) -> Iterator[Finding]:
     """Without billing every API refuses, each in words of its own."""
     base = rest_url(settings, "cloudbilling.googleapis.com")
-    status, found = _look(f"{base}/v1/projects/{settings.project}/billingInfo")
-    if status == HTTPStatus.FORBIDDEN:
+    found = _look(f"{base}/v1/projects/{settings.project}/billingInfo")
+    if found is None:
         whether = f"whether {settings.project} has billing"
         yield _unseen("project", whether, "resourcemanager.projects.get")
         return
@@ -387,8 +393,8 @@ def _is_in(bucket: Any, region: str) -> bool | None:
         return region in map(str.lower, bucket.data_locations)
     if bucket.location_type == "dual-region":
         return None
-    # The multi-region `eu` is named unlike its regions, `us` and `asia` are not.
-    location = {"eu": "europe"}.get(location, location)
+    if location == "eu":
+        return region.startswith("europe-") and region not in OUTSIDE_EU
     return region == location or region.startswith(f"{location}-")
 
 
@@ -429,6 +435,11 @@ def _check_images(settings: GoogleCloudSettings, uses: Uses) -> Iterator[Finding
         if unused.get(kind):
             continue
         host, _, rest = image.partition("/")
+        if not host.endswith(REGISTRIES):
+            # Others are not to be given a token of Google's.
+            text = f"{image} is in none of Google's registries, and only those are asked"
+            yield Finding(f"images.{kind}", None, text)
+            continue
         # A digest names the image also where a tag stands before it.
         tagged, _, digest = rest.partition("@")
         name, _, tag = tagged.partition(":")

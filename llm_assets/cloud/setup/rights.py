@@ -1,8 +1,4 @@
-"""Which APIs and rights runs need: what `check` asks for, and infrastructure/ makes.
-
-A test compares this list with the Terraform files, so that what is made and what is checked cannot
-differ. Roles are granted on the smallest resource that has them.
-"""
+"""Asks for the APIs and rights that runs need, by `rights.yaml`, which infrastructure/ makes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -137,6 +133,8 @@ SEEN_BY_USE: set[Resource] = {"secret", "dataset"}
 
 def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator[Finding]:
     """Every grant: the caller's are asked of each resource, the others of the troubleshooter."""
+    from google.api_core.exceptions import Forbidden, NotFound
+
     grants = [g for g in grants_for(settings, uses_bigquery) if g.resource not in SEEN_BY_USE]
     # The secret itself shows the operator's right to look at it.
     own = [g for g in grants if g.holder == "operator" and g.resource != "tracking"]
@@ -144,12 +142,18 @@ def check_rights(settings: GoogleCloudSettings, uses_bigquery: bool) -> Iterator
     for resource in dict.fromkeys(grant.resource for grant in own):
         here = [grant for grant in own if grant.resource == resource]
         wanted = [permission for grant in here for permission in grant.permissions]
-        granted = _granted(session, settings, resource, wanted)
+        target = _target(settings, resource)
+        try:
+            granted = _granted(session, settings, resource, wanted)
+        except (Forbidden, NotFound) as error:
+            # The rights on all else are looked at all the same.
+            text = f"the rights on {target.name} cannot be seen: {error.message}"
+            yield Finding(target.key, False, text)
+            continue
         for grant in here:
             if missing := [name for name in grant.permissions if name not in granted]:
                 yield _missing(settings, grant, missing)
         if set(wanted) <= granted:
-            target = _target(settings, resource)
             text = f"all {len(wanted)} permissions on {target.name} are granted"
             yield Finding(target.key, True, text)
     others = [grant for grant in grants if grant.holder != "operator"]

@@ -30,6 +30,18 @@ BROKEN_IMAGE, SLOW_IMAGE, FAILING_IMAGE, FLAKY_IMAGE = (
 )
 
 
+def pipeline_settings(**changes: Any) -> PipelineSettings:
+    """Those of a pipeline on the local Google."""
+    content = {
+        "name": "manual",
+        "platform": "google_cloud",
+        "store": f"gs://{BUCKET}/store",
+        "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": f"gs://{BUCKET}/text"}]},
+        "base_model": {"folder": "/models/base"},
+    }
+    return PipelineSettings.model_validate(content | changes)
+
+
 class Cloud:
     """One pipeline on the local Google, its endpoint's containers light ones."""
 
@@ -37,21 +49,9 @@ class Cloud:
         self.google = google
         self.folder = folder
         self.content = cloud_settings(google)
-        self.pipeline = PipelineSettings.model_validate(
-            {
-                "name": "manual",
-                "platform": "google_cloud",
-                "store": f"gs://{BUCKET}/{folder.name}",
-                "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
-                "base_model": {"folder": "/models/base"},
-                "endpoint": {
-                    "rollout": {
-                        "steps": [0.5],
-                        "step_seconds": 0.1,
-                        "min_requests": 3,
-                    }
-                },
-            }
+        rollout = {"steps": [0.5], "step_seconds": 0.1, "min_requests": 3}
+        self.pipeline = pipeline_settings(
+            store=f"gs://{BUCKET}/{folder.name}", endpoint={"rollout": rollout}
         )
         self.reports: list[str] = []
         self.use_image(SERVE_IMAGE)
