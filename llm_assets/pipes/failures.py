@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from dagster import Failure, MetadataValue
 
-from artifacts.errors import first_line
+from artifacts.errors import first_line, reason_of
 
-QUOTA = re.compile(r"quota|insufficient '", re.IGNORECASE)
+QUOTA = re.compile(r"(?<![a-z.])quota|insufficient '", re.IGNORECASE)
+"""Not the right to see quotas, nor the address of their list."""
 RATE = re.compile(r"per minute|per second|per day|per user|rate.?limit", re.IGNORECASE)
 IMAGE = re.compile(r"pull|image .*not found|manifest unknown|imagepull", re.IGNORECASE)
 NO_MACHINES = re.compile(
@@ -65,7 +66,10 @@ def explain(message: str, status: int | None, place: JobService) -> str:
             "another time. Set it, such as by `sudo timedatectl set-ntp true`, and ask again."
         )
     if DISABLED_API.search(message):
-        return f"Enable the API: gcloud services enable {place.api} --project={project}"
+        # Where Google names the page that enables it.
+        named = re.search(r"([a-z]+\.googleapis\.com)/overview", message)
+        api = named[1] if named else place.api
+        return f"Enable the API: gcloud services enable {api} --project={project}"
     if is_resource_quota(message):
         return (
             f"The quota of project {project} in {region} is too small for what was asked. Ask for "
@@ -125,20 +129,22 @@ def refusal(error: Exception, doing: str, place: JobService) -> tuple[str, str]:
     return f"{place.service} refused {doing} ({status or type(error).__name__}): {message}", advice
 
 
-def failure_of(
-    error: Exception, doing: str, place: JobService, running: str | None = None
-) -> RemoteJobFailed:
-    """The failure for an error that Google raised while `doing` something.
+def failure_of(error: Exception, doing: str, place: JobService) -> RemoteJobFailed:
+    """The failure for an error that Google raised while `doing` something."""
+    told = refusal(error, doing, place)
+    return _failure(told, advice=told[1])
 
-    Args:
-        running: the console's page of a job that goes on all the same.
-    """
-    text, advice = refusal(error, doing, place)
-    goes_on = running and (
+
+def failure_while_running(error: Exception, page: str) -> RemoteJobFailed:
+    """The failure for an error of whatever kind, after which a job with this page goes on."""
+    told = error.description if isinstance(error, Failure) else reason_of(error)
+    goes_on = (
         "The job goes on and costs money: materialize the asset again and the run follows it, "
-        f"or cancel it at {running}"
+        f"or cancel it at {page}"
     )
-    return _failure([text, advice, goes_on], advice)
+    description = f"{told or first_line(error)}\n{goes_on}"
+    may_retry, links = getattr(error, "allow_retries", True), getattr(error, "metadata", None)
+    return RemoteJobFailed(description, links, allow_retries=may_retry)
 
 
 def failure_of_job(

@@ -5,7 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Self
@@ -131,10 +131,14 @@ class RemoteRun:
                     self._adopt_or_submit()
                     while not self._follow_to_end():
                         self._submit_again()
-                except BaseException as error:
-                    # An interruption; after a fault the job goes on, to be found again.
-                    if not isinstance(error, Exception):
-                        self._cancel()
+                except Exception as error:
+                    # After a fault the job goes on, to be found again.
+                    if self.job is None or not self.job.phase.adoptable:
+                        raise
+                    page = self.service.links(self.job.name)["console"]
+                    raise failures.failure_while_running(error, page) from error
+                except BaseException:
+                    self._cancel()
                     raise
                 return dg.PipesClientCompletedInvocation(self.session, metadata=self._metadata())
 
@@ -149,14 +153,12 @@ class RemoteRun:
                 function, self.limits.retries, self.context.log.warning, self._signals.sleep
             )
         except (GoogleAPIError, GoogleAuthError) as error:
-            job = self.job
-            links = self.service.links(job.name) if job and not job.phase.ended else {}
-            raise failures.failure_of(
-                error, doing, self.service.place, links.get("console")
-            ) from error
+            raise failures.failure_of(error, doing, self.service.place) from error
 
     def _adopt_or_submit(self) -> None:
-        # A fresh place for the messages of each attempt; its label tells our own from another's.
+        # A fresh place for the messages of each attempt; its label tells our own from another's,
+        # also where the run is interrupted before it knows the job.
+        self.job = None
         self._mark = f"m{uuid.uuid4().hex[:16]}"
         job = self._guard("looking for or submitting the job", self._find_or_create)
         self.adopted = job.labels.get(MESSAGES_LABEL) != self._mark
@@ -318,14 +320,13 @@ class RemoteRun:
         seconds = self.limits.drain_seconds if job.phase is Phase.SUCCEEDED else 0.0
         deadline = time.monotonic() + seconds
         backoff = failures.Backoff(FIRST_POLL_SECONDS, self.limits.poll_seconds)
-        self.reader.poll()
-        while self.reader.closed is None and time.monotonic() < deadline:
-            self._signals.sleep(backoff.take())
+        while True:
             self.reader.poll()
             if self.reader.closed is None:
                 self._guard("reading the last messages", self.reader.read_rest)
-        if self.reader.closed is None:
-            self._guard("reading the last messages", self.reader.read_rest)
+            if self.reader.closed is not None or time.monotonic() >= deadline:
+                return
+            self._signals.sleep(backoff.take())
 
     def _cancel(self) -> None:
         """End the job; an interruption while it was being submitted included."""
@@ -339,11 +340,13 @@ class RemoteRun:
             )
 
     def _cancel_once(self) -> None:
-        jobs = [self.job] if self.job else self.service.find(self.key)
-        for job in jobs:
-            if not job.phase.ended and (self.job or job.labels.get(MESSAGES_LABEL) == self._mark):
+        found = [self.job] if self.job else self.service.find(self.key)
+        own = [job for job in found if self.job or job.labels.get(MESSAGES_LABEL) == self._mark]
+        for job in own:
+            if not job.phase.ended:
                 self.context.log.warning(f"Cancelling {job.name}")
                 self.service.cancel(job)
+                self.job = replace(job, phase=Phase.CANCELLING)
 
     def _metadata(self) -> dict[str, Any]:
         assert self.job is not None

@@ -20,6 +20,7 @@ from llm_assets.cloud.spending import Spending
 from llm_assets.pipes import Limits, RetryPolicy, tpu_vm
 from llm_assets.pipes.dataproc_serverless import DataprocBatches
 from llm_assets.pipes.google_batch import BatchJobs
+from llm_assets.pipes.remote_job import RemoteRun
 from llm_assets.pipes.service import Phase, RemoteJob, RemoteService
 from llm_assets.pipes.tpu_vm import TpuVms
 from llm_assets.pipes.vertex_custom_job import VertexCustomJobs
@@ -500,6 +501,26 @@ def test_run_cancelled_before_it_knows_its_job_ends_it(scene: Scene) -> None:
     assert "Submitted" in process.output.read_text()
     scene.runner.hold_pending(False)
     scene.ends(starts=1)
+
+
+@ending("run canceled while its job is submitted again", "the run is canceled", "{scene.removed}")
+@only(*MACHINES, VERTEX)
+def test_run_cancelled_while_it_submits_its_job_again_ends_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, submitted = RemoteRun._find_or_create, []
+
+    def submit_and_end(run: RemoteRun) -> RemoteJob:
+        submitted.append(submit(run))
+        if len(submitted) == 2:
+            raise KeyboardInterrupt
+        return submitted[-1]
+
+    monkeypatch.setattr(RemoteRun, "_find_or_create", submit_and_end)
+    with suppress(KeyboardInterrupt):
+        scene.run("die-until:2:1", "sleep:600")
+    monkeypatch.undo()
+    wait_until(lambda: not scene.left(), told=lambda: str(scene.left()))
 
 
 @ending(

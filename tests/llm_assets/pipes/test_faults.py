@@ -1,8 +1,8 @@
 """What Google, the network and people do to a job, through the real clients."""
 
+import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -11,6 +11,7 @@ from dagster import DagsterInstance
 
 from artifacts.program.entry import FLUSH_SECONDS
 from llm_assets.pipes import Limits, RetryPolicy
+from llm_assets.pipes.service import RemoteJob
 from tests.llm_assets.pipes.runner import QUICK, Runner, failure_text, log_text
 from tests.stand_ins.google import BUCKET, LocalGoogle
 from tests.waiting import wait_until
@@ -48,48 +49,47 @@ def test_busy_service_is_given_up_in_the_end(vertex_runner: Runner, google: Loca
     assert 1 < google.server.faults.count("CreateCustomJob") < 20
 
 
-@pytest.mark.fault(
+def fails(job: RemoteJob) -> None:
+    """In the place of an objection, such as where the lease of a job may not be renewed."""
+    raise PermissionError("no right to the bucket")
+
+
+REVOKED = pytest.mark.fault(
     "Google Cloud",
     "key revoked while a job runs",
     sees="how to renew it, and that the job continues",
     then="the next run follows the job",
 )
-def test_key_revoked_while_a_job_runs_is_told_and_the_job_is_found_again(
-    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        pytest.param("key", "key in GOOGLE_APPLICATION_CREDENTIALS", marks=REVOKED, id="key"),
+        pytest.param("role", "for roles/aiplatform.user on it", id="role"),
+        pytest.param("lease", "no right to the bucket", id="lease"),
+    ],
+)
+def test_what_ends_a_run_while_its_job_runs_is_told_and_the_job_is_found_again(
+    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path, broken: str, told: str
 ) -> None:
-    def revoke(revoked: bool) -> None:
-        google.tokens.revoked = revoked
-
-    text = failure_of_run(vertex_runner, revoke, tmp_path / "go")
-    assert "key in GOOGLE_APPLICATION_CREDENTIALS" in text
-
-
-def failure_of_run(runner: Runner, break_it: Callable[[bool], None], go: Path) -> str:
-    """What a run says where its service is broken while its job runs; the next run follows that."""
-
     def once_it_runs() -> None:
-        wait_until(lambda: [job.state.name for job in runner.jobs()] == ["JOB_STATE_RUNNING"])
-        break_it(True)
+        states = ["JOB_STATE_RUNNING"]
+        wait_until(lambda: [job.state.name for job in vertex_runner.jobs()] == states)
+        google.tokens.revoked = broken == "key"
+        google.iam.denied |= {"aiplatform.customJobs.get"} if broken == "role" else set()
 
     threading.Thread(target=once_it_runs, daemon=True).start()
-    text = failure_text(runner.run([f"wait:{go}", "materialize"]))
-    (job,) = runner.jobs()
+    limits = dataclasses.replace(QUICK, objection=fails) if broken == "lease" else QUICK
+    steps = [f"wait:{tmp_path / 'go'}", "materialize"]
+    text = failure_text(vertex_runner.changed(limits=limits).run(steps))
+    (job,) = vertex_runner.jobs()
     assert "The job goes on and costs money" in text and job.name.rsplit("/")[-1] in text
-    break_it(False)
-    go.touch()
-    assert runner.run([f"wait:{go}", "materialize"]).success
-    assert len(runner.jobs()) == 1
-    return text
-
-
-def test_role_taken_away_while_a_job_runs_is_told_and_the_job_is_found_again(
-    vertex_runner: Runner, google: LocalGoogle, tmp_path: Path
-) -> None:
-    def take_away(away: bool) -> None:
-        google.iam.denied = {"aiplatform.customJobs.get"} if away else set()
-
-    text = failure_of_run(vertex_runner, take_away, tmp_path / "go")
-    assert "for roles/aiplatform.user on it" in text
+    assert told in text
+    google.tokens.revoked = False
+    google.iam.denied.clear()
+    (tmp_path / "go").touch()
+    assert vertex_runner.run(steps).success and len(vertex_runner.jobs()) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_unreadable_messages_fail_and_say_what_to_ask_for(
 ) -> None:
     google.storage.add_fault(403, method="GET", contains="/messages", times=1000, skip=1)
     text = failure_text(vertex_runner.run(["materialize"]))
-    assert "roles/storage.objectUser" in text
+    assert "roles/storage.objectUser" in text and "The job goes on and costs money" in text
 
 
 @pytest.mark.fault("Google Cloud", "wrong region", sees="the region", then="nothing runs")

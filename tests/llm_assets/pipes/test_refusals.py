@@ -42,6 +42,14 @@ REFUSALS = [
         id="API",
     ),
     pytest.param(
+        DENIED,
+        "Compute Engine API has not been used in project 1 before or it is disabled. Enable it by "
+        "visiting https://console.developers.google.com/apis/api/compute.googleapis.com/overview"
+        "?project=1 then retry.",
+        "gcloud services enable compute.googleapis.com --project=local-project",
+        id="API of another",
+    ),
+    pytest.param(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "The following quota metrics exceed quota limits: "
         "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus",
