@@ -7,7 +7,6 @@ storage before any answer leaves, since Google reports an export as done when it
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -175,15 +174,13 @@ def add_rows(client: "Client", table: str, texts: Mapping[str, str], ingested_at
 def _home(environment: Path) -> Iterator[Path]:
     """A home for the emulator, DuckDB's extensions, which came as Python packages, where it would
     download them to."""
-    home = Path(tempfile.mkdtemp(prefix="bigquery-"))
-    for path in environment.glob("lib/python*/site-packages/duckdb_extension_*/extensions/v*/*"):
-        folder = home / ".duckdb" / "extensions" / path.parent.name / "linux_amd64"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / path.name).symlink_to(path)
-    try:
-        yield home
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    extensions = "lib/python*/site-packages/duckdb_extension_*/extensions/v*/*"
+    with tempfile.TemporaryDirectory(prefix="bigquery-", ignore_cleanup_errors=True) as home:
+        for path in environment.glob(extensions):
+            folder = Path(home) / ".duckdb" / "extensions" / path.parent.name / "linux_amd64"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / path.name).symlink_to(path)
+        yield Path(home)
 
 
 def _listens(process: subprocess.Popen[bytes], url: str) -> bool:

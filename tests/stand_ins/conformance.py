@@ -2,9 +2,10 @@
 
 `conformance.json` says it, method by method, and every call to the local Google is held against it:
 the caller needs the rights, and sets no field that is not listed; of REST calls, none that Google's
-description of the API does not have. Each rule says which stand-in keeps it and where it is
-written: in the installed proto or description, with the text's hash, or on a page. A test notices a
-text that has changed; after reading it,
+description of the API does not have. Each rule says which stand-in keeps it, which test notices if
+not (else test_conformance.py breaks it), and where it is written: in the installed proto or
+description, with the text's hash, or on a page. A test notices a text that has changed; after
+reading it,
 
     python -m tests.stand_ins.conformance [CALLS]
 
@@ -35,6 +36,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "google_cloud.md"
 BEGIN, END = "<!-- python -m tests.stand_ins.conformance -->\n", "<!-- end -->\n"
 RECORD = "RECORD_CALLS"
 PAGE = "page: "
+LINE = 100
 WELL_KNOWN = "google.protobuf."
 """Times, structures, masks: whole values, of which nothing is looked into."""
 PROJECT = "projects/local-project"
@@ -142,7 +144,7 @@ def digest(written: str) -> str | None:
 def render() -> str:
     """The table as docs/google_cloud.md has it."""
     rules = [rule for row in TABLE.values() for rule in row["rules"]]
-    hashed = sum(rule["hash"] is not None for rule in rules)
+    hashed = sum("hash" in rule for rule in rules)
     fields = sum(len(row.get("fields", ())) for row in TABLE.values())
     ruled = sum(bool(row["rules"]) for row in TABLE.values())
     newest = max(rule["since"] for rule in rules if "since" in rule)
@@ -178,6 +180,25 @@ def document(text: str) -> str:
     return before + BEGIN + render() + END + rest.partition(END)[2]
 
 
+def as_json(table: dict[str, dict[str, Any]]) -> str:
+    """The table with the parts of a rule or a right, and names of fields, on one line, as far as it
+    has room for them."""
+    text = json.dumps(table, indent=1)
+    text = re.sub(r"(?<=[\[{])\n( {4}).*?\n {3}(?=[\]}])", _packed, text, flags=re.DOTALL)
+    text = re.sub(r"(?<=\[\n)( {3})\"[^]{}]*(?=\n {2}\])", _packed, text)
+    return re.sub(r"\[\n {3}(.{,80})\n {2}\]", r"[\1]", text) + "\n"
+
+
+def _packed(row: re.Match[str]) -> str:
+    lines: list[list[str]] = [[]]
+    for part in row[0].strip().split(f",\n{row[1]}"):
+        if sum(map(len, [*lines[-1], part])) > LINE:
+            lines.append([])
+        lines[-1].append(part)
+    kept = row[1] if row[0].startswith(row[1]) else ""
+    return kept + f",\n{row[1]}".join(", ".join(line) for line in lines)
+
+
 def main() -> None:
     """Enter hashes, and the fields of recorded calls; write the table."""
     for call in Path(sys.argv[1]).read_text().splitlines() if sys.argv[1:] else []:
@@ -185,8 +206,9 @@ def main() -> None:
         TABLE[method]["fields"] = sorted({*TABLE[method]["fields"], field})
     for row in TABLE.values():
         for rule in row["rules"]:
-            rule["hash"] = digest(rule["written"])
-    PATH.write_text(json.dumps(TABLE, indent=1) + "\n")
+            if text := digest(rule["written"]):
+                rule["hash"] = text
+    PATH.write_text(as_json(TABLE))
     DOCUMENT.write_text(document(DOCUMENT.read_text()))
 
 

@@ -115,7 +115,7 @@ def _run(project: Project, command: str) -> int:
 
 
 def _print_jobs(google: LocalGoogle) -> None:
-    for batch in google.dataproc.batches():
+    for batch in google.dataproc.jobs():
         print(f"  Dataproc batch {batch.name.rsplit('/', 1)[1]}: {batch.state.name}")
     for job in google.vertex.jobs():
         replicas = sum(pool.replica_count for pool in job.job_spec.worker_pool_specs)

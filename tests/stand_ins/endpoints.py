@@ -14,10 +14,10 @@ import grpc
 from google.cloud import aiplatform_v1
 from google.protobuf import empty_pb2
 
-from tests.stand_ins.faults import RpcFailed, not_found
+from tests.stand_ins.faults import RpcFailed, already_exists, invalid, not_found
 from tests.stand_ins.grpc_server import Operations
 from tests.stand_ins.job_rules import check_machine
-from tests.stand_ins.models import VertexModels, refuse
+from tests.stand_ins.models import VertexModels
 from tests.stand_ins.prediction import PredictionServer
 from tests.stand_ins.processes import RealProcess
 from tests.stand_ins.serving_containers import LIVENESS_SECONDS, Replica, ServingContainers
@@ -38,17 +38,15 @@ class VertexEndpoints:
         operations: Operations,
         authorize: Callable[[str | None], None],
     ) -> None:
-        self.quota = 100
-        """Models that may be deployed at once, for lack of more machines."""
         self.hold_deployments = threading.Event()
         """While set, deployments are under way and do not end."""
         self.containers = containers
         self._models = models
         self._operations = operations
-        self._endpoints: dict[str, aiplatform_v1.Endpoint] = {}
         self._replicas: dict[tuple[str, str], Replica] = {}
         self._deploying: dict[tuple[str, str], Replica | None] = {}
         self._lock = threading.RLock()
+        self.reset()
         self.prediction = PredictionServer(self.find, self.replica, authorize)
 
     def stop(self) -> None:
@@ -64,9 +62,10 @@ class VertexEndpoints:
                 if replica is not None:
                     replica.process.end()
             self._replicas.clear()
-            self._endpoints.clear()
             self._deploying.clear()
+            self._endpoints: dict[str, aiplatform_v1.Endpoint] = {}
             self.quota = 100
+            """Models that may be deployed at once, for lack of more machines."""
             self.containers.liveness_seconds = LIVENESS_SECONDS
 
     def find(self, name: str) -> aiplatform_v1.Endpoint:
@@ -89,11 +88,11 @@ class VertexEndpoints:
 
     def create_endpoint(self, request: aiplatform_v1.CreateEndpointRequest) -> Any:
         if not ENDPOINT_ID.fullmatch(request.endpoint_id):
-            raise refuse(f"endpoint_id {request.endpoint_id!r} is not valid.")
+            raise invalid(f"endpoint_id {request.endpoint_id!r} is not valid.")
         name = f"{request.parent}/endpoints/{request.endpoint_id}"
         with self._lock:
             if name in self._endpoints:
-                raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{name} already exists.")
+                raise already_exists(name)
             endpoint = aiplatform_v1.Endpoint(request.endpoint)
             endpoint.name = name
             if endpoint.dedicated_endpoint_enabled:
@@ -108,7 +107,7 @@ class VertexEndpoints:
         endpoint = self.find(request.endpoint.name)
         self._refuse_while_changing(endpoint.name)
         if list(request.update_mask.paths) != ["traffic_split"]:
-            raise refuse("Only traffic_split is updated here.")
+            raise invalid("Only traffic_split is updated here.")
         self._split(endpoint, dict(request.endpoint.traffic_split))
         return aiplatform_v1.Endpoint(endpoint)
 
@@ -116,22 +115,20 @@ class VertexEndpoints:
         endpoint = self.find(request.endpoint)
         deployed = aiplatform_v1.DeployedModel(request.deployed_model)
         if not DEPLOYED_ID.fullmatch(deployed.id):
-            raise refuse(f"deployed_model.id {deployed.id!r} is not valid.")
+            raise invalid(f"deployed_model.id {deployed.id!r} is not valid.")
         resources = deployed.dedicated_resources
         check_machine(resources.machine_spec)
         least, most = resources.min_replica_count, resources.max_replica_count
         if least < 1 or 0 < most < least:
-            raise refuse(f"From {least} to {most} replicas are not valid.")
+            raise invalid(f"From {least} to {most} replicas are not valid.")
         model = self._models.find(deployed.model)
         if model.container_spec.invoke_route_prefix and not endpoint.dedicated_endpoint_enabled:
-            raise refuse(
-                "Models with invoke_route_prefix are deployed to dedicated endpoints only."
-            )
+            raise invalid("Models with invoke_route_prefix need dedicated endpoints.")
         deployed.model, deployed.model_version_id = model.name, model.version_id
         key = (endpoint.name, deployed.id)
         with self._lock:
             if key in self._deploying or deployed.id in {d.id for d in endpoint.deployed_models}:
-                raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{deployed.id} is there already.")
+                raise already_exists(deployed.id)
             self._refuse_while_changing(endpoint.name)
             self._deploying[key] = None
         split = dict(request.traffic_split)
@@ -161,15 +158,13 @@ class VertexEndpoints:
         """One change at a time, as Vertex AI's own words have it."""
         running = self._operations.running(name)
         if running:
-            raise RpcFailed(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"There are other operations running on the Endpoint {name}: {running[0]}",
-            )
+            text = f"There are other operations running on the Endpoint {name}: {running[0]}"
+            raise RpcFailed(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     def _split(self, endpoint: aiplatform_v1.Endpoint, split: dict[str, int]) -> None:
         known = {deployed.id for deployed in endpoint.deployed_models}
         if not set(split) <= known or (split and sum(split.values()) != 100):
-            raise refuse(f"The traffic split {split} does not fit {sorted(known)} or is not 100.")
+            raise invalid(f"The traffic split {split} does not fit {sorted(known)} or is not 100.")
         with self._lock:
             endpoint.traffic_split = split
 
@@ -203,10 +198,8 @@ class VertexEndpoints:
         model: aiplatform_v1.Model,
     ) -> Replica:
         if len(self._replicas) >= self.quota:
-            raise RpcFailed(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "The following quotas are exceeded: CustomModelServingL4GPUsPerProject",
-            )
+            text = "The following quotas are exceeded: CustomModelServingL4GPUsPerProject"
+            raise RpcFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         replica = self.containers.start(key[0], deployed, model)
         with self._lock:
             if key not in self._deploying:

@@ -81,3 +81,11 @@ class RpcFailed(Exception):
 
 def not_found(what: Any) -> RpcFailed:
     return RpcFailed(grpc.StatusCode.NOT_FOUND, f"Not found: {what}")
+
+
+def already_exists(what: Any) -> RpcFailed:
+    return RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"Already exists: {what}")
+
+
+def invalid(message: str) -> RpcFailed:
+    return RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, message)

@@ -6,12 +6,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from google.cloud.aiplatform_v1 import EndpointServiceClient, JobServiceClient, ModelServiceClient
+from google.cloud.batch_v1 import BatchServiceClient
+from google.cloud.dataproc_v1 import BatchControllerClient
+from google.cloud.secretmanager_v1 import SecretManagerServiceClient
+from google.cloud.tpu_v2 import TpuClient
 
 from tests.stand_ins.conformance import check_call
 from tests.stand_ins.dataproc import Dataproc
 from tests.stand_ins.endpoints import VertexEndpoints
 from tests.stand_ins.google_batch import GoogleBatch
-from tests.stand_ins.grpc_server import GoogleServer
+from tests.stand_ins.grpc_server import GoogleServer, service_methods
 from tests.stand_ins.iam import Iam
 from tests.stand_ins.identity import (
     JOBS_ACCOUNT,
@@ -41,32 +48,22 @@ HIERARCHICAL_BUCKET = "local-hierarchical-bucket"
 CUDA_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/cuda:local"
 SERVE_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/serve:local"
 SPARK_IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/llm-assets/spark:local"
+CLIENTS: dict[Any, str] = {
+    BatchControllerClient: "dataproc",
+    BatchServiceClient: "batch",
+    EndpointServiceClient: "endpoints",
+    JobServiceClient: "vertex",
+    ModelServiceClient: "models",
+    SecretManagerServiceClient: "secrets",
+    TpuClient: "tpu",
+}
+"""Generated client to the stand-in that answers it."""
 
 
 class LocalGoogle:
     """A started local Google Cloud; `environment` makes the generated clients reach it."""
 
     def __init__(self, folder: Path) -> None:
-        from google.cloud.aiplatform_v1.services.endpoint_service.transports.grpc import (
-            EndpointServiceGrpcTransport,
-        )
-        from google.cloud.aiplatform_v1.services.job_service.transports.grpc import (
-            JobServiceGrpcTransport,
-        )
-        from google.cloud.aiplatform_v1.services.model_service.transports.grpc import (
-            ModelServiceGrpcTransport,
-        )
-        from google.cloud.batch_v1.services.batch_service.transports.grpc import (
-            BatchServiceGrpcTransport,
-        )
-        from google.cloud.dataproc_v1.services.batch_controller.transports.grpc import (
-            BatchControllerGrpcTransport,
-        )
-        from google.cloud.secretmanager_v1.services.secret_manager_service.transports.grpc import (
-            SecretManagerServiceGrpcTransport,
-        )
-        from google.cloud.tpu_v2.services.tpu.transports.grpc import TpuGrpcTransport
-
         certificates = make_certificates()
         authority = folder / "authority.pem"
         authority.write_bytes(certificates.authority)
@@ -109,33 +106,22 @@ class LocalGoogle:
             SPARK_IMAGE: LocalImage(),
             SERVE_IMAGE: serve_image(),
         }
-        self.dataproc = Dataproc(
-            REGION,
-            folder / "dataproc",
-            self.images,
-            of_jobs,
-            self.storage.download,
-            self.server.operations,
-        )
         self.mount = open_mount(
             folder / "gcs",
             self.storage.direct_url,
             [BUCKET, HIERARCHICAL_BUCKET],
             hierarchical=[HIERARCHICAL_BUCKET],
         )
-        self.vertex = VertexJobs(REGION, folder / "vertex", self.images, of_jobs, self.mount)
-        self.batch = GoogleBatch(
-            folder / "batch", self.images, of_jobs, self.mount, self.server.operations
-        )
+        parts = (self.images, of_jobs, self.mount, self.server.operations)
+        self.dataproc = Dataproc(REGION, self.storage.download, folder / "dataproc", *parts)
+        self.vertex = VertexJobs(REGION, folder / "vertex", *parts)
+        self.batch = GoogleBatch(folder / "batch", *parts)
         self.tpu = Tpu(
-            folder / "tpu",
-            self.images,
-            of_jobs,
-            self.mount,
-            self.server.operations,
             lambda: self.tokens.issue(JOBS_ACCOUNT),
             self.tokens.authorize,
             self.iam.allows,
+            folder / "tpu",
+            *parts,
         )
         self.models = VertexModels(self.server.operations)
         self.storage.make_bucket(COPIES)
@@ -158,14 +144,9 @@ class LocalGoogle:
         self._with_processes: tuple[Any, ...] = (*jobs, self.endpoints)
         self.rest = RestServer(self.tokens, REGION, self.iam)
         self.dataproc.free_cores = lambda: self.rest.region_quotas["CPUS"] - USED
-        self.server.add_service(BatchControllerGrpcTransport, self.dataproc)
-        self.server.add_service(BatchServiceGrpcTransport, self.batch)
-        self.server.add_service(TpuGrpcTransport, self.tpu)
+        for client, name in CLIENTS.items():
+            self.server.add_methods(service_methods(client), getattr(self, name))
         self.server.add_methods(LOCATION_METHODS, self.tpu)
-        self.server.add_service(JobServiceGrpcTransport, self.vertex)
-        self.server.add_service(ModelServiceGrpcTransport, self.models)
-        self.server.add_service(EndpointServiceGrpcTransport, self.endpoints)
-        self.server.add_service(SecretManagerServiceGrpcTransport, self.secrets)
         self.server.add_methods(PROJECT_METHODS, Projects(self.iam))
         self.server.start()
 
@@ -194,14 +175,8 @@ def running_local_google() -> Iterator[LocalGoogle]:
     """Start the local Google and point this process's environment at it while the block runs."""
     with tempfile.TemporaryDirectory(prefix="local-google-") as folder:
         google = LocalGoogle(Path(folder))
-        before = {name: os.environ.get(name) for name in google.environment}
-        os.environ.update(google.environment)
         try:
-            yield google
+            with patch.dict(os.environ, google.environment):
+                yield google
         finally:
             google.stop()
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value

@@ -5,15 +5,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 from google.cloud import batch_v1
 
-from tests.stand_ins.faults import RpcFailed
-from tests.stand_ins.filters import matches_labels
+from tests.stand_ins.faults import already_exists
 from tests.stand_ins.job_rules import check_machines_job
-from tests.stand_ins.machine_service import POLL_SECONDS, MachineService, MadeMachine
+from tests.stand_ins.machine_service import (
+    POLL_SECONDS,
+    MachineService,
+    MadeMachine,
+    matches_labels,
+    now,
+)
 from tests.stand_ins.processes import RealProcess, free_port
-from tests.stand_ins.running_job import now
 
 State = batch_v1.JobStatus.State
 ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
@@ -70,7 +73,7 @@ class GoogleBatch(MachineService[BatchRun]):
         name = f"{request.parent}/jobs/{request.job_id}"
         with self._lock:
             if name in self._made:
-                raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{name}' already exists")
+                raise already_exists(name)
             job = batch_v1.Job(request.job)
             job.name, job.uid = name, f"{request.job_id}-{next(self._numbers)}"
             job.create_time = job.update_time = now()

@@ -31,17 +31,20 @@ class MethodTypes:
     serialize: Callable[[Any], bytes]
 
 
+def plain_types(request: Any, reply: Any) -> MethodTypes:
+    """Of a method whose messages have no wrappers."""
+    return MethodTypes(request.FromString, reply.SerializeToString)
+
+
 OPERATIONS = {
-    "/google.longrunning.Operations/GetOperation": MethodTypes(
-        operations_pb2.GetOperationRequest.FromString, operations_pb2.Operation.SerializeToString
-    ),
-    "/google.longrunning.Operations/ListOperations": MethodTypes(
-        operations_pb2.ListOperationsRequest.FromString,
-        operations_pb2.ListOperationsResponse.SerializeToString,
-    ),
-    "/google.longrunning.Operations/CancelOperation": MethodTypes(
-        operations_pb2.CancelOperationRequest.FromString, empty_pb2.Empty.SerializeToString
-    ),
+    f"/google.longrunning.Operations/{name}Operation{plural}": plain_types(
+        getattr(operations_pb2, f"{name}Operation{plural}Request"), reply
+    )
+    for name, plural, reply in (
+        ("Get", "", operations_pb2.Operation),
+        ("List", "s", operations_pb2.ListOperationsResponse),
+        ("Cancel", "", empty_pb2.Empty),
+    )
 }
 
 
@@ -79,12 +82,11 @@ def _serialize_plain(message: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
-def service_methods(transport: type) -> Mapping[str, MethodTypes]:
-    """Every unary method of a generated gRPC transport, by its full path."""
+def service_methods(client: Any) -> Mapping[str, MethodTypes]:
+    """Every unary method of a generated client, by its full path."""
     channel = _NoteTakingChannel()
-    instance = transport(
-        channel=channel, credentials=google.auth.credentials.AnonymousCredentials()
-    )
+    credentials = google.auth.credentials.AnonymousCredentials()
+    instance = client.get_transport_class("grpc")(channel=channel, credentials=credentials)
     names = list(instance._stubs)
     instance._stubs.clear()
     instance._logged_channel = channel
@@ -234,10 +236,6 @@ class GoogleServer:
     def endpoint(self) -> str:
         """What a client's `api_endpoint` has to be."""
         return f"localhost:{self.proxy.port}"
-
-    def add_service(self, transport: type, implementation: object) -> None:
-        """Serve the methods of a generated transport that the implementation has."""
-        self.add_methods(service_methods(transport), implementation)
 
     def add_methods(self, methods: Mapping[str, MethodTypes], implementation: object) -> None:
         """Serve those of the methods that the implementation has, by their snake-case names."""

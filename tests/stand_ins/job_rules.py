@@ -1,11 +1,11 @@
 """What the services refuse before they make a job; each rule says where it is written."""
 
 import re
+from collections.abc import Mapping
 
-import grpc
 from google.cloud import aiplatform_v1, batch_v1, dataproc_v1, tpu_v2
 
-from tests.stand_ins.faults import RpcFailed
+from tests.stand_ins.faults import invalid
 
 LONGEST_SECONDS = 7 * 24 * 3600
 """`Scheduling.timeout`: seven days (quotas page, "Limits for custom training")."""
@@ -17,35 +17,17 @@ HYPERDISK_ONLY = ("a3-ultragpu-", "a4-", "a4x-", "g4-", "c4-", "c4d-", "n4-", "n
 """Machine families whose boot disk is a hyperdisk: "for A3U machines ... hyperdisk-balanced"; of
 the others Compute Engine says "[pd-ssd, n4-standard-2] features are not compatible"."""
 ATTACHED = {
-    "a2-highgpu-2g": ("NVIDIA_TESLA_A100", 2),
-    "a2-highgpu-4g": ("NVIDIA_TESLA_A100", 4),
+    **{f"a2-highgpu-{n}g": ("NVIDIA_TESLA_A100", n) for n in (1, 2, 4, 8)},
     "a2-megagpu-16g": ("NVIDIA_TESLA_A100", 16),
-    "a2-ultragpu-2g": ("NVIDIA_A100_80GB", 2),
-    "a2-ultragpu-4g": ("NVIDIA_A100_80GB", 4),
-    "a3-highgpu-1g": ("NVIDIA_H100_80GB", 1),
-    "a3-highgpu-2g": ("NVIDIA_H100_80GB", 2),
-    "a3-highgpu-4g": ("NVIDIA_H100_80GB", 4),
-    "a4-highgpu-8g": ("NVIDIA_B200", 8),
-    "a4x-highgpu-4g": ("NVIDIA_GB200", 4),
-    "g2-standard-4": ("NVIDIA_L4", 1),
-    "g2-standard-12": ("NVIDIA_L4", 1),
-    "g2-standard-16": ("NVIDIA_L4", 1),
-    "g2-standard-24": ("NVIDIA_L4", 2),
-    "g2-standard-32": ("NVIDIA_L4", 1),
-    "g2-standard-96": ("NVIDIA_L4", 8),
-    "g4-standard-48": ("NVIDIA_RTX_PRO_6000", 1),
-    "g4-standard-96": ("NVIDIA_RTX_PRO_6000", 2),
-    "g4-standard-192": ("NVIDIA_RTX_PRO_6000", 4),
-    "g4-standard-384": ("NVIDIA_RTX_PRO_6000", 8),
-    "a2-highgpu-1g": ("NVIDIA_TESLA_A100", 1),
-    "a2-highgpu-8g": ("NVIDIA_TESLA_A100", 8),
-    "a2-ultragpu-1g": ("NVIDIA_A100_80GB", 1),
-    "a2-ultragpu-8g": ("NVIDIA_A100_80GB", 8),
-    "a3-highgpu-8g": ("NVIDIA_H100_80GB", 8),
+    **{f"a2-ultragpu-{n}g": ("NVIDIA_A100_80GB", n) for n in (1, 2, 4, 8)},
+    **{f"a3-highgpu-{n}g": ("NVIDIA_H100_80GB", n) for n in (1, 2, 4, 8)},
     "a3-megagpu-8g": ("NVIDIA_H100_MEGA_80GB", 8),
     "a3-ultragpu-8g": ("NVIDIA_H200_141GB", 8),
-    "g2-standard-8": ("NVIDIA_L4", 1),
-    "g2-standard-48": ("NVIDIA_L4", 4),
+    "a4-highgpu-8g": ("NVIDIA_B200", 8),
+    "a4x-highgpu-4g": ("NVIDIA_GB200", 4),
+    **{f"g2-standard-{cores}": ("NVIDIA_L4", 1) for cores in (4, 8, 12, 16, 32)},
+    **{f"g2-standard-{12 * n}": ("NVIDIA_L4", n) for n in (2, 4, 8)},
+    **{f"g4-standard-{48 * n}": ("NVIDIA_RTX_PRO_6000", n) for n in (1, 2, 4, 8)},
 }
 """Machines that come with their accelerators, whose kind and number must be given (page "Configure
 compute resources for training", table of machine types)."""
@@ -162,7 +144,7 @@ def _check_pool(pool: aiplatform_v1.WorkerPoolSpec) -> None:
 
 
 def _refuse(message: str) -> None:
-    raise RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, message)
+    raise invalid(message)
 
 
 JOB_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -178,9 +160,7 @@ def check_machines_job(request: batch_v1.CreateJobRequest) -> None:
     job, region = request.job, request.parent.split("/")[3]
     if not JOB_ID.fullmatch(request.job_id):
         _refuse(f"job_id {request.job_id!r} does not match {JOB_ID.pattern}.")
-    for key, value in job.labels.items():
-        if not LABEL.fullmatch(key) or not LABEL.fullmatch(value) or key.startswith("goog"):
-            _refuse(f"The label {key}={value} is not valid.")
+    _check_labels(job.labels)
     if len(job.task_groups) != 1:
         _refuse("A job has one task group.")
     (group,) = job.task_groups
@@ -194,6 +174,12 @@ def check_machines_job(request: batch_v1.CreateJobRequest) -> None:
     _check_task(group.task_spec)
     for instance in job.allocation_policy.instances:
         _check_instance(instance)
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    for key, value in labels.items():
+        if not LABEL.fullmatch(key) or not LABEL.fullmatch(value) or key.startswith("goog"):
+            _refuse(f"The label {key}={value} is not valid.")
 
 
 def _check_task(task: batch_v1.TaskSpec) -> None:
@@ -255,9 +241,7 @@ def check_queued_resource(request: tpu_v2.CreateQueuedResourceRequest) -> None:
         _refuse(f"node_spec: {spec.parent} {spec.node_id} is not a node of {request.parent}.")
     if TPU_MACHINES.get(spec.node.accelerator_type) != spec.node.runtime_version:
         _refuse(f"{spec.node.accelerator_type} does not boot with {spec.node.runtime_version!r}.")
-    for key, value in spec.node.labels.items():
-        if not LABEL.fullmatch(key) or not LABEL.fullmatch(value) or key.startswith("goog"):
-            _refuse(f"The label {key}={value} is not valid.")
+    _check_labels(spec.node.labels)
     if (name := resource.reservation_name) and not RESERVATION.fullmatch(name):
         _refuse(f"reservation_name {name} is not one of a zone.")
     if any(len(value.encode()) > LONGEST_METADATA for value in spec.node.metadata.values()):

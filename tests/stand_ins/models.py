@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import grpc
 from google.cloud import aiplatform_v1
 
-from tests.stand_ins.faults import RpcFailed, not_found
+from tests.stand_ins.faults import already_exists, invalid, not_found
 from tests.stand_ins.grpc_server import Operations
 
 ALIAS = re.compile(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]")
@@ -25,27 +24,21 @@ METRICS = {
 tasks and metrics, as that pipeline's import writes them."""
 
 
-def refuse(message: str) -> RpcFailed:
-    return RpcFailed(grpc.StatusCode.INVALID_ARGUMENT, message)
-
-
 class VertexModels:
     """The model service of one region."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
-        self._versions: dict[str, dict[str, aiplatform_v1.Model]] = {}
-        self._evaluations: dict[str, list[aiplatform_v1.ModelEvaluation]] = {}
-        self._labels: dict[str, dict[str, str]] = {}
-        """Model's name to the labels that its first upload came with."""
         self._lock = threading.RLock()
+        self.reset()
 
     def reset(self) -> None:
         """Forget all models."""
         with self._lock:
-            self._versions.clear()
-            self._evaluations.clear()
-            self._labels.clear()
+            self._versions: dict[str, dict[str, aiplatform_v1.Model]] = {}
+            self._evaluations: dict[str, list[aiplatform_v1.ModelEvaluation]] = {}
+            self._labels: dict[str, dict[str, str]] = {}
+            """Model's name to the labels that its first upload came with."""
 
     def find(self, name: str) -> aiplatform_v1.Model:
         """A version by `model`, `model@version` or `model@alias`."""
@@ -63,15 +56,15 @@ class VertexModels:
     def upload_model(self, request: aiplatform_v1.UploadModelRequest) -> Any:
         model = aiplatform_v1.Model(request.model)
         if not model.artifact_uri.startswith("gs://"):
-            raise refuse(f"artifact_uri {model.artifact_uri!r} is not a Cloud Storage path.")
+            raise invalid(f"artifact_uri {model.artifact_uri!r} is not a Cloud Storage path.")
         if not model.container_spec.image_uri:
-            raise refuse("container_spec.image_uri is required.")
+            raise invalid("container_spec.image_uri is required.")
         if model.container_spec.invoke_route_prefix not in ("", "/*"):
-            raise refuse('container_spec.invoke_route_prefix: "/*" is the only supported value.')
+            raise invalid('container_spec.invoke_route_prefix: "/*" is the only supported value.')
         if model.container_spec.invoke_route_prefix and model.container_spec.predict_route:
-            raise refuse("Only one of predict_route or invoke_route_prefix can be set.")
+            raise invalid("Only one of predict_route or invoke_route_prefix can be set.")
         if model.container_spec.deployment_timeout.total_seconds() > LONGEST_DEPLOYMENT:
-            raise refuse("container_spec.deployment_timeout is two hours at most.")
+            raise invalid("container_spec.deployment_timeout is two hours at most.")
         check_labels(model.labels)
         if request.parent_model:
             name = request.parent_model
@@ -79,10 +72,10 @@ class VertexModels:
                 raise not_found(name)
         else:
             if not MODEL_ID.fullmatch(request.model_id):
-                raise refuse(f"model_id {request.model_id!r} is not valid.")
+                raise invalid(f"model_id {request.model_id!r} is not valid.")
             name = f"{request.parent}/models/{request.model_id}"
             if name in self._versions:
-                raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"{name} already exists.")
+                raise already_exists(name)
         return self._operations.run(name, lambda: self._add(name, model))
 
     def list_model_versions(self, request: aiplatform_v1.ListModelVersionsRequest) -> Any:
@@ -95,7 +88,7 @@ class VertexModels:
         model = self.find(request.model.name)
         for path in request.update_mask.paths:
             if path not in ("labels", "version_description"):
-                raise refuse(f"The field {path} cannot be updated.")
+                raise invalid(f"The field {path} cannot be updated.")
             check_labels(request.model.labels)
             setattr(model, path, getattr(request.model, path))
         return self._shown(model)
@@ -105,9 +98,9 @@ class VertexModels:
         with self._lock:
             for alias in request.version_aliases:
                 if not ALIAS.fullmatch(alias.removeprefix("-")):
-                    raise refuse(f"The alias {alias!r} is not valid.")
+                    raise invalid(f"The alias {alias!r} is not valid.")
                 if alias == "-default":
-                    raise refuse("The default alias cannot be removed, only moved.")
+                    raise invalid("The default alias cannot be removed, only moved.")
                 self._set_alias(model, alias)
         return self._shown(model)
 
@@ -116,9 +109,9 @@ class VertexModels:
         evaluation = aiplatform_v1.ModelEvaluation(request.model_evaluation)
         names = METRICS.get(evaluation.metrics_schema_uri)
         if names is None:
-            raise refuse(f"Unknown metrics_schema_uri {evaluation.metrics_schema_uri!r}.")
+            raise invalid(f"Unknown metrics_schema_uri {evaluation.metrics_schema_uri!r}.")
         if not set(evaluation.metrics or {}) <= names:
-            raise refuse("Invalid Metrics Format")
+            raise invalid("Invalid Metrics Format")
         for content in (evaluation.metrics, evaluation.metadata):
             check_finite(content)
         known = self._evaluations.setdefault(parent, [])
@@ -167,14 +160,14 @@ class VertexModels:
 def check_labels(labels: Mapping[str, str]) -> None:
     for key, value in labels.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            raise refuse(f"The label {key}={value!r} is not valid.")
+            raise invalid(f"The label {key}={value!r} is not valid.")
 
 
 def check_finite(content: Any) -> None:
     """Google's APIs take JSON, which has no word for NaN and infinity."""
     for number in _numbers(content):
         if not math.isfinite(number):
-            raise refuse(f"Invalid value: {number} is no JSON number.")
+            raise invalid(f"Invalid value: {number} is no JSON number.")
 
 
 def _numbers(content: Any) -> Iterator[float]:

@@ -5,21 +5,19 @@ Where this machine has FUSE, a file system with Cloud Storage FUSE's own rules
 kinder than Google, and the tests of those rules are skipped.
 """
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.parse
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tests.needs import FUSE, NEEDS
+from tests.stand_ins.bucket_objects import BucketObjects, PreconditionFailed
 from tests.stand_ins.processes import REPOSITORY, start_process
 
 SCAN_SECONDS = 0.3
@@ -120,11 +118,10 @@ class CopiedBucket(Mount):
         self._folder = folder
         self._root = folder / bucket
         self._root.mkdir(parents=True, exist_ok=True)
-        self._objects = f"{storage_url}/storage/v1/b/{bucket}/o"
-        self._uploads = f"{storage_url}/upload/storage/v1/b/{bucket}/o"
+        self._objects = BucketObjects(storage_url, bucket)
         self._known: dict[str, tuple[int, int]] = {}
         self._pending: dict[str, tuple[int, int]] = {}
-        self._generations: dict[str, str] = {}
+        self._generations: dict[str, int] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -141,13 +138,13 @@ class CopiedBucket(Mount):
     def pull(self) -> None:
         with self._lock:
             self._push(settled_only=False)
-            present = {item["name"]: item["generation"] for item in self._list()}
-            for name, generation in present.items():
+            present = {found.name: found for found in self._objects.list("", "")[0]}
+            for name, found in present.items():
                 path = self._root / name
-                if self._generations.get(name) != generation or not path.exists():
+                if self._generations.get(name) != found.generation or not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(self._call("GET", f"{self._quote(name)}?alt=media"))
-                    self._note(name, generation)
+                    path.write_bytes(self._objects.read(found) or b"")
+                    self._note(name, found.generation)
             for name in set(self._known) - set(present):
                 (self._root / name).unlink(missing_ok=True)
                 del self._known[name]
@@ -169,55 +166,29 @@ class CopiedBucket(Mount):
                 self._upload(name)
         self._pending = found
         for name in set(self._known) - set(found):
-            self._call("DELETE", self._quote(name), missing_ok=True)
+            self._objects.remove(name)
             del self._known[name]
 
     def _scan(self) -> dict[str, tuple[int, int]]:
         found = {}
         for path in self._root.rglob("*"):
-            try:
+            with suppress(FileNotFoundError):
                 if path.is_file():
-                    status = path.stat()
-                    name = path.relative_to(self._root).as_posix()
-                    found[name] = (status.st_mtime_ns, status.st_size)
-            except FileNotFoundError:
-                continue
+                    found[path.relative_to(self._root).as_posix()] = _stamp(path)
         return found
 
-    def _note(self, name: str, generation: str) -> None:
-        status = (self._root / name).stat()
-        self._known[name] = (status.st_mtime_ns, status.st_size)
+    def _note(self, name: str, generation: int) -> None:
+        self._known[name] = _stamp(self._root / name)
         self._generations[name] = generation
 
     def _upload(self, name: str) -> None:
-        try:
-            content = (self._root / name).read_bytes()
-        except FileNotFoundError:
-            return
-        query = urllib.parse.urlencode({"uploadType": "media", "name": name})
-        reply = self._request("POST", f"{self._uploads}?{query}", content)
-        try:
-            self._note(name, json.loads(reply)["generation"])
-        except FileNotFoundError:
+        with suppress(FileNotFoundError, PreconditionFailed):
+            content, before = (self._root / name).read_bytes(), self._objects.find(name)
             self._known[name] = (0, 0)
+            sent = self._objects.write(name, content, before.generation if before else 0)
+            self._note(name, sent.generation)
 
-    def _list(self) -> list[dict[str, Any]]:
-        return json.loads(self._call("GET", "")).get("items", [])
 
-    def _quote(self, name: str) -> str:
-        return "/" + urllib.parse.quote(name, safe="")
-
-    def _call(self, method: str, path: str, missing_ok: bool = False) -> bytes:
-        return self._request(method, f"{self._objects}{path}", None, missing_ok)
-
-    def _request(
-        self, method: str, url: str, body: bytes | None, missing_ok: bool = False
-    ) -> bytes:
-        request = urllib.request.Request(url, data=body, method=method)
-        try:
-            with urllib.request.urlopen(request) as reply:
-                return reply.read()
-        except urllib.error.HTTPError as error:
-            if missing_ok and error.code == 404:
-                return b""
-            raise
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size

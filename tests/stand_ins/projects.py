@@ -5,18 +5,16 @@ from typing import Any
 from google.cloud import resourcemanager_v3
 from google.iam.v1 import iam_policy_pb2
 
-from tests.stand_ins.grpc_server import MethodTypes
+from tests.stand_ins.grpc_server import MethodTypes, plain_types
 from tests.stand_ins.iam import Iam
 from tests.stand_ins.identity import SERVICE_ACCOUNT
 
 PROJECT_METHODS = {
-    "/google.cloud.resourcemanager.v3.Projects/TestIamPermissions": MethodTypes(
-        iam_policy_pb2.TestIamPermissionsRequest.FromString,
-        iam_policy_pb2.TestIamPermissionsResponse.SerializeToString,
+    "/google.cloud.resourcemanager.v3.Projects/TestIamPermissions": plain_types(
+        iam_policy_pb2.TestIamPermissionsRequest, iam_policy_pb2.TestIamPermissionsResponse
     ),
     "/google.cloud.resourcemanager.v3.Projects/GetProject": MethodTypes(
-        resourcemanager_v3.GetProjectRequest.deserialize,
-        resourcemanager_v3.Project.serialize,
+        resourcemanager_v3.GetProjectRequest.deserialize, resourcemanager_v3.Project.serialize
     ),
 }
 NUMBER = "123456789012"

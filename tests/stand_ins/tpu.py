@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,18 @@ from google.protobuf import empty_pb2
 
 from tests.stand_ins import discovery
 from tests.stand_ins.conformance import check_rights
-from tests.stand_ins.faults import RpcFailed, not_found
-from tests.stand_ins.grpc_server import MethodTypes, Operations
+from tests.stand_ins.faults import RpcFailed, already_exists, not_found
+from tests.stand_ins.grpc_server import plain_types
 from tests.stand_ins.http_server import Answer, HttpServer, json_answer, start_http_server
 from tests.stand_ins.job_rules import check_queued_resource
-from tests.stand_ins.machine_service import POLL_SECONDS, MachineService, MadeMachine
-from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import LocalImage, RealProcess
-from tests.stand_ins.running_job import now
+from tests.stand_ins.machine_service import POLL_SECONDS, MachineService, MadeMachine, now
+from tests.stand_ins.processes import RealProcess
 
 State = tpu_v2.QueuedResourceState.State
 By = tpu_v2.QueuedResourceState.StateInitiator
 LOCATION_METHODS = {
-    "/google.cloud.location.Locations/ListLocations": MethodTypes(
-        locations_pb2.ListLocationsRequest.FromString,
-        locations_pb2.ListLocationsResponse.SerializeToString,
+    "/google.cloud.location.Locations/ListLocations": plain_types(
+        locations_pb2.ListLocationsRequest, locations_pb2.ListLocationsResponse
     ),
 }
 """Every service has them; of Cloud TPU alone they are asked for."""
@@ -63,14 +60,10 @@ class Tpu(MachineService[TpuRequest]):
 
     def __init__(
         self,
-        folder: Path,
-        images: dict[str, LocalImage],
-        environment: Mapping[str, str],
-        mount: Mount,
-        operations: Operations,
         token: Callable[[], object],
         authorize: Callable[[str | None], str],
         allows: Callable[[str, str, str], bool],
+        *parts: Any,
     ) -> None:
         """Nothing is asked for yet.
 
@@ -78,7 +71,7 @@ class Tpu(MachineService[TpuRequest]):
             token: a new one of the machines' account.
             authorize: the account of a request's credentials; refuses others.
         """
-        super().__init__(folder, images, environment, mount, operations)
+        super().__init__(*parts)
         self._token, self._authorize, self._allows = token, authorize, allows
 
     def log(self, name: str) -> str:
@@ -101,7 +94,7 @@ class Tpu(MachineService[TpuRequest]):
         name = f"{request.parent}/queuedResources/{request.queued_resource_id}"
         with self._lock:
             if name in self._made:
-                raise RpcFailed(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{name}' already exists")
+                raise already_exists(name)
             resource = tpu_v2.QueuedResource(request.queued_resource)
             resource.name, resource.create_time = name, now()
             resource.state.state = State.CREATING

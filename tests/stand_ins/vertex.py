@@ -4,22 +4,17 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 from google.cloud import aiplatform_v1
 from google.protobuf import empty_pb2
 from google.rpc import code_pb2, status_pb2
 
-from tests.stand_ins.faults import RpcFailed, not_found
-from tests.stand_ins.filters import matches_labels
-from tests.stand_ins.job_places import cluster_spec, output_folders
+from tests.stand_ins.faults import invalid
 from tests.stand_ins.job_rules import check_job
-from tests.stand_ins.mount import Mount
-from tests.stand_ins.processes import LocalImage, RealProcess, free_port
-from tests.stand_ins.running_job import RunningJob, now
+from tests.stand_ins.machine_service import POLL_SECONDS, JobService, matches_labels, now
+from tests.stand_ins.processes import RealProcess, free_port
 
 PROJECT_NUMBER = "123456789012"
 State = aiplatform_v1.JobState
@@ -29,25 +24,34 @@ ENDED = (
     State.JOB_STATE_CANCELLED,
     State.JOB_STATE_EXPIRED,
 )
-POLL_SECONDS = 0.05
 BETWEEN_REPLICAS_SECONDS = 0.3
 REASON_SECONDS = 0.5
 """A job's error is set some time after its state; Google takes up to a minute."""
 
 
-class VertexJobs:
+@dataclass
+class RunningJob:
+    """A job and the processes of its replicas."""
+
+    job: aiplatform_v1.CustomJob
+    replicas: dict[str, RealProcess] = field(default_factory=dict)
+    restart: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    starts: int = 0
+    machines: dict[str, str] = field(default_factory=dict)
+    """Replica to the name of its machine, which is another one after a restart."""
+
+
+class VertexJobs(JobService[RunningJob]):
     """The job service of one region."""
 
-    def __init__(
-        self,
-        region: str,
-        folder: Path,
-        images: dict[str, LocalImage],
-        environment: Mapping[str, str],
-        mount: Mount,
-    ) -> None:
-        self.hold_pending = False
-        """Leave new jobs PENDING, as where no machine is free."""
+    def __init__(self, region: str, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._region = region
+        self._machine_numbers = itertools.count()
+
+    def _clear(self) -> None:
+        super()._clear()
         self.hold_queued = False
         """Leave new jobs QUEUED, as where the project's quota is used up (page "Understand the
         custom training service", "Queue a new job"): over quota, none is refused."""
@@ -55,54 +59,23 @@ class VertexJobs:
         """How many of the next jobs fail since the region has no machines."""
         self.cancel_seconds = 0.0
         """How long a job is being cancelled before it is."""
-        self._region = region
-        self._folder = folder
-        self._images = images
-        self._environment = environment
-        self._mount = mount
-        self._jobs: dict[str, RunningJob] = {}
-        self._job_numbers = itertools.count(1000)
-        """One never comes again: what a job printed lies under it."""
-        self._machine_numbers = itertools.count()
-        self._lock = threading.RLock()
-
-    def stop(self) -> None:
-        """End every process still running."""
-        with self._lock:
-            for running in self._jobs.values():
-                running.cancelled.set()
-                for process in running.replicas.values():
-                    process.end()
-
-    def reset(self) -> None:
-        """Forget all jobs, ending their processes."""
-        self.stop()
-        with self._lock:
-            self._jobs.clear()
-            self.hold_pending = self.hold_queued = False
-            self.out_of_stock = 0
-            self.cancel_seconds = 0.0
-
-    def jobs(self) -> list[aiplatform_v1.CustomJob]:
-        """All jobs, oldest first."""
-        return [running.job for running in self._jobs.values()]
 
     def billing(self) -> list[RealProcess]:
-        """The replicas whose machines cost money now."""
-        replicas = [p for running in self._jobs.values() for p in [*running.replicas.values()]]
+        """The replicas that run."""
+        replicas = [p for running in self._made.values() for p in [*running.replicas.values()]]
         return [process for process in replicas if process.poll() is None]
 
     def starts(self, name: str) -> int:
         """How often a job's replicas were started."""
-        return self._jobs[name].starts
+        return self._made[name].starts
 
     def logs(self, name: str) -> dict[str, str]:
         """What each replica (`workerpool0-0`) printed."""
-        return {key: process.log() for key, process in self._jobs[name].replicas.items()}
+        return {key: process.log() for key, process in self._made[name].replicas.items()}
 
     def preempt(self, name: str) -> None:
         """Take the machines away: the job starts again where it asked for that, else it fails."""
-        running = self._jobs[name]
+        running = self._made[name]
         # Those of now: once the restart is asked for, new ones take their places.
         replicas = [(running.machines[key], p) for key, p in running.replicas.items()]
         restarts = running.job.job_spec.scheduling.restart_job_on_worker_restart
@@ -122,21 +95,17 @@ class VertexJobs:
     def create_custom_job(self, request: aiplatform_v1.CreateCustomJobRequest) -> Any:
         region = request.parent.split("/")[3]
         if region != self._region:
-            raise RpcFailed(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"The location ID in the resource name ({region}) does not match the endpoint's "
-                f"({self._region}).",
-            )
+            text = f"The location ID in the resource name ({region}) does not match the endpoint's"
+            raise invalid(f"{text} ({self._region}).")
         job = aiplatform_v1.CustomJob(request.custom_job)
         check_job(job)
         with self._lock:
-            number = next(self._job_numbers)
+            number = next(self._numbers)
             # Names that come back hold the project's number, whatever the request called it.
             job.name = f"projects/{PROJECT_NUMBER}/locations/{region}/customJobs/{number}"
             job.state = State.JOB_STATE_PENDING
             job.create_time = now()
-            running = RunningJob(job)
-            self._jobs[job.name] = running
+            running = self._made[job.name] = RunningJob(job)
         if self.hold_queued:
             job.state = State.JOB_STATE_QUEUED
         else:
@@ -161,15 +130,13 @@ class VertexJobs:
 
     def _cancel(self, running: RunningJob) -> None:
         self._end(running, State.JOB_STATE_CANCELLED, "Cancelled.", code_pb2.CANCELLED)
-        running.cancelled.set()
-        for process in list(running.replicas.values()):
-            process.end()
+        self._take_down(running)
 
-    def _find(self, name: str) -> RunningJob:
+    def _take_down(self, running: RunningJob) -> None:
         with self._lock:
-            if name not in self._jobs:
-                raise not_found(name)
-            return self._jobs[name]
+            running.cancelled.set()
+            for process in running.replicas.values():
+                process.end()
 
     def _end(self, running: RunningJob, state: State, message: str = "", code: int = 0) -> None:
         with self._lock:
@@ -293,3 +260,25 @@ class VertexJobs:
             if status != 0 or key == "workerpool0-0":
                 return key, status
         return None
+
+
+def cluster_spec(job: aiplatform_v1.CustomJob, pool: int, index: int) -> dict[str, Any]:
+    """CLUSTER_SPEC of one replica: all replicas by host name and port, and which of them it is."""
+    job_id = job.name.rsplit("/", 1)[1]
+    cluster = {
+        f"workerpool{number}": [
+            f"cmle-training-workerpool{number}-{job_id}-{replica}:2222"
+            for replica in range(spec.replica_count)
+        ]
+        for number, spec in enumerate(job.job_spec.worker_pool_specs)
+        if spec.replica_count
+    }
+    task = {"type": f"workerpool{pool}", "index": index}
+    return {"cluster": cluster, "environment": "cloud", "task": task}
+
+
+def output_folders(job: aiplatform_v1.CustomJob) -> dict[str, str]:
+    """`CustomJobSpec.base_output_directory`: the variables that it sets, if it is there."""
+    output = job.job_spec.base_output_directory.output_uri_prefix.rstrip("/")
+    folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
+    return {f"AIP_{name}": f"{output}/{folder}/" for name, folder in folders.items() if output}

@@ -59,7 +59,7 @@ def cloud_project(
 
 def jobs(google: LocalGoogle) -> list[tuple[str, str]]:
     """Every batch and custom job that was ever submitted: name and state."""
-    batches = [(batch.name, batch.state.name) for batch in google.dataproc.batches()]
+    batches = [(batch.name, batch.state.name) for batch in google.dataproc.jobs()]
     custom_jobs = [(job.name, job.state.name) for job in google.vertex.jobs()]
     return batches + custom_jobs
 
@@ -70,7 +70,7 @@ def wait_for_jobs(google: LocalGoogle, count: int) -> None:
 
 def program_logs(google: LocalGoogle) -> str:
     """What all programs printed, for the failure's sake."""
-    batches = [google.dataproc.log(batch.name) for batch in google.dataproc.batches()]
+    batches = [google.dataproc.log(batch.name) for batch in google.dataproc.jobs()]
     custom_jobs = [str(google.vertex.logs(job.name)) for job in google.vertex.jobs()]
     return "\n".join(batches + custom_jobs)
 
@@ -199,7 +199,7 @@ def test_text_in_a_bucket_is_copied_by_tasks_with_the_bytes_of_one_process(
     made = [project.materialize("raw_corpus") for _ in range(2)]
 
     assert all(run.returncode == 0 for run in made), made[0].stdout + program_logs(google)
-    assert [batch.state.name for batch in google.dataproc.batches()] == batches
+    assert [batch.state.name for batch in google.dataproc.jobs()] == batches
     assert "MB of files in buckets" in made[0].stderr and "exists already" in made[1].stderr
     settings = RawCorpusSettings.model_validate({"sources": sources})
     stats = write_snapshot(settings, tmp_path / "expected", lambda line: None)

@@ -172,8 +172,7 @@ class Runner:
 
     def jobs(self) -> list[Any]:
         """The service's jobs, oldest first."""
-        stand_in = self.stand_in
-        return stand_in.batches() if self.service == "dataproc" else stand_in.jobs()
+        return self.stand_in.jobs()
 
     @property
     def create_method(self) -> str:

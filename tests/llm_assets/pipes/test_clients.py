@@ -47,14 +47,6 @@ def test_succeeded_job_whose_output_is_gone_is_replaced(vertex_runner: Runner) -
     assert len(vertex_runner.jobs()) == 2
 
 
-def test_failed_job_is_replaced_under_a_new_name(each_runner: Runner) -> None:
-    assert not each_runner.changed(image="somewhere/missing:1").run(["materialize"]).success
-    assert each_runner.run(["materialize"]).success
-    first, second = each_runner.jobs()
-    assert first.labels["pipeskey"] == second.labels["pipeskey"]
-    assert first.labels["pipesmessages"] != second.labels["pipesmessages"]
-
-
 def test_without_a_fingerprint_every_run_has_a_job_of_its_own(vertex_runner: Runner) -> None:
     runner = vertex_runner.changed(fingerprint=None)
     assert runner.run(["materialize"]).success
