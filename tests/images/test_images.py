@@ -118,10 +118,6 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_there_is_an_image_for_each_use() -> None:
-    assert IMAGES == ["control", "cuda", "serve", "serve_transformers", "spark", "tpu"]
-
-
 @pytest.mark.parametrize("image", IMAGES)
 def test_dockerfile_is_pinned_copies_what_exists_and_ends_without_root(image: str) -> None:
     steps = instructions(image)

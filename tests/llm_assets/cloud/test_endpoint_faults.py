@@ -21,7 +21,10 @@ from tests.llm_assets.cloud.conftest import (
     Cloud,
 )
 from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
+from tests.stand_ins.project import L4
 from tests.waiting import wait_until
+
+SOAK = pytest.mark.soak
 
 
 @pytest.mark.fault(
@@ -81,14 +84,6 @@ def test_missing_quota_says_what_to_ask_for_and_is_mended_by_asking_again(cloud:
     assert cloud.serve(version).changed and cloud.shares() == {"version-1": 100}
 
 
-CRASHES = {
-    "while the model is deployed": ("DeployModel", 1),
-    "after its first share of traffic": ("UpdateEndpoint", 1),
-    "after its last share of traffic": ("UpdateEndpoint", 2),
-    "while the old model is removed": ("UndeployModel", 1),
-}
-
-
 @pytest.mark.fault(
     "Google Cloud",
     "run killed during a deployment: {when}",
@@ -96,20 +91,19 @@ CRASHES = {
     then="the endpoint keeps answering; the next run completes the deployment",
 )
 @pytest.mark.parametrize(
-    "when",
+    ("when", "method", "count"),
     [
-        "while the model is deployed",
-        "after its last share of traffic",
-        *(
-            pytest.param(when, marks=pytest.mark.soak)
-            for when in ("after its first share of traffic", "while the old model is removed")
-        ),
+        ("while the model is deployed", "DeployModel", 1),
+        ("after its last share of traffic", "UpdateEndpoint", 2),
+        pytest.param("after its first share of traffic", "UpdateEndpoint", 1, marks=SOAK),
+        pytest.param("while the old model is removed", "UndeployModel", 1, marks=SOAK),
     ],
 )
-def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, when: str) -> None:
+def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(
+    cloud: Cloud, when: str, method: str, count: int
+) -> None:
     url = cloud.serve(cloud.register("a")).url
     version = cloud.register("b")
-    method, count = CRASHES[when]
     started = cloud.google.server.faults.count(method)
     cloud.google.endpoints.hold_deployments.set()
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, *program_arguments(cloud, version)])
@@ -132,7 +126,7 @@ def test_crash_leaves_a_whole_version_and_the_next_run_goes_on(cloud: Cloud, whe
     cloud.serve(version)
     assert cloud.shares() == {"version-2": 100}
     assert cloud.google.server.faults.count("DeployModel") == 2, "nothing was deployed twice"
-    assert len(cloud.google.endpoints.processes()) == 1
+    assert len(cloud.google.endpoints.processes()) == 1, when
 
 
 def test_a_version_with_all_the_traffic_keeps_it_where_another_is_wanted(cloud: Cloud) -> None:
@@ -204,11 +198,7 @@ def test_model_that_the_accelerators_cannot_hold_is_refused_before_they_are_paid
     cloud: Cloud,
 ) -> None:
     cloud.serve(cloud.register("a"))
-    cloud.content["endpoint"] |= {
-        "machine_type": "g2-standard-8",
-        "accelerator_type": "NVIDIA_L4",
-        "accelerator_count": 1,
-    }
+    cloud.content["endpoint"] |= L4
     number = cloud.register("b")
     store = Store(f"gs://{BUCKET}/models/b")
     store.write_bytes("config.json", b'{"n_layer": 48, "n_head": 8, "n_embd": 1000000}')

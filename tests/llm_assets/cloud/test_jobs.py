@@ -43,7 +43,7 @@ from tests.stand_ins.job_rules import (
     check_machines_job,
     check_queued_resource,
 )
-from tests.stand_ins.project import cloud_settings, write_cloud
+from tests.stand_ins.project import cloud_settings, machine, write_cloud
 
 REGION = "regions/us-central1"
 # Quota names as the page "Vertex AI quotas and limits" and its API write them.
@@ -79,12 +79,8 @@ def test_every_machine_gets_a_disk_and_a_quota_that_exist(
     settings: GoogleCloudSettings, machine_type: str
 ) -> None:
     accelerator, count = ATTACHED[machine_type]
-    machines = MachineSettings(
-        machine_type=machine_type,
-        accelerator_type=accelerator,
-        accelerator_count=count,
-        replicas=3,
-    )
+    described = machine(machine_type, accelerator, count)
+    machines = MachineSettings.model_validate(described | {"replicas": 3})
     job = custom_job(settings, machines, [], "gs://local-bucket/jobs/output")
     check_job(aiplatform_v1.CustomJob(job))
     training = next(iter(needs(settings.model_copy(update={"training": machines}), Uses())))
@@ -100,7 +96,7 @@ NO_PERSISTENT_DISK = ("n4-standard-8", None, 0)
 
 @pytest.mark.parametrize("strategy", ["STANDARD", "SPOT", "FLEX_START"])
 @pytest.mark.parametrize(
-    ("machine", "attached"),
+    ("given", "attached"),
     [
         (ATTACHED_GPUS, [("nvidia-tesla-t4", 2)]),
         (BUILT_IN_GPUS, []),
@@ -112,29 +108,26 @@ NO_PERSISTENT_DISK = ("n4-standard-8", None, 0)
 @pytest.mark.parametrize("zones", [(), ("us-central1-a", "us-central1-c")], ids=["all", "two"])
 def test_a_machine_of_batch_gets_its_gpus_their_drivers_and_its_zones(
     settings: GoogleCloudSettings,
-    machine: tuple[str, str | None, int],
+    given: tuple[str, str | None, int],
     attached: list[tuple[str, int]],
     zones: tuple[str, ...],
     strategy: str,
 ) -> None:
-    kind, accelerator, count = machine
-    asked = {"accelerator_type": accelerator, "accelerator_count": count, "strategy": strategy}
-    machines = MachineSettings.model_validate(
-        asked | {"machine_type": kind, "zones": zones, "replicas": 2}
-    )
+    asked = {"strategy": strategy, "zones": zones, "replicas": 2}
+    machines = MachineSettings.model_validate(machine(*given) | asked)
     job = batch_v1.Job(batch_job(settings, machines, ["--spec", "s"], "gs://b/output"))
     parent = settings.parent
     check_machines_job(batch_v1.CreateJobRequest(parent=parent, job_id="a", job=job))
     allocation, (group,) = job.allocation_policy, job.task_groups
     (instance,) = allocation.instances
-    given = instance.policy
-    assert (given.machine_type, given.provisioning_model.name) == (kind, strategy)
-    assert [(added.type_, added.count) for added in given.accelerators] == attached
+    policy = instance.policy
+    assert (policy.machine_type, policy.provisioning_model.name) == (given[0], strategy)
+    assert [(added.type_, added.count) for added in policy.accelerators] == attached
     places = [f"zones/{zone}" for zone in zones] or ["regions/us-central1"]
     assert list(allocation.location.allowed_locations) == places
     container = group.task_spec.runnables[0].container
     drivers = [volume for volume in container.volumes if volume in DRIVERS]
-    with_gpus = accelerator is not None
+    with_gpus = given[1] is not None
     assert drivers == (list(DRIVERS) if with_gpus else [])
     assert ("--privileged" in container.options.split()) == with_gpus
     assert instance.install_gpu_drivers == with_gpus
@@ -155,13 +148,8 @@ def test_every_accelerator_of_vertex_ai_is_known_or_left_out_by_name() -> None:
 def test_newest_accelerators_train_in_bfloat16(
     google: LocalGoogle, tmp_path: Path, accelerator: str
 ) -> None:
-    machine = next(name for name, (kind, _) in BUILT_IN.items() if kind == accelerator)
-    given = cloud_settings(google)
-    given["training"] = {
-        "machine_type": machine,
-        "accelerator_type": accelerator,
-        "accelerator_count": BUILT_IN[machine][1],
-    }
+    name = next(name for name, (kind, _) in BUILT_IN.items() if kind == accelerator)
+    given = cloud_settings(google) | {"training": machine(name, *BUILT_IN[name])}
     path = write_cloud(tmp_path, given)
     assert VertexTrainingRunner(cloud_config_path=str(path)).precision() == "bfloat16"
 
@@ -173,39 +161,24 @@ def test_newest_accelerators_train_in_bfloat16(
     then="nothing is started",
 )
 @pytest.mark.parametrize(
-    ("machine", "accelerator", "count", "told"),
+    ("described", "told"),
     [
-        ("a2-highgpu-1g", "NVIDIA_L4", 1, "a2-highgpu-1g comes with 1 NVIDIA_TESLA_A100"),
-        ("a2-highgpu-1g", "NVIDIA_TESLA_A100", 3, "and accelerator_count to 1"),
-        ("a2-highgpu-3g", None, 0, "is not one of the machine types with accelerators: a2-h"),
-        ("a3-highgpu-3g", "NVIDIA_H100_80GB", 3, "is not one of the machine types with acc"),
-        ("n2-standard-8", "NVIDIA_L4", 1, "have to be null and 0"),
-        ("n2-standard-8", "NVIDIA_TESLA_T4", 1, "which comes with n1 machines"),
-        ("n1-standard-8", "NVIDIA_TESLA_T4", 3, "NVIDIA_TESLA_T4 and 4, not NVIDIA_TESLA_T4 and 3"),
-        ("g2-standard-8", None, 0, "comes with 1 NVIDIA_L4"),
+        (("a2-highgpu-1g", "NVIDIA_L4", 1), "a2-highgpu-1g comes with 1 NVIDIA_TESLA_A100"),
+        (("a2-highgpu-1g", "NVIDIA_TESLA_A100", 3), "and accelerator_count to 1"),
+        (("a2-highgpu-3g",), "is not one of the machine types with accelerators: a2-h"),
+        (("a3-highgpu-3g", "NVIDIA_H100_80GB", 3), "is not one of the machine types with acc"),
+        (("n2-standard-8", "NVIDIA_L4", 1), "have to be null and 0"),
+        (("n2-standard-8", "NVIDIA_TESLA_T4", 1), "which comes with n1 machines"),
+        (("n1-standard-8", "NVIDIA_TESLA_T4", 3), "_T4 and 4, not NVIDIA_TESLA_T4 and 3"),
+        (("g2-standard-8",), "comes with 1 NVIDIA_L4"),
     ],
 )
 def test_a_machine_that_vertex_ai_does_not_have_is_refused(
-    machine: str, accelerator: str | None, count: int, told: str
+    described: tuple[Any, ...], told: str
 ) -> None:
-    given = {"machine_type": machine, "accelerator_type": accelerator, "accelerator_count": count}
-    with pytest.raises(ValidationError, match=told):
-        MachineSettings.model_validate(given)
-    with pytest.raises(ValidationError, match=told):
-        EndpointMachineSettings.model_validate(given)
-
-
-@pytest.mark.parametrize("version", ["2.2", "3.0", "latest"])
-def test_a_spark_that_the_stages_do_not_run_on_is_refused(version: str) -> None:
-    with pytest.raises(ValidationError, match=r"the stages run on 2\.3"):
-        BatchSettings(runtime_version=version)
-    assert BatchSettings(runtime_version="2.3.15")
-
-
-@pytest.mark.parametrize("name", ["spark.driver.cores", "spark.dynamicAllocation.maxExecutors"])
-def test_a_property_that_costs_depend_on_is_a_number(name: str) -> None:
-    with pytest.raises(ValidationError, match=f"{name} under `properties` is four"):
-        BatchSettings(properties={name: "four"})
+    for kind in (MachineSettings, EndpointMachineSettings):
+        with pytest.raises(ValidationError, match=told):
+            kind.model_validate(machine(*described))
 
 
 def test_a_flex_start_job_waits_as_long_as_it_asked_for(settings: GoogleCloudSettings) -> None:
@@ -242,6 +215,9 @@ def test_job_names_a_secret_and_does_not_hold_it(
     assert "hush-hush" not in job
 
 
+ALLOCATION = "spark.dynamicAllocation"
+
+
 def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings) -> None:
     batch = BatchSettings(
         minimum_executors=4,
@@ -254,9 +230,9 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
     )
     made = spark_batch(settings.model_copy(update={"batch": batch}), "gs://b/main.py", [])
     assert made["runtime_config"]["properties"] == {
-        "spark.dynamicAllocation.minExecutors": "4",
-        "spark.dynamicAllocation.maxExecutors": "200",
-        "spark.dynamicAllocation.executorAllocationRatio": "0.5",
+        f"{ALLOCATION}.minExecutors": "4",
+        f"{ALLOCATION}.maxExecutors": "200",
+        f"{ALLOCATION}.executorAllocationRatio": "0.5",
         "spark.executor.cores": "8",
         "spark.dataproc.driver.compute.tier": "premium",
         "spark.dataproc.executor.compute.tier": "premium",
@@ -273,6 +249,11 @@ def test_settings_of_a_batch_are_sparks_properties(settings: GoogleCloudSettings
         ({"minimum_executors": 5, "maximum_executors": 4}, "smaller than minimum_executors"),
         ({"shuffle_tier": "premium"}, "set `compute_tier: premium`"),
         ({"minimum_executors": 1}, "greater than or equal to 2"),
+        ({"runtime_version": "2.2"}, "the stages run on 2.3"),
+        ({"runtime_version": "3.0"}, "the stages run on 2.3"),
+        # What a batch costs is reckoned from these.
+        ({"properties": {"spark.driver.cores": "four"}}, "under `properties` is four"),
+        ({"properties": {f"{ALLOCATION}.maxExecutors": "four"}}, "under `properties` is four"),
     ],
 )
 def test_settings_of_a_batch_that_cannot_be_are_refused(
@@ -280,6 +261,7 @@ def test_settings_of_a_batch_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         BatchSettings.model_validate(given)
+    assert BatchSettings(runtime_version="2.3.15")
 
 
 def test_evaluation_on_more_than_one_machine_is_refused(google: LocalGoogle) -> None:
@@ -292,16 +274,23 @@ def test_evaluation_on_more_than_one_machine_is_refused(google: LocalGoogle) -> 
 TPU = {"accelerator_type": None, "accelerator_count": 0}
 
 
+def tpu_settings(google: LocalGoogle, **training: Any) -> dict[str, Any]:
+    """A cloud project's file whose training has a TPU machine of its own."""
+    given = cloud_settings(google)
+    given["training"] = machine("ct5lp-hightpu-4t") | {"zones": ["us-central1-a"]} | training
+    given["images"] |= {"tpu": "somewhere/tpu:1"}
+    return given
+
+
 @pytest.mark.parametrize("machine_type", TPU_MACHINES)
 def test_a_machine_with_tpus_gets_its_topology_and_its_image(
     google: LocalGoogle, machine_type: str
 ) -> None:
-    given = cloud_settings(google)
-    given["training"] = TPU | {"machine_type": machine_type}
+    given = tpu_settings(google, machine_type=machine_type)
+    settings = GoogleCloudSettings.model_validate(given)
+    del given["images"]["tpu"]
     with pytest.raises(ValidationError, match=r"images\.tpu is missing: images/build\.sh tpu"):
         GoogleCloudSettings.model_validate(given)
-    given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
-    settings = GoogleCloudSettings.model_validate(given)
 
     job = aiplatform_v1.CustomJob(custom_job(settings, settings.training, [], "gs://b/output"))
 
@@ -347,48 +336,35 @@ def test_what_does_not_fit_a_machine_with_tpus_is_refused(
 def test_training_on_another_device_than_the_machine_has_is_refused(
     google: LocalGoogle, tmp_path: Path, machine_type: str, device: str, told: str
 ) -> None:
-    given = cloud_settings(google)
-    given["training"] = TPU | {"machine_type": machine_type}
-    given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
-    path = write_cloud(tmp_path, given)
-    training = settings_of(device=device)
+    path = write_cloud(tmp_path, tpu_settings(google, machine_type=machine_type))
     with pytest.raises(UserError, match=told):
-        VertexTrainingRunner(cloud_config_path=str(path)).resolve(training)
+        VertexTrainingRunner(cloud_config_path=str(path)).resolve(settings_of(device=device))
 
 
-def tpu_settings(google: LocalGoogle, **training: Any) -> dict[str, Any]:
-    """A cloud project's file whose training has a TPU machine of its own."""
-    given = cloud_settings(google)
-    machine = TPU | {"machine_type": "ct5lp-hightpu-4t", "zones": ["us-central1-a"]}
-    given["training"] = machine | training
-    given["images"] = given["images"] | {"tpu": "somewhere/tpu:1"}
-    return given
-
-
-@pytest.mark.parametrize(("strategy", "tier"), [("SPOT", "spot"), ("STANDARD", None)])
+@pytest.mark.parametrize(
+    ("training", "tier", "reservation"),
+    [
+        ({"strategy": "SPOT"}, "spot", ""),
+        ({"strategy": "STANDARD"}, None, ""),
+        ({"reservation": "mine"}, "guaranteed", "/us-central1-a/reservations/mine"),
+    ],
+)
 def test_a_queued_resource_asks_for_one_machine_in_one_zone_and_not_for_ever(
-    google: LocalGoogle, strategy: str, tier: str | None
+    google: LocalGoogle, training: dict[str, Any], tier: str | None, reservation: str
 ) -> None:
-    given = tpu_settings(google, strategy=strategy) | {"pending_hours": 2.0}
+    given = tpu_settings(google, **training) | {"pending_hours": 2.0}
     settings = GoogleCloudSettings.model_validate(given)
     job = tpu_job(settings, settings.training, ["--spec", "s"], "gs://b/output")
     resource = tpu_v2.QueuedResource(job["queued_resource"])
     assert tpu_v2.QueuedResource.pb(resource).WhichOneof("tier") == tier
+    place = "projects/local-project/locations"
+    assert resource.reservation_name == (reservation and f"{place}{reservation}")
     (spec,) = resource.tpu.node_spec
     assert spec.node.accelerator_type == "v5litepod-4"
     assert resource.queueing_policy.valid_until_duration.total_seconds() == 7200
     container = job["container"]
     assert (container["image"], container["seconds"]) == ("somewhere/tpu:1", 72 * 3600)
     assert container["environment"]["JOB_LEASE"] == "gs://b/output.lease"
-
-
-def test_a_reserved_machine_is_taken_of_its_reservation(google: LocalGoogle) -> None:
-    settings = GoogleCloudSettings.model_validate(tpu_settings(google, reservation="mine"))
-    job = tpu_job(settings, settings.training, [], "gs://b/output")
-    resource = tpu_v2.QueuedResource(job["queued_resource"])
-    assert tpu_v2.QueuedResource.pb(resource).WhichOneof("tier") == "guaranteed"
-    zone = "projects/local-project/locations/us-central1-a"
-    assert resource.reservation_name == f"{zone}/reservations/mine"
 
 
 @pytest.mark.parametrize(
@@ -438,7 +414,7 @@ def test_a_shipped_file_for_tpus_goes_with_the_machine_that_it_asks_for(
     then="no machine is requested",
 )
 @pytest.mark.parametrize(
-    ("machine", "parameters", "lora", "told"),
+    ("machine_type", "parameters", "lora", "told"),
     [
         (
             "ct5lp-hightpu-1t",
@@ -454,12 +430,12 @@ def test_a_shipped_file_for_tpus_goes_with_the_machine_that_it_asks_for(
 def test_a_model_that_cannot_fit_a_tpu_machine_is_refused_before_it_is_paid_for(
     google: LocalGoogle,
     tmp_path: Path,
-    machine: str,
+    machine_type: str,
     parameters: int,
     lora: dict[str, int] | None,
     told: str | None,
 ) -> None:
-    path = write_cloud(tmp_path, tpu_settings(google, machine_type=machine))
+    path = write_cloud(tmp_path, tpu_settings(google, machine_type=machine_type))
     runner = TpuVmTrainingRunner(cloud_config_path=str(path))
     training = training_settings({"placement": {"device": "tpu"}, "lora": lora})
     refused = pytest.raises(UserError, match=told) if told else nullcontext()
@@ -479,12 +455,7 @@ TORCHTUNE = {
 def sixteen(google: LocalGoogle, tmp_path: Path) -> VertexTrainingRunner:
     """Trains on two machines of eight accelerators each."""
     given = cloud_settings(google)
-    given["training"] = {
-        "machine_type": "a3-highgpu-8g",
-        "accelerator_type": "NVIDIA_H100_80GB",
-        "accelerator_count": 8,
-        "replicas": 2,
-    }
+    given["training"] = machine("a3-highgpu-8g", "NVIDIA_H100_80GB", 8) | {"replicas": 2}
     path = write_cloud(tmp_path, given)
     return VertexTrainingRunner(cloud_config_path=str(path))
 

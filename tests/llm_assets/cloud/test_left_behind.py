@@ -34,20 +34,15 @@ from llm_assets.cloud.settings import (
     MachineSettings,
     cloud_config_path,
 )
-from llm_assets.config import PipelineSettings
 from llm_assets.pipes.service import Phase
 from llm_assets.pipes.tpu_vm import TpuVms
+from tests.llm_assets.cloud.conftest import pipeline_settings
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, REGION, LocalGoogle
-from tests.stand_ins.project import cloud_settings, cuda_image, write_cloud
+from tests.stand_ins.project import CPU, cloud_settings, cuda_image, machine, write_cloud
 from tests.waiting import wait_until
 
 STAGE = "machines of Google Batch"
 TPU_STAGE = "TPU machines (queued resources)"
-CPU: dict[str, Any] = {
-    "machine_type": "n1-standard-4",
-    "accelerator_type": None,
-    "accelerator_count": 0,
-}
 SLEEP = ["--launcher", "command", "--", "sleep", "600"]
 RUN = "12345678-1234-1234-1234-123456789012"
 
@@ -68,12 +63,7 @@ def settings(
 def on_tpu(settings: GoogleCloudSettings) -> GoogleCloudSettings:
     """The same project, whose training has a TPU machine of its own."""
     content = settings.model_dump(mode="json")
-    content["training"] = {
-        "machine_type": "ct5lp-hightpu-4t",
-        "accelerator_type": None,
-        "accelerator_count": 0,
-        "zones": [f"{settings.region}-a"],
-    }
+    content["training"] = machine("ct5lp-hightpu-4t") | {"zones": [f"{settings.region}-a"]}
     content["images"]["tpu"] = CUDA_IMAGE
     cloud_config_path().write_text(yaml.safe_dump(content))
     return GoogleCloudSettings.model_validate(content)
@@ -275,15 +265,8 @@ def test_sensor_ends_what_a_dead_run_left_behind_and_nothing_else(
     stage: str,
     runner: str,
 ) -> None:
-    pipeline = PipelineSettings.model_validate(
-        {
-            "name": "manual",
-            "store": f"gs://{BUCKET}/store",
-            "training": {"runner": runner},
-            "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "m"}]},
-            "base_model": {"folder": "/models/base"},
-        }
-    )
+    store = f"gs://{BUCKET}/store"
+    pipeline = pipeline_settings(platform="local", store=store, training={"runner": runner})
     sensor = dead_runs.build_dead_run_sensors(pipeline)[1]
     billing = google.tpu.billing if stage == TPU_STAGE else google.batch.billing
     with DagsterInstance.ephemeral() as instance:

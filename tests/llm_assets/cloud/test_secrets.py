@@ -32,26 +32,21 @@ def settings(google: LocalGoogle, monkeypatch: pytest.MonkeyPatch) -> GoogleClou
 
 
 def test_token_is_there_while_the_block_runs(
-    google: LocalGoogle, settings: GoogleCloudSettings
+    google: LocalGoogle, settings: GoogleCloudSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     google.secrets.values["hugging-face-token"] = "hf_value\n"
     with hub_access(settings):
         assert os.environ["HF_TOKEN"] == "hf_value"
     assert "HF_TOKEN" not in os.environ
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    with hub_access(settings):
+        assert os.environ["HF_TOKEN"] == "mine", "one's own is left alone"
+    assert os.environ["HF_TOKEN"] == "mine"
 
 
 def test_missing_secret_names_its_setting(settings: GoogleCloudSettings) -> None:
     with pytest.raises(UserError, match=r"secrets\.hugging_face_token"), hub_access(settings):
         pass
-
-
-def test_own_token_is_left_alone(
-    settings: GoogleCloudSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "mine")
-    with hub_access(settings):
-        assert os.environ["HF_TOKEN"] == "mine"
-    assert os.environ["HF_TOKEN"] == "mine"
 
 
 def test_a_private_dataset_is_read_by_the_token_which_nothing_keeps(

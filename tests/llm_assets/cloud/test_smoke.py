@@ -15,21 +15,11 @@ from llm_assets.runners.google_cloud import check_serving, describe, smoke
 from tests.stand_ins.google import BUCKET, CUDA_IMAGE, SERVE_IMAGE, LocalGoogle
 from tests.stand_ins.mount import FuseMount
 from tests.stand_ins.processes import LocalImage
-from tests.stand_ins.project import cloud_settings, cuda_image, write_cloud
+from tests.stand_ins.project import L4, cloud_settings, cuda_image, write_cloud
 from tests.stand_ins.serve_image import vllm_image
 
-L4 = {
-    "machine_type": "g2-standard-8",
-    "accelerator_type": "NVIDIA_L4",
-    "accelerator_count": 1,
-}
-JOB = {
-    "python": "3.11.2",
-    "torch": "2.13.0+cu126",
-    "cuda": "12.6",
-    "bucket": True,
-    "accelerators": 1,
-}
+VERSIONS = {"python": "3.11.2", "torch": "2.13.0+cu126", "cuda": "12.6"}
+JOB: dict[str, Any] = {**VERSIONS, "bucket": True, "accelerators": 1}
 
 
 @pytest.mark.soak

@@ -101,31 +101,23 @@ def test_machines_of_ones_own_cost_no_fee_of_vertex_ai(
     assert machine_price(settings, machine_type, False, TpuVms) == 7.0
 
 
-def test_units_of_dataproc_are_no_machines_that_are_lost(settings: GoogleCloudSettings) -> None:
-    spent = Spending(settings, DCU, 0.06, 16, "run-1")
-    spent.objection(job("1", 1.0, Phase.SUCCEEDED))
-    assert set(spent.metadata()) == {"billed", "cost_dollars"}
-
-
-def test_what_the_service_counts_itself_holds(google: LocalGoogle) -> None:
-    spent = spending(google)
-    spent.objection(dataclasses.replace(job("1", 1.0, Phase.SUCCEEDED), billed_hours=7.0))
-    assert spent.dollars == 28.0
-
-
-def test_what_a_batch_has_beside_its_first_machines_counts_while_it_runs(
+def test_batch_counts_its_units_until_the_service_says_what_they_came_to(
     settings: GoogleCloudSettings,
 ) -> None:
-    """The service says what that came to when the batch has ended."""
     spent = Spending(settings, DCU, 0.06, 16, "run-1")
     running = job("1", 1.0)
     spent.objection(dataclasses.replace(running, units=540.0))
     assert spent.hours.total == pytest.approx(540.0, rel=1e-3)
     spent.objection(dataclasses.replace(running, units=4.0))
     assert spent.hours.total == pytest.approx(540.0, rel=1e-3), "it had them before"
+    assert set(spent.metadata()) == {"billed", "cost_dollars"}, "units are no machines to be lost"
+    spent.objection(dataclasses.replace(job("1", 1.0, Phase.SUCCEEDED), billed_hours=7.0))
+    assert spent.dollars == pytest.approx(7.0 * 0.06)
 
 
-def test_running_job_is_objected_to_when_it_passes_the_runs_ceiling(google: LocalGoogle) -> None:
+def test_job_that_passes_the_runs_ceiling_is_objected_to_and_no_other_is_started(
+    google: LocalGoogle,
+) -> None:
     spent = spending(google, run_limit=10)
     spent.check_before()
     assert spent.objection(job("1", 1.0)) is None
@@ -133,12 +125,6 @@ def test_running_job_is_objected_to_when_it_passes_the_runs_ceiling(google: Loca
     assert reason is not None and "10.40 USD have been spent" in reason
     assert "`cost.run_limit` is 10." in reason
     assert spent.objection(job("1", 1.3, Phase.CANCELLED)) is None, "it has ended already"
-
-
-def test_restart_is_refused_once_the_jobs_before_have_spent_it(google: LocalGoogle) -> None:
-    spent = spending(google, run_limit=10)
-    spent.check_before()
-    spent.objection(job("1", 1.3, Phase.FAILED))
     with pytest.raises(UserError, match=r"No job was started: 10\.40 USD"):
         spent.check_before()
 
