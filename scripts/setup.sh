@@ -19,7 +19,7 @@ interrupted() {
 "$python" -c 'import ensurepip' 2>/dev/null ||
     stop "Python's venv module is missing; on Debian: apt-get install python3-venv"
 free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1024) }')
-[[ $free -ge 4000 ]] || stop "The environment takes up to 3.5 GB, and $PWD has $free MB free."
+[[ -x $venv/bin/python || $free -ge 4000 ]] || stop "The environment takes up to 3.5 GB, and $PWD has $free MB free."
 
 echo "Building the environment in $venv (about a minute, once) ..."
 trap interrupted ERR

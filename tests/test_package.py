@@ -15,13 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from dagster import DagsterRunStatus
 from dagster_graphql import DagsterGraphQLClient
 from packaging.requirements import Requirement
 
-from llm_assets.cli.main import commands
-from llm_assets.config import config_path, load_settings
 from tests.conftest import ROOT, UV
 from tests.folders import write_folder
 from tests.stand_ins.processes import free_port
@@ -90,28 +87,36 @@ def test_the_graph_works_on_the_minor_version_of_dagster_before(tmp_path: Path) 
     assert done.returncode == 0
 
 
+def test_space_is_asked_for_before_an_environment_is_built_and_not_when_it_is_renewed(
+    tmp_path: Path,
+) -> None:
+    for name, line in {
+        "tools/df": "printf 'n\\nd 1 1 2048000\\n'",
+        ".venv/bin/python": "exit 1",
+    }.items():
+        program = tmp_path / name
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o700)
+    (tmp_path / "requirements.lock").touch()
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
+
+    def build() -> str:
+        variables = {"PYTHON": sys.executable, "PATH": f"{tmp_path / 'tools'}:{os.environ['PATH']}"}
+        ended = subprocess.run([script, "all"], env=variables, capture_output=True, text=True)
+        assert ended.returncode == 1
+        return ended.stderr
+
+    assert "The environment is not complete" in build()
+    shutil.rmtree(tmp_path / ".venv")
+    assert "takes up to 3.5 GB" in build() and "has 2000 MB free" in build()
+
+
 def write_texts(folder: Path) -> None:
     folder.mkdir()
     for number, text in enumerate(tiny_texts(300)):
         (folder / f"{number:03d}.md").write_text(text)
-
-
-def test_init_makes_an_empty_folder_a_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_texts(tmp_path / "manuals")
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path / "project")
-    monkeypatch.delenv("LLM_ASSETS_CONFIG", raising=False)
-
-    told = CliRunner().invoke(commands, ["init", "../manuals"], catch_exceptions=False)
-
-    assert "Wrote the project files: " in told.output and "dagster.yaml, env.sh" in told.output
-    assert config_path() == Path("manuals.yaml")
-    assert load_settings(config_path()).name == "manuals"
-    assert 'LLM_ASSETS_CONFIG="$here/manuals.yaml"' in Path("env.sh").read_text()
-    assert Path(".gitignore").read_text().startswith("/.llm_assets/")
-    assert Path("dagster.yaml").read_text() == (ROOT / "dagster.yaml").read_text()
 
 
 def test_a_torchtune_installed_later_does_not_hide_our_recipes(tmp_path: Path) -> None:
