@@ -343,9 +343,9 @@ def command() -> str:
     return f"llm-assets --config {shlex.quote(named)}" if named else "llm-assets"
 
 
-def say_how_found() -> str:
-    """How commands that are advised find a pipeline file that `--config` named."""
-    line = f"export {CONFIG_VARIABLE}={shlex.quote(os.environ[CONFIG_VARIABLE])}"
+def say_how_found(path: str | Path) -> str:
+    """How commands that are advised find a pipeline file that they would not find by themselves."""
+    line = f"export {CONFIG_VARIABLE}={shlex.quote(str(path))}"
     return f"For such a command to use this pipeline file, first: {line}"
 
 

@@ -57,7 +57,8 @@ def main() -> None:
             raise
         click.echo(f"Error: {shown(reason)}", err=True)
         given = os.environ.get(CONFIG_VARIABLE)
-        if given and given != named and re.search(r"\b(llm-assets|dagster) [a-z]", reason):
+        advises = re.search(r"\b(llm-assets|dagster) [a-z]", reason)
+        if given and given != named and advises and Path(given).exists():
             # What advises a command does not know by which way the pipeline file was named.
-            click.echo(say_how_found(), err=True)
+            click.echo(say_how_found(given), err=True)
         sys.exit(1)

@@ -97,7 +97,8 @@ def survey(
         UserError: a file cannot be read, and the source sets none aside; or a library is missing.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
-    found = TextSurvey(unread=SkippedFiles(most=messages))
+    unread, decoded = SkippedFiles(most=messages), SkippedFiles(most=messages)
+    found = TextSurvey(unread=unread, decoded=decoded)
     look = _Look(source, least_characters, messages, set() if seen is None else seen, deadline)
     kinds: dict[str, _Kind] = defaultdict(lambda: _Kind([]))
     # By a hash, since files whose names are alike often hold text that is alike.

@@ -51,7 +51,7 @@ POSITIVE = _Amount(min=0, min_open=True, max=1e18)
     "--all",
     "is_whole",
     is_flag=True,
-    help="Locally, read all text, and list what is set aside or unread.",
+    help="Locally, read all text, and list what is set aside, unread or decoded.",
 )
 @json_option
 def check(smoke: bool, nodes: int, yes: bool, is_whole: bool, as_json: bool) -> None:
@@ -115,9 +115,10 @@ def _check_here(
         if as_json or not is_whole:
             lines += text.lines(command())
         else:
-            unread = text.unread.examples.items()
             lines += text.messages
-            lines += [f"not read: {name} ({kind})" for kind, names in unread for name in names]
+            for what, files in (("not read", text.unread), ("decoded", text.decoded)):
+                for kind, names in files.examples.items():
+                    lines += [f"{what}: {name} ({kind})" for name in names]
         # At once, since what is not read may be why there is too little.
         for line in () if as_json else lines:
             click.echo(shown(line))

@@ -48,6 +48,7 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     command = f"llm-assets --config {shlex.quote(str(started.path))}"
     if started.obstacle:
         click.echo(shown(started.obstacle))
+        click.echo(say_how_found(started.path))
         click.echo(f"Wrote {started.path}. Then: {command} check")
     else:
         click.echo(f"Wrote {started.path}. Now: {command} run")
@@ -125,8 +126,8 @@ def run(rebuild: tuple[str, ...], unjudged: bool) -> None:
 
     is_verbose = os.environ.get("V", "0") not in ("", "0")
     code = run_pipeline(is_verbose, rebuild, not unjudged)
-    if click.get_current_context().find_root().params.get("config"):
-        click.echo(say_how_found())
+    if given := click.get_current_context().find_root().params.get("config"):
+        click.echo(say_how_found(given))
     sys.exit(code)
 
 

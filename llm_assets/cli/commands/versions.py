@@ -39,10 +39,8 @@ def versions(as_json: bool, table: bool) -> None:
     if as_json:
         click.echo(json.dumps(versions_as_json(session), indent=2))
         return
-    compared = compare_figures(session.registry.state().versions)
-    for line in (compared if table else list_versions(session)) or [
-        "Nothing has been measured yet."
-    ]:
+    told = compare_figures(session.registry.state().versions) if table else list_versions(session)
+    for line in told or ["Nothing has been measured yet."]:
         click.echo(shown(line))
 
 

@@ -5,7 +5,6 @@ import re
 import shlex
 import socket
 import subprocess
-import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -25,13 +24,14 @@ from llm_assets.cli.pipeline.init import (
     write_pipeline,
     write_project,
 )
-from llm_assets.config import PipelineSettings, load_settings
+from llm_assets.config import PipelineSettings, config_path, load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.preflight.check import preflight, tokens_per_second
 from llm_assets.preflight.text import look_at
 from spark_jobs.read.files.find import find_files
 from spark_jobs.read.settings import Files
 from spark_jobs.read.snapshot import write_snapshot
+from tests.conftest import ROOT
 from tests.folders import own_text
 from tests.needs import needs
 from tests.tiny import tiny_texts
@@ -65,8 +65,12 @@ def manuals(tmp_path: Path) -> Path:
 
 
 def test_300_markdown_files_hold_out_enough_to_be_judged_on(manuals: Path) -> None:
-    settings = settings_for(manuals)
+    write_files(manuals, {"copy.md": (manuals / "000.md").read_text()})
 
+    started = start(manuals)
+
+    settings = load_settings(started.path)
+    assert "exact copies left out: 1" in started.notes
     assert settings.name == "our_manuals"
     assert settings.clean_corpus.split.held_out * 300 >= 2 * 30
     (told,) = [note for note in preflight(settings) if "held out" in note]
@@ -110,14 +114,20 @@ def test_too_few_held_out_documents_are_told_before_any_work(tmp_path: Path) -> 
     assert float(share) == pytest.approx(100, abs=5), told
 
 
-def test_little_text_is_told_what_to_add_and_another_way(tmp_path: Path) -> None:
+def test_little_text_is_told_what_to_add_and_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [text * 3 for text in tiny_texts(83, seed=1)]
+    write_files(tmp_path / "five", pages(texts[:5]))
+    (tmp_path / "config").mkdir()
+    monkeypatch.chdir(tmp_path)
 
-    started = start(write_files(tmp_path / "five", pages(texts[:5])))
+    told = CliRunner().invoke(commands, ["init", "five", "--output", "config/few texts.yaml"])
 
-    assert started.obstacle and "at least 78 different documents" in started.obstacle
-    assert "run --unjudged" in started.obstacle
-    started.path.unlink()
+    assert "at least 78 different documents" in told.output
+    # In a checkout, that would run another pipeline.
+    assert "run --unjudged" in told.output
+    assert f"first: export {CONFIG_VARIABLE}='config/few texts.yaml'\n" in told.output
     assert start(write_files(tmp_path / "five", pages(texts))).obstacle is None
 
 
@@ -147,25 +157,6 @@ def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manual
     assert look_at(settings, None) == look_at(alone, None)
 
 
-def test_an_archive_and_a_table_count_by_what_is_in_them(manuals: Path) -> None:
-    with zipfile.ZipFile(manuals / "old.zip", "w") as archive:
-        for number, text in enumerate(tiny_texts(60, seed=2)):
-            archive.writestr(f"{number}.md", text)
-    rows = "".join(f'"Why {n}?","{text}"\n' for n, text in enumerate(tiny_texts(60, seed=3)))
-    copy = (manuals / "000.md").read_text()
-    write_files(manuals, {"faq.csv": f"question,answer\n{rows}", "copy.md": copy})
-
-    started = start(manuals)
-
-    settings = load_settings(started.path)
-    assert 0.14 <= settings.clean_corpus.split.held_out <= 0.16
-    (counted,) = [note for note in started.notes if " documents, " in note]
-    assert 400 <= int(counted.split()[0]) <= 420
-    assert "exact copies left out: 1" in started.notes
-    stats = write_snapshot(own_text(settings), manuals.parent / "raw", lambda line: None)
-    assert stats["documents"] == 421 and not stats["dropped"]
-
-
 GERMAN = "Die Pumpe {n} ist mit dem Ventil verbunden und darf nicht auf die Seite gelegt werden. "
 JAPANESE = "ポンプ{n}は弁に接続されており、横にしてはいけません。作業の前に電源を切ってください。"
 
@@ -174,37 +165,26 @@ FIGURES = "{n}; 17.5; 1,200; 80/20; A-17 "
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "language", "characters_per_token"),
     [
-        ([GERMAN], "100% of the documents seem to be in German"),
-        ([JAPANESE], "100% of the documents seem to be in Japanese"),
-        ([FIGURES, FIGURES, FIGURES, GERMAN], "25% of the documents seem to be in German"),
-        ([FIGURES] * 19 + [GERMAN], None),
-        (["The {n} of it is."], None),
+        (["The {n} of it is. "], None, 4),
+        ([GERMAN], "100% of the documents seem to be in German", 4),
+        ([JAPANESE], "100% of the documents seem to be in Japanese", 0.67),
+        ([FIGURES] * 3 + [GERMAN], "25% of the documents seem to be in German", 4),
+        ([FIGURES] * 19 + [GERMAN], None, 4),
     ],
 )
-def test_text_that_is_not_english_is_told_of_the_english_base_model(
-    tmp_path: Path, texts: list[str], told: str | None
+def test_text_is_told_in_tokens_by_its_script_and_with_a_language_that_is_not_english(
+    tmp_path: Path, texts: list[str], language: str | None, characters_per_token: float
 ) -> None:
-    written = ((texts[n % len(texts)].format(n=n) + "\n") * 8 for n in range(80))
-    started = start(write_files(tmp_path / "manuals", pages(written)))
-    notes = [note for note in started.notes if "of the documents seem to be" in note]
-    assert [note.partition("; the default base")[0] for note in notes] == ([told] if told else [])
-
-
-@pytest.mark.parametrize(
-    ("text", "characters_per_token"), [("The valve opens {n}. ", 4), (GERMAN, 4), (JAPANESE, 0.67)]
-)
-def test_tokens_are_estimated_by_the_script(
-    tmp_path: Path, text: str, characters_per_token: float
-) -> None:
-    texts = [(text.format(n=number) + "\n") * 8 for number in range(80)]
-    started = start(write_files(tmp_path / "manuals", pages(texts)))
-    (told,) = [note for note in started.notes if "documents, about" in note]
-    (tokens,) = re.findall(r"about ([\d,]+) tokens", told)
-    assert int(tokens.replace(",", "")) == pytest.approx(
-        sum(map(len, texts)) / characters_per_token, rel=0.1
-    )
+    written = [(texts[n % len(texts)].format(n=n) + "\n") * 8 for n in range(80)]
+    notes = start(write_files(tmp_path / "manuals", pages(written))).notes
+    told = [note for note in notes if "of the documents seem to be" in note]
+    assert [one.partition("; the default base")[0] for one in told] == [language] * len(told)
+    assert bool(told) == bool(language)
+    (tokens,) = re.findall(r"documents, about ([\d,]+) tokens", "\n".join(notes))
+    wanted = sum(map(len, written)) / characters_per_token
+    assert int(tokens.replace(",", "")) == pytest.approx(wanted, rel=0.1)
 
 
 def test_a_second_project_gets_another_port_while_the_first_one_serves(manuals: Path) -> None:
@@ -287,6 +267,17 @@ def test_what_a_run_would_end_with_is_told_before(manuals: Path) -> None:
         preflight(settings.model_copy(update={"raw_corpus": raw}))
 
 
+def test_what_was_decoded_is_named_where_the_last_screen_says_that_it_is(
+    manuals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        (manuals / f"{number}.txt").write_bytes("Das Gerät läuft. ".encode("latin-1") * 9)
+    monkeypatch.chdir(manuals.parent)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(start(manuals).path))
+    named = CliRunner().invoke(commands, ["check", "--all"]).output
+    assert all(f"decoded: {number}.txt (windows-1252)\n" in named for number in range(7))
+
+
 def test_rows_beyond_the_models_positions_are_refused_before_any_work(manuals: Path) -> None:
     settings = settings_for(manuals)
     rows = settings.tokenized_shards.model_copy(update={"sequence_length": 1_000_000})
@@ -317,52 +308,40 @@ def test_formats_and_columns_follow_what_is_there(tmp_path: Path) -> None:
     assert told == f"list all of them: llm-assets --config {started.path} check --all"
 
 
+BODY = {"text_column": "body"}
+OPTION = {"text_column": "question"}
+ANSWER = {"text_template": "Question: {q}\nAnswer: {a}"}
+
+
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "encoding", "content", "columns"),
     [
-        ("long.csv", ("body\n" + "The valve opens. " * 10_000).encode()),
-        ("large.csv", ("body\n" + "The valve opens slowly.\n" * 100_000).encode("utf-16")),
-        ("a.jsonl", '{"body": "The valve opens."}\n{"body": "It closes."}\n'.encode("utf-16")),
-        ("b.jsonl", '{"body": "Das Ger\u00e4t l\u00e4uft."}\n{"body": "Gut."}\n'.encode("cp1252")),
+        ("long.csv", "ascii", "body\n" + "The valve opens. " * 10_000, BODY),
+        ("large.csv", "utf-16", "body\n" + "The valve opens slowly.\n" * 100_000, BODY),
+        ("a.jsonl", "utf-16", '{"body": "The valve opens."}\n{"body": "It closes."}\n', BODY),
+        ("b.jsonl", "cp1252", '{"body": "Das Ger\u00e4t l\u00e4uft."}\n', BODY),
+        ("c.jsonl", "ascii", '{"q": "Which valve opens first?", "a": "ball"}', ANSWER),
+        # An option of several is no answer.
+        ("d.jsonl", "ascii", '{"question": "Is it a, or b?", "a": "x", "b": "y"}', OPTION),
+        (
+            "e.jsonl",
+            "ascii",
+            '{"question": "Is it a, or b?", "A": 7, "B": 8, "answer": "B"}',
+            OPTION,
+        ),
     ],
 )
 def test_columns_are_found_in_whatever_a_run_reads(
-    tmp_path: Path, name: str, content: bytes
+    tmp_path: Path, name: str, encoding: str, content: str, columns: dict[str, str]
 ) -> None:
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content.encode(encoding))
     source = Files(type="files", path=str(tmp_path))
 
-    assert plan_columns(source, find_files(source).files) == (
-        {"text_column": "body"},
-        [],
-        ["tables read by `text_column` (1): body"],
-    )
+    chosen, without, notes = plan_columns(source, find_files(source).files)
 
-
-@pytest.mark.parametrize(
-    ("row", "columns"),
-    [
-        (
-            {"q": "Which valve opens first?", "a": "ball"},
-            {"text_template": "Question: {q}\nAnswer: {a}"},
-        ),
-        (
-            {"question": "Which valve opens first?", "a": "ball", "b": "gate"},
-            {"text_column": "question"},
-        ),
-        (
-            {"question": "Which valve opens first?", "A": 7, "B": 8, "answer": "B"},
-            {"text_column": "question"},
-        ),
-    ],
-)
-def test_an_option_of_several_is_no_answer(
-    tmp_path: Path, row: dict[str, object], columns: dict[str, str]
-) -> None:
-    write_files(tmp_path, {"a.jsonl": json.dumps(row)})
-    source = Files(type="files", path=str(tmp_path))
-
-    assert plan_columns(source, find_files(source).files)[0] == columns
+    assert chosen == columns and not without
+    (key,) = columns
+    assert [note.partition("` (1)")[0] for note in notes] == [f"tables read by `{key}"]
 
 
 def test_a_table_that_is_removed_meanwhile_does_not_end_the_look_at_columns(tmp_path: Path) -> None:
@@ -440,13 +419,16 @@ def test_the_command_makes_a_project_and_says_what_to_do_next(
     assert "300 files" in ended.output
     for name in ("dagster.yaml", "workspace.yaml", "env.sh", "README.md", ".gitignore"):
         assert (project / name).exists() and name in ended.output
+    assert (project / "dagster.yaml").read_text() == (ROOT / "dagster.yaml").read_text()
+    assert (project / ".gitignore").read_text().startswith("/.llm_assets/")
     assert f'LLM_ASSETS_CONFIG="$here/{output}"' in (project / "env.sh").read_text()
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    assert (config_path() == Path(output)) == (output == "good.yaml"), "the only one here"
     (project / "workspace.yaml").unlink()
     (project / output).unlink()
     again = CliRunner().invoke(commands, ["init", str(manuals), "--output", output])
     assert again.exit_code == 0 and (project / "workspace.yaml").exists(), "as `up` advises"
     told = 'dagster asset materialize --select "*clean_corpus"'
-    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
     assert make_command("clean_corpus") == f"(. ./env.sh && {told})"
     # Of two pipelines in one project, that file names the first.
     monkeypatch.setenv(CONFIG_VARIABLE, "the second.yaml")
@@ -495,8 +477,6 @@ def test_no_project_is_made_within_its_text(
 
 
 def test_an_empty_name_of_the_pipeline_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llm_assets.config import config_path
-
-    monkeypatch.setenv("LLM_ASSETS_CONFIG", "")
+    monkeypatch.setenv(CONFIG_VARIABLE, "")
     with pytest.raises(UserError, match="set, but empty"):
         config_path()
