@@ -276,15 +276,16 @@ def five_files(folder: Path) -> None:
 
 
 FOLDERS: dict[str, Callable[[Path], None]] = {
+    "law": law,
     "manuals": manuals,
     "mail": mail,
     "tickets": tickets,
     "wiki": wiki,
-    "law": law,
     "source_code": source_code,
     "mixed_share": mixed_share,
     "five_files": five_files,
 }
+"""In the order of docs/tutorial.md."""
 
 
 def write_folder(root: Path, name: str) -> Path:
