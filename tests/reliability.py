@@ -7,6 +7,7 @@ braces:
 """
 
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -35,15 +36,7 @@ STAGES = (
     "jobs of Vertex AI",
     "batches of Dataproc Serverless",
 )
-HEAD = """# Reliability
-
-This page lists tested faults by stage, with what the user sees and what happens next. Each row
-links to the file with the test that injects the fault (for Google's services, into a local
-stand-in). `python -m tests.reliability` writes this page from the tests, and a test verifies that
-it is up to date. CI tests all rows but those marked *, which `make soak` tests.
-
-{count} faults.
-"""
+COUNT = re.compile(r"^\d+ faults\.$", re.MULTILINE)
 
 
 @dataclass(frozen=True, order=True)
@@ -83,13 +76,15 @@ class _Values(dict[str, object]):
 
 
 def page(found: Iterable[Cell]) -> str:
-    """The page; raises ValueError where one fault of a stage stands twice or a stage is unknown."""
+    """The page, with its own words and tables of what was found; raises ValueError where one fault
+    of a stage stands twice or a stage is unknown."""
     stages: dict[str, dict[str, Cell]] = defaultdict(dict)
     for cell in found:
         if cell.stage not in STAGES or cell.fault in stages[cell.stage]:
             raise ValueError(f"{cell.test}: {cell.stage}, {cell.fault}")
         stages[cell.stage][cell.fault] = cell
-    text = HEAD.format(count=sum(map(len, stages.values())))
+    words = PAGE.read_text().partition("\n## ")[0]
+    text = COUNT.sub(f"{sum(map(len, stages.values()))} faults.", words)
     for stage in STAGES:
         if stage not in stages:
             continue
