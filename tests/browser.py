@@ -20,7 +20,6 @@ from tests.needs import chromium
 from tests.waiting import WAIT_SECONDS
 
 LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
-SECONDS = WAIT_SECONDS
 
 
 class Browser:
@@ -41,14 +40,15 @@ class Browser:
         self.wait("Page.loadEventFired")
 
     def evaluate(self, script: str) -> Any:
-        """The value of a script in the page."""
-        found = self._call("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of a script in the page, or what its promise comes to."""
+        asked = {"expression": script, "returnByValue": True, "awaitPromise": True}
+        found = self._call("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
         """Wait until a condition holds in the page, which may be another one by then."""
-        end = monotonic() + SECONDS
+        end = monotonic() + WAIT_SECONDS
         while True:
             try:
                 if self.evaluate(f"Boolean({condition})"):
@@ -62,7 +62,7 @@ class Browser:
 
     def wait(self, event: str) -> None:
         """Wait until the page tells of something."""
-        while json.loads(self._connection.recv(SECONDS)).get("method") != event:
+        while json.loads(self._connection.recv(WAIT_SECONDS)).get("method") != event:
             pass
 
     def press(self, key: str) -> None:
@@ -81,14 +81,6 @@ class Browser:
         media = [{"name": "prefers-color-scheme", "value": scheme}]
         self._call("Emulation.setEmulatedMedia", features=media)
 
-    def evaluate_promise(self, script: str) -> Any:
-        """The value that a script's promise comes to."""
-        found = self._call(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
-        )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
     def screenshot(self, path: Path, width: int, height: int) -> None:
         """Write what a window of this size shows as PNG."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -103,7 +95,7 @@ class Browser:
             message["sessionId"] = self._session
         self._connection.send(json.dumps(message))
         while True:
-            answer = json.loads(self._connection.recv(SECONDS))
+            answer = json.loads(self._connection.recv(WAIT_SECONDS))
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 return dict(answer["result"])

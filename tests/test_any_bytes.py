@@ -26,6 +26,7 @@ from serving.state import StateFolder
 from tests.llm_assets.registry.conftest import base_entry
 
 IDENTITY = Identity(kind="corpus", code_version="1", settings={"a": [1, {"b": None}]})
+FINGERPRINT = IDENTITY.fingerprint
 SETTINGS = {
     "name": "manual",
     "raw_corpus": {"sources": [{"type": "files", "name": "m", "path": "/m"}]},
@@ -40,14 +41,12 @@ JSON = st.recursive(
 )
 
 
-def manifest() -> bytes:
-    made = Manifest(
-        **IDENTITY.model_dump(), fingerprint=IDENTITY.fingerprint, files=[], stats={"rows": 3}
-    )
+def manifest(folder: Path) -> bytes:
+    made = Manifest(**IDENTITY.model_dump(), fingerprint=FINGERPRINT, files=[], stats={"rows": 3})
     return dump_with_checksum(made)
 
 
-def checkpoint_manifest() -> bytes:
+def checkpoint_manifest(folder: Path) -> bytes:
     made = checkpoints.CheckpointManifest(step=1, content={}, state={}, files=[])
     return made.sealed().model_dump_json().encode()
 
@@ -58,62 +57,49 @@ def registry_state(folder: Path) -> bytes:
     return Path(registry.folder, STATE_NAME).read_bytes()
 
 
-def in_file(name: str, read: Callable[[Path], object]) -> Callable[[Path, bytes], object]:
-    """A reader of a file's content, by way of a file of that name in the folder."""
-
-    def write_and_read(folder: Path, content: bytes) -> object:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        return read(folder)
-
-    return write_and_read
-
-
-READERS: dict[str, tuple[Callable[[Path, bytes], object], Callable[[Path], bytes]]] = {
+HISTORY = b'{"assets": {"corpus": {"current": {"fingerprint": "a", "since": 1}}}}'
+DESIRED = b'{"model_folder": "a", "version": "1", "fingerprint": "f", "settings": {}}'
+READERS: dict[str, tuple[str, Callable[[Path], object], bytes | Callable[[Path], bytes]]] = {
     "manifest": (
-        lambda folder, content: parse_manifest(content, f"corpus/{IDENTITY.fingerprint}"),
-        lambda folder: manifest(),
+        "manifest.json",
+        lambda f: parse_manifest((f / "manifest.json").read_bytes(), f"corpus/{FINGERPRINT}"),
+        manifest,
     ),
     "manifest of a checkpoint": (
-        in_file(
-            "step-1/manifest.json",
-            lambda folder: checkpoints.find_newest(str(folder), {}, lambda line: None),
-        ),
-        lambda folder: checkpoint_manifest(),
+        "step-1/manifest.json",
+        lambda f: checkpoints.find_newest(str(f), {}, lambda line: None),
+        checkpoint_manifest,
     ),
     "record of a pipeline": (
-        in_file("pipelines/manual.json", lambda f: Pipeline(Store(str(f)), "manual").history()),
-        lambda folder: b'{"assets": {"corpus": {"current": {"fingerprint": "a", "since": 1}}}}',
+        "pipelines/manual.json",
+        lambda f: Pipeline(Store(str(f)), "manual").history(),
+        HISTORY,
     ),
     "registry": (
-        in_file(
-            f"registry/manual/{STATE_NAME}", lambda folder: LocalRegistry(folder, "manual").state()
-        ),
+        f"registry/manual/{STATE_NAME}",
+        lambda f: LocalRegistry(f, "manual").state(),
         registry_state,
     ),
     "pipeline file": (
-        in_file("pipeline.yaml", lambda folder: load_settings(folder / "pipeline.yaml")),
-        lambda folder: yaml.safe_dump(SETTINGS).encode(),
+        "pipeline.yaml",
+        lambda f: load_settings(f / "pipeline.yaml"),
+        yaml.safe_dump(SETTINGS).encode(),
     ),
     "cloud file": (
-        in_file("cloud.yaml", lambda folder: load_cloud_settings(folder / "cloud.yaml")),
-        lambda folder: Path("config/google_cloud.yaml").read_bytes(),
+        "cloud.yaml",
+        lambda f: load_cloud_settings(f / "cloud.yaml"),
+        lambda f: Path("config/google_cloud.yaml").read_bytes(),
     ),
     "specification": (
-        in_file("spec.json", lambda folder: read_spec(str(folder / "spec.json"), TrainingSpec)),
-        lambda folder: b'{"run_id": "a", "shards_folder": "b"}',
+        "spec.json",
+        lambda f: read_spec(str(f / "spec.json"), TrainingSpec),
+        b'{"run_id": "a", "shards_folder": "b"}',
     ),
-    "result of a training": (in_file("result.json", read_result), lambda folder: b'{"steps": 3}'),
-    "metrics of a training": (
-        in_file("metrics.jsonl", read_metrics),
-        lambda folder: b'{"step": 1, "loss": 2.5}\n',
-    ),
-    "state of the endpoint": (
-        in_file("desired.json", lambda folder: StateFolder(folder).desired.read()),
-        lambda folder: b'{"model_folder": "a", "version": "1", "fingerprint": "f", "settings": {}}',
-    ),
+    "result of a training": ("result.json", read_result, b'{"steps": 3}'),
+    "metrics of a training": ("metrics.jsonl", read_metrics, b'{"step": 1, "loss": 2.5}\n'),
+    "state of the endpoint": ("desired.json", lambda f: StateFolder(f).desired.read(), DESIRED),
 }
+"""What is read, to its file, its reader, and what was written."""
 
 
 def change_somewhere(value: Any, data: st.DataObject) -> Any:
@@ -156,9 +142,11 @@ HOSTILE = [
 
 
 def read_or_refuse(kind: str, folder: Path, content: bytes) -> None:
-    read, _ = READERS[kind]
+    name, read, _ = READERS[kind]
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
     try:
-        found = read(folder, content)
+        found = read(folder)
     except UserError as error:
         assert str(error) and "Traceback" not in str(error)
     else:
@@ -178,7 +166,9 @@ def test_any_bytes_are_read_or_refused_in_words(
     kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    read_or_refuse(kind, folder, changed(READERS[kind][1](folder), data))
+    written = READERS[kind][2]
+    content = written if isinstance(written, bytes) else written(folder)
+    read_or_refuse(kind, folder, changed(content, data))
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -75,11 +75,6 @@ def committed(checkout: Path) -> dict[str, str]:
     return {str(path.relative_to(checkout)): path.read_text() for path in inside}
 
 
-def test_git_ignores_the_folder_of_results() -> None:
-    inside = harness.MEASURED / "example" / "example.json"
-    assert subprocess.run(["git", "check-ignore", "-q", inside], cwd=ROOT).returncode == 0
-
-
 def test_a_run_changes_no_committed_file(checkout: Path) -> None:
     before = committed(checkout)
     done = bench(checkout, "example")
@@ -87,6 +82,8 @@ def test_a_run_changes_no_committed_file(checkout: Path) -> None:
     assert committed(checkout) == before
     written = checkout / ".llm_assets/benchmarks/results/example/example_of_two.json"
     assert str(written.relative_to(checkout)) in done.stdout
+    ignored = ["git", "check-ignore", "-q", str(written.relative_to(checkout))]
+    assert subprocess.run(ignored, cwd=ROOT).returncode == 0
     result = json.loads(written.read_text())
     assert (result["ours"], result["ratio"]) == (4.0, 0.5)
     assert result["command"] == "make bench NAME=example"
@@ -97,11 +94,8 @@ def test_a_result_is_kept_with_its_machine_and_the_page_is_written(checkout: Pat
     done = bench(checkout, "example", "--keep")
     assert done.returncode == 0, done.stderr
     after = committed(checkout)
-    page, result, table = (
-        "docs/benchmarks.md",
-        "benchmarks/results/example_of_two.json",
-        "benchmarks/results/example_of_two.csv",
-    )
+    page, result = "docs/benchmarks.md", "benchmarks/results/example_of_two.json"
+    table = result.replace("json", "csv")
     assert {name for name in after if after[name] != before.get(name)} == {page, result, table}
     assert json.loads(after[result])["machine"] == harness.machine_name()
     assert f"`make bench NAME=example` on {harness.machine_name()}" in after[page]
@@ -251,15 +245,6 @@ def test_results_of_a_gpu_are_kept_and_a_rehearsals_are_not(
     with pytest.raises(SystemExit, match="as a rehearsal"):
         gpu.keep(results)
     assert json.loads((kept / "peer.json").read_text())["machine"] == of_a_gpu
-
-
-def test_the_page_on_gpus_names_tests_that_are_there() -> None:
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    named = set(re.findall(r"tests/[\w/]+\.py", page))
-    assert len(named) >= 15 and [name for name in named if not (ROOT / name).is_file()] == []
-    table = page.partition("## What is proved without a GPU")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
-    assert rows and all("tests/" in row for row in rows)
 
 
 def python_with_torch_alone(folder: Path) -> Path:

@@ -9,6 +9,8 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:\n{{ m.content }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:\n{% endif %}"
 )
+LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 4}
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def chat_model(folder: Path) -> None:
@@ -17,105 +19,56 @@ def chat_model(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
-def far_model(folder: Path, seed: int = 1) -> None:
+def far_model(folder: Path) -> None:
     """A random Llama with weights far from zero.
 
     Its probabilities differ much by the token before; and where only adapters are trained, its
     embeddings are large enough for them to change what it says.
     """
-    from transformers import AutoConfig, LlamaForCausalLM
-
-    tiny_base_model(folder)
-    config = AutoConfig.from_pretrained(folder, initializer_range=0.2)
-    save_random_model(folder, LlamaForCausalLM, config, {}, seed=seed)
+    _resize(folder, 1, initializer_range=0.2)
 
 
 def wide_model(folder: Path) -> None:
     """A random Llama whose matrices are blocks of four-bit weights: multiples of 16,384 numbers."""
-    from transformers import AutoConfig, LlamaForCausalLM
-
-    tiny_base_model(folder)
-    config = AutoConfig.from_pretrained(
-        folder, hidden_size=128, intermediate_size=256, num_key_value_heads=4, head_dim=32
-    )
-    save_random_model(folder, LlamaForCausalLM, config, {})
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    _resize(folder, 0, **sizes, num_key_value_heads=4, head_dim=32)
 
 
 def far_chat_model(folder: Path) -> None:
-    """The same, its tokenizer with a chat template."""
+    """The far one, its tokenizer with a chat template."""
     far_model(folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 def gpt2(folder: Path) -> None:
     """A random two-layer GPT-2."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tokenizer, special = _tokenizer(folder)
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_embd=64, n_layer=2, n_head=4, n_positions=256, **special
-    )
-    save_random_model(folder, GPT2LMHeadModel, config, special)
+    _write(folder, "GPT2", "LMHeadModel", n_embd=64, n_layer=2, n_head=4, n_positions=256)
 
 
 def opt(folder: Path) -> None:
     """A random two-layer OPT, which has no chat template."""
-    from transformers import OPTConfig, OPTForCausalLM
-
-    tokenizer, special = _tokenizer(folder)
-    config = OPTConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        word_embed_proj_dim=64,
-        ffn_dim=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        **special,
-    )
-    save_random_model(folder, OPTForCausalLM, config, special)
+    sizes = {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128}
+    _write(folder, "OPT", "ForCausalLM", **LAYERS, **sizes, max_position_embeddings=256)
 
 
 def encoder_decoder(folder: Path, kind: str = "t5") -> None:
-    """A random two-layer T5 or BART."""
-    import transformers
-
-    tokenizer, special = _tokenizer(folder)
-    special |= {"decoder_start_token_id": special["eos_token_id"]}
+    """A random two-layer T5, BART or Marian."""
     if kind == "t5":
+        tiny_base_model(folder)
+        (folder / "model.safetensors").unlink()
         tiny_sequence_to_sequence_model(folder, folder, initializer_factor=1.0)
         return
-    size = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
+    size = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "d_model": 64}
     size |= {"decoder_ffn_dim": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    module = {"bart": "Bart", "marian": "Marian"}[kind]
-    config = getattr(transformers, f"{module}Config")(
-        vocab_size=len(tokenizer), d_model=64, max_position_embeddings=128, **size, **special
-    )
-    architecture = getattr(
-        transformers, {"bart": "BartForConditionalGeneration", "marian": "MarianMTModel"}[kind]
-    )
-    save_random_model(folder, architecture, config, special)
+    size |= {"max_position_embeddings": 128}
+    names = {"bart": ("Bart", "ForConditionalGeneration"), "marian": ("Marian", "MTModel")}
+    _write(folder, *names[kind], special=(*SPECIAL, "decoder_start_token_id"), **size)
 
 
 def encoder(folder: Path, mask: bool = False) -> None:
     """A random two-layer RoBERTa."""
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    tokenizer, special = _tokenizer(folder)
-    if mask:
-        tokenizer.add_special_tokens({"mask_token": "<mask>"})
-        tokenizer.save_pretrained(folder)
-    config = RobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.1,
-        **special,
-    )
-    save_random_model(folder, RobertaForMaskedLM, config, special)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "max_position_embeddings": 256}
+    _write(folder, "Roberta", "ForMaskedLM", mask=mask, **LAYERS, **sizes, initializer_range=0.1)
 
 
 def masked_encoder(folder: Path) -> None:
@@ -123,11 +76,34 @@ def masked_encoder(folder: Path) -> None:
     encoder(folder, mask=True)
 
 
-def _tokenizer(folder: Path) -> tuple[Any, dict[str, int]]:
+def _resize(folder: Path, seed: int, **changes: Any) -> None:
+    """A random Llama with another config."""
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    tiny_base_model(folder)
+    config = AutoConfig.from_pretrained(folder, **changes)
+    save_random_model(folder, LlamaForCausalLM, config, {}, seed)
+
+
+def _write(
+    folder: Path,
+    family: str,
+    head: str,
+    special: tuple[str, ...] = SPECIAL,
+    mask: bool = False,
+    **config: Any,
+) -> None:
+    """A random model by how transformers calls its family and what it does, with a tokenizer."""
+    import transformers
     from transformers import AutoTokenizer
 
     tiny_base_model(folder)
     (folder / "model.safetensors").unlink()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    end = tokenizer.eos_token_id
-    return tokenizer, {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    ends = dict.fromkeys(special, tokenizer.eos_token_id)
+    if mask:
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+        tokenizer.save_pretrained(folder)
+    architecture = getattr(transformers, f"{family}{head}")
+    made = getattr(transformers, f"{family}Config")(vocab_size=len(tokenizer), **config, **ends)
+    save_random_model(folder, architecture, made, ends)

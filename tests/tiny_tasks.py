@@ -200,15 +200,6 @@ TASKS: dict[str, Task] = {
         },
         {"sequence_length": 64},
     ),
-    "lora": Task(
-        "fine_tuning",
-        conversations,
-        {"form": "conversations"},
-        chat_model,
-        {"budget": {"steps": 60}, "lora": {"rank": 8}},
-        {"sequence_length": 192},
-        learns=ADAPTERS_LEARN,
-    ),
     "qlora": Task(
         "torchtune",
         texts,
@@ -234,11 +225,7 @@ TASKS: dict[str, Task] = {
     "exact_match": Task(
         "fine_tuning",
         sums,
-        {
-            "form": "conversations",
-            "layout": "prompt_answer",
-            "prompt_column": "question",
-        },
+        {"form": "conversations", "layout": "prompt_answer", "prompt_column": "question"},
         chat_model,
         {"budget": {"steps": 60}, "exact_match": {"after": "####", "new_tokens": 40}},
         {"sequence_length": 192},
@@ -275,6 +262,7 @@ TASKS: dict[str, Task] = {
     "llama_alpaca": shipped("llama_2_7b_alpaca", instructions, tiny_base_model, 256),
     "llama_wikipedia": shipped("llama_3_2_1b_wikipedia", texts, tiny_base_model),
 }
+TASKS["lora"] = replace(TASKS["fine_tuning"], learns=ADAPTERS_LEARN).changed(lora={"rank": 8})
 TASKS["dora"] = TASKS["lora"].changed(lora={"rank": 8, "dora": True})
 for _name in ("fine_tuning", "sequence_to_sequence"):
     TASKS[f"zero_{_name}"] = TASKS[_name].changed(placement=ZERO)

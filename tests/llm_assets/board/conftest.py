@@ -317,7 +317,7 @@ def audit(page: Browser, *schemes: str) -> None:
     page.evaluate(f"{AXE}; 0")
     for scheme in schemes or ("light", "dark"):
         page.set_scheme(scheme)
-        found = json.loads(page.evaluate_promise(AUDIT))
+        found = json.loads(page.evaluate(AUDIT))
         assert found == [], (scheme, page.evaluate("location.href"))
 
 
