@@ -106,8 +106,7 @@ def _check_here(
     from llm_assets.preflight.text import look_at
     from spark_jobs.read.document import EXAMPLES
 
-    lines: list[str] = []
-    told["text"] = lines
+    lines: list[str] = told.setdefault("text", [])
     try:
         base = find_needs(settings)
         seconds, messages = (None, sys.maxsize) if is_whole else (LOOK_SECONDS, EXAMPLES)

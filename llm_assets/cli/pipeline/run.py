@@ -96,10 +96,8 @@ class Progress:
         elif event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION and asset:
             metadata = event.materialization.metadata
             summary, made = metadata.get("summary"), metadata.get("made_now")
-            self._results[asset] = (
-                str(summary.value) if summary else "",
-                not made or bool(made.value),
-            )
+            said = str(summary.value) if summary else ""
+            self._results[asset] = said, not made or bool(made.value)
         elif event.event_type == dg.DagsterEventType.STEP_SUCCESS and asset:
             self._finish(asset)
         elif event.event_type == dg.DagsterEventType.STEP_FAILURE:
