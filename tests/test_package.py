@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from tests.conftest import ROOT, UV
 from tests.folders import write_folder
 from tests.stand_ins.processes import free_port
-from tests.tiny import tiny_base_model, tiny_texts
+from tests.tiny import tiny_base_model
 
 ENDED = (DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
@@ -113,12 +113,6 @@ def test_space_is_asked_for_before_an_environment_is_built_and_not_when_it_is_re
     assert "takes up to 3.5 GB" in build() and "has 2000 MB free" in build()
 
 
-def write_texts(folder: Path) -> None:
-    folder.mkdir()
-    for number, text in enumerate(tiny_texts(300)):
-        (folder / f"{number:03d}.md").write_text(text)
-
-
 def test_a_torchtune_installed_later_does_not_hide_our_recipes(tmp_path: Path) -> None:
     """As by uv, which puts packages in place side by side."""
     theirs = importlib.metadata.distribution("torchtune").locate_file("recipes/__init__.py")
@@ -158,7 +152,7 @@ def test_wheel_makes_and_serves_a_model_in_a_fresh_environment(tmp_path: Path) -
     python = environment / "bin" / "python"
     install = f"pip install --quiet --python {python} --constraint requirements.lock"
     _run(ROOT, "bash", "-c", f"{UV} {install} '{wheel}[all]'")
-    write_texts(tmp_path / "manuals")
+    write_folder(tmp_path, "manuals")
     tiny_base_model(tmp_path / "base")
     project = tmp_path / "project"
     project.mkdir()

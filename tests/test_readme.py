@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from scripts.write_reference import benchmarks_page, settings_page
 from tests.listening import listening_addresses, outside_loopback
@@ -135,3 +136,19 @@ def test_each_row_of_a_page_is_shown_by_a_test_that_is_there_or_a_command(
     cells = [row.rsplit(" | ", 1)[1] for row in rows]
     assert len(cells) >= least
     assert [cell for cell in cells if "tests/" not in cell and "`make " not in cell] == []
+
+
+def test_every_page_has_its_place_in_the_reading_order() -> None:
+    _, _, tree = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")
+    sections = [section for one in yaml.safe_load(tree) for section in one.values()]
+    entries = [part for section in sections for part in (section if section != "index.md" else ())]
+    listed = ["index.md", *(page for entry in entries for page in entry.values())]
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.soak
+def test_the_site_is_built_without_a_warning() -> None:
+    built = subprocess.run(["make", "site"], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    page = (ROOT / "build" / "site" / "api.html").read_text()
+    assert "Pipes" in page and "fonts.googleapis.com" not in page
