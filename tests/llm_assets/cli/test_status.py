@@ -14,10 +14,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from dagster import DagsterInstance, DagsterRunStatus
+from rich.console import Console
 
 from artifacts.settings import read_yaml
 from llm_assets.alarms import MOST_SILENT_SECONDS
 from llm_assets.cli.main import commands
+from llm_assets.cli.pipeline.run import Progress
 from llm_assets.cli.session import use_this_folders_history
 from llm_assets.cli.versions import screen
 from llm_assets.config import CONFIG_VARIABLE, load_settings
@@ -233,3 +235,27 @@ def test_status_does_not_say_that_an_endpoint_of_vertex_ai_is_down(project: Proj
     assert "served        not running" in screen(here)
     (line,) = [one for one in screen(here | {"platform": "google_cloud"}) if one[:8] == "served  "]
     assert "Vertex AI" in line
+
+
+def test_what_others_print_stays_off_the_terminal_while_a_line_is_alive_there(
+    project: Project, capfd: pytest.CaptureFixture[str]
+) -> None:
+    terminal, settings = StringIO(), load_settings(project.config)
+    with Progress(Console(file=terminal, force_terminal=True), ["checkpoint"], settings):
+        print("a log of Dagster's")
+        print("a progress bar", file=sys.stderr)
+    out, errors = capfd.readouterr()
+    assert out == "a log of Dagster's\n" and errors == "a progress bar\n"
+    assert "starting" in terminal.getvalue()
+    assert "Dagster" not in terminal.getvalue() and "bar" not in terminal.getvalue()
+
+
+def test_where_all_is_printed_on_the_terminal_the_living_line_is_taken_away_before_another(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings(project.config)
+    monkeypatch.setattr(sys, "stdout", terminal := StringIO())
+    with Progress(Console(file=sys.stdout, force_terminal=True), ["checkpoint"], settings):
+        print("a log of Dagster's")
+        print("another")
+    assert "\x1b[2Kanother\n" in terminal.getvalue()
