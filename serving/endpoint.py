@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +58,7 @@ def start(
 
     Raises:
         NoLongerWanted: so it was.
-        RolloutFailed: the version that was served before still is.
+        RolloutFailed: the version that was served before still is, or somebody stopped it.
         UserError: the port is taken, the model cannot be loaded, a token is missing.
     """
     state, settings = StateFolder(state_folder), desired.settings
@@ -71,11 +70,9 @@ def start(
         if running and _needs_new_server(running, settings):
             bearer_token(settings)
             # What cannot be had must not cost what is there.
-            if settings.port not in (0, running.port):
-                listen(settings.host, settings.port).close()
-            elif settings.host != running.settings.host:
-                # Its own port is free only once it has ended.
-                listen(settings.host, 0).close()
+            # Its own port is free only once it has ended.
+            port = 0 if settings.port == running.port else settings.port
+            listen(settings.host, port).close()
             report(
                 "the endpoint's code, address, token, allowed origins or connection limits "
                 "changed: restarting it"
@@ -86,8 +83,12 @@ def start(
                 # What served before comes back first: then a version that cannot serve, or is
                 # worse, costs no more than this restart.
                 before = good.model_copy(update={"settings": settings})
-                with suppress(UserError):
+                try:
                     _move(state, before, None, report, still_wanted)
+                except RolloutFailed:
+                    raise  # Somebody stopped it.
+                except UserError:
+                    pass
             running = status(state_folder)
         if running and _serves(running, desired):
             state.desired.write(desired)
@@ -167,12 +168,14 @@ def _wait(
     allowed += steps * settings.rollout.step_seconds
     started = reported = time.monotonic()
     while True:
-        if child and (code := child.poll()) is not None:
-            raise UserError(
-                f"The endpoint {how_it_ended(code)} before it served version "
-                f"{desired.version}. The end of its log ({state.log_path}):\n{tail(state.log_path)}"
-            )
-        found = state.status.read()
+        code, found = child.poll() if child else None, state.status.read()
+        if code is not None or (child is None and not (found and found.alive)):
+            before = f"before it served version {desired.version}."
+            if state.stopped_path.exists():
+                raise RolloutFailed(f"The endpoint was stopped {before}")
+            ended = "ended" if code is None else how_it_ended(code)
+            log = f"The end of its log ({state.log_path}):\n{tail(state.log_path)}"
+            raise UserError(f"The endpoint {ended} {before} {log}")
         if found and found.alive:
             outcome = found.outcome
             if outcome and outcome.at.timestamp() >= began and desired.is_of(outcome):
@@ -185,8 +188,6 @@ def _wait(
                 raise RolloutFailed(
                     f"Version {desired.version} is not served: {outcome.reason}.{still}"
                 )
-        elif child is None:
-            raise UserError(f"The endpoint ended while it was changing. Its log: {state.log_path}")
         # Where it is just starting, nothing else could serve sooner.
         if child is None and not still_wanted():
             raise NoLongerWanted

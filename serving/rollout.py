@@ -205,7 +205,7 @@ class RolledBack(Exception):
 
 
 class RolloutFailed(UserError):
-    """The wanted version was taken back; the one before still serves."""
+    """The wanted version was taken back, or the endpoint stopped: no other is to take its place."""
 
 
 class NoLongerWanted(Exception):

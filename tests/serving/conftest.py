@@ -81,6 +81,13 @@ def chat_model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folde
     return folder
 
 
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port that another program listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
 def engine_of(folder: Path, kind: type[Engine], conversions: Path) -> Engine:
     """The engine of a small model's kind, loaded into this process."""
     check_model_folder(folder)

@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from serving.rollout import RolloutFailed
 from serving.settings import RolloutSettings
 from serving.state import Phase, StateFolder
 from tests.serving.conftest import SETTINGS, Client, served, start
+from tests.waiting import wait_until
 
 
 def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: Path) -> None:
@@ -31,14 +32,12 @@ def test_same_version_again_changes_nothing(client: Client, tiny_model_folder: P
 @pytest.mark.fault(
     "endpoint", "port taken", sees="the port and the setting", then="nothing is started"
 )
-def test_taken_port_is_named_with_its_settings_key(tmp_path: Path, tiny_model_folder: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        told = rf"port {port} \(Address already in use\)\. .*endpoint\.port"
-        with pytest.raises(UserError, match=told):
-            start(tmp_path, tiny_model_folder, port=port)
+def test_taken_port_is_named_with_its_settings_key(
+    tmp_path: Path, tiny_model_folder: Path, taken_port: int
+) -> None:
+    told = rf"port {taken_port} \(Address already in use\)\. .*endpoint\.port"
+    with pytest.raises(UserError, match=told):
+        start(tmp_path, tiny_model_folder, port=taken_port)
 
 
 def test_a_server_waits_for_no_disk_to_say_how_it_is(
@@ -136,31 +135,34 @@ def test_an_endpoint_of_another_release_is_started_again(
         assert last.pid != later.pid and last.complete(max_tokens=1).status_code == 200
 
 
-def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_endpoint_that_is_stopped_while_it_is_started_again_stays_stopped(
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    other_model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with served(tmp_path, tiny_model_folder) as client, socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with served(tmp_path, tiny_model_folder) as earlier, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(process, "code_hash", lambda: "of another release")
+        moving = pool.submit(start, tmp_path, other_model_folder, "2")
+        wait_until(lambda: (found := process.status(tmp_path)) and found.pid != earlier.pid)
+        assert process.stop(tmp_path)
+        with pytest.raises(RolloutFailed, match="was stopped before it served version 1"):
+            moving.result()
+    assert process.status(tmp_path) is None
+
+
+def test_an_address_that_cannot_be_had_does_not_cost_the_endpoint_that_runs(
+    tmp_path: Path, tiny_model_folder: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path, tiny_model_folder) as client:
         with pytest.raises(UserError, match="Address already in use"):
-            start(tmp_path, tiny_model_folder, port=taken.getsockname()[1])
+            start(tmp_path, tiny_model_folder, port=taken_port)
         monkeypatch.setenv("ENDPOINT_TOKEN", "battery-staple")
         with pytest.raises(UserError, match=r"Set `endpoint\.host` to an address of this"):
             elsewhere = {"host": "192.0.2.1", "token_variable": "ENDPOINT_TOKEN"}
             start(tmp_path, tiny_model_folder, **elsewhere)
         assert process_started(client.pid) is not None
         assert client.complete(max_tokens=1).status_code == 200
-
-
-def test_a_request_that_says_no_length_fits_an_endpoint_of_short_answers(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    with served(tmp_path, tiny_model_folder, max_new_tokens=4) as client:
-        answer = client.http.post("/v1/completions", json={"prompt": "The valve"})
-        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] <= 4
-        messages = [{"role": "user", "content": "The valve?"}]
-        refused = {"messages": messages, "max_completion_tokens": 64}
-        assert client.http.post("/v1/chat/completions", json=refused).status_code == 400
 
 
 @pytest.mark.parametrize("token", ["two\nlines", "battery-staple\n", "schlüssel"])
@@ -187,25 +189,17 @@ def test_an_address_of_ipv6_is_told_as_clients_take_it(
         assert client.complete(max_tokens=1).status_code == 200
 
 
-def test_stopping_is_remembered_also_where_nothing_runs(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    """Else automation starts one on a machine on which nobody wants it."""
-    stopped = StateFolder(tmp_path).stopped_path
-    assert not process.stop(tmp_path) and stopped.exists()
-    with served(tmp_path, tiny_model_folder):
-        assert not stopped.exists()
-    assert stopped.exists()
-
-
 @pytest.mark.parametrize("phase", ["stopped", "serving"])
 def test_an_endpoint_that_ended_begins_with_what_is_wanted_then(
     tmp_path: Path, tiny_model_folder: Path, phase: Phase
 ) -> None:
     """What served before is not loaded first, whether somebody stopped it or the power failed: it
-    may have been rejected since."""
+    may have been rejected since. That it was stopped automation is told, also where nothing ran."""
+    stopped = StateFolder(tmp_path).stopped_path
+    assert not process.stop(tmp_path) and stopped.exists()
     with served(tmp_path, tiny_model_folder, "1"):
-        pass
+        assert not stopped.exists()
+    assert stopped.exists()
     status = StateFolder(tmp_path).status.read()
     assert status is not None and status.phase == "stopped"
     StateFolder(tmp_path).status.write(status.model_copy(update={"phase": phase}))

@@ -24,6 +24,7 @@ from llm_assets.registry.base import STATE_NAME, LocalRegistry
 from llm_assets.registry.card import weights_fingerprint
 from llm_assets.registry.state import ModelEntry
 from serving.rollout import RolloutFailed
+from serving.settings import RolloutSettings
 from tests.damage import cut, flip_bit, largest_file
 from tests.llm_assets.registry.conftest import verdict
 from tests.waiting import wait_until
@@ -82,6 +83,11 @@ class Served:
             name,
             holds,
         )
+
+    def never_end_a_step(self) -> None:
+        rollout = RolloutSettings(steps=(0.5,), step_seconds=3_600.0)
+        endpoint = self.settings.endpoint.model_copy(update={"rollout": rollout})
+        self.settings = self.settings.model_copy(update={"endpoint": endpoint})
 
     @property
     def shares(self) -> dict[str, float]:
@@ -254,11 +260,7 @@ def test_a_decision_that_was_overruled_before_its_turn_does_not_take_effect(
 def test_a_decision_ends_the_rollout_of_another_version(served: Served) -> None:
     served.serve()
     served.registry.roll_back("ben", "wrong dosages")
-    rollout = served.settings.endpoint.rollout.model_copy(
-        update={"steps": (0.5,), "step_seconds": 3_600.0}
-    )
-    endpoint = served.settings.endpoint.model_copy(update={"rollout": rollout})
-    served.settings = served.settings.model_copy(update={"endpoint": endpoint})
+    served.never_end_a_step()
     with ThreadPoolExecutor() as pool:
         rolling_out = pool.submit(served.serve)
         wait_until(lambda: served.shares == {"1": 0.5, "0": 0.5})
@@ -269,3 +271,22 @@ def test_a_decision_ends_the_rollout_of_another_version(served: Served) -> None:
     said = "version 0 is no longer wanted: anna wants version 1 (approved: dosages checked)"
     assert f"WARNING: {said}" in served.lines
     assert served.shares == {"1": 1.0} and served.registry.state().champion == 1
+
+
+@pytest.mark.fault(
+    "endpoint",
+    "stopped during a rollout",
+    sees="that it was stopped",
+    then="no version is started in its place",
+)
+def test_an_endpoint_that_is_stopped_during_a_rollout_stays_stopped(served: Served) -> None:
+    served.serve()
+    served.registry.roll_back("ben", "wrong dosages")
+    served.never_end_a_step()
+    with ThreadPoolExecutor() as pool:
+        rolling_out = pool.submit(served.serve)
+        wait_until(lambda: served.shares == {"1": 0.5, "0": 0.5})
+        assert served.platform.stop(served.settings)
+        with pytest.raises(RolloutFailed, match="was stopped before it served version 0"):
+            rolling_out.result()
+    assert not served.platform.serves(served.settings)
