@@ -96,7 +96,9 @@ class Server:
         await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
-        failed = following.done() and not following.cancelled()
+        failed = following.done()
+        if failed:
+            following.result()  # Raises what is no version's fault: starting again may help.
         for task in (following, beating):
             task.cancel()
         await asyncio.gather(following, beating, return_exceptions=True)

@@ -14,6 +14,7 @@ from artifacts.leases import process_started
 from serving import endpoint as process
 from serving import logs
 from serving.logs import append, before
+from serving.state import StateFolder
 from tests.serving.conftest import HEAD, Client, served, start
 from tests.serving.test_admission import PROMISED_SECONDS
 from tests.waiting import wait_until
@@ -71,6 +72,21 @@ def test_an_api_server_that_stands_still_is_replaced_and_who_waits_is_answered(
     assert len(log_of(kept, "api_server_stands_still")) == 1
     (told,) = log_of(kept, "api_server_ended")
     assert told["status"] == -9
+
+
+def test_a_state_that_cannot_be_read_for_a_moment_ends_no_endpoint(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    with served(tmp_path, tiny_model_folder) as client:
+        good = StateFolder(tmp_path).good.path
+        away = good.rename(tmp_path / "away")
+        good.mkdir()
+        client.api_server().kill()
+        said = tmp_path / "endpoint.log"
+        wait_until(lambda: said.read_text().count("api_server_ended") > 1)
+        good.rmdir()
+        away.rename(good)
+        wait_until(lambda: healthy(client))
 
 
 @pytest.mark.fault(
