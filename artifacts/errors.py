@@ -214,6 +214,10 @@ _UNREACHABLE = {
 }
 """What aiohttp, httpx, requests, urllib3, Google's clients and Python raise for a server that does
 not answer."""
+_PARQUET = re.compile(
+    "[Pp]arquet|page integrity|deserialize thrift|Invalid flatbuffers|Corrupt [a-zA-Z]+ compressed"
+)
+"""What Arrow says of damaged bytes, by classes of errors that others have, too."""
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """What Rust writes behind an error of the system."""
 _KILL_COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
@@ -229,7 +233,7 @@ def reason_of(error: BaseException, place: str = ".") -> str | None:
         if isinstance(one, UserError):
             return str(one)
         found = _of_system(one, place) or _of_memory(one) or _of_spark(one)
-        found = found or _of_worker(one) or _of_history(one) or _of_network(one)
+        found = found or _of_worker(one) or _of_history(one) or _of_network(one) or _of_parquet(one)
         if found:
             return found
     return _of_missing_module(error)
@@ -342,6 +346,16 @@ def _of_network(error: BaseException) -> str | None:
             "proxy (`HTTPS_PROXY`), then run the same again."
         )
     return None
+
+
+def _of_parquet(error: BaseException) -> str | None:
+    """Whoever reads files one by one names the damaged one; of many at once, Arrow may not."""
+    if type(error).__name__ not in ("ArrowInvalid", "OSError") or not _PARQUET.search(str(error)):
+        return None
+    return (
+        f"A Parquet file of the store is damaged ({first_line(error)}). Set what is damaged aside "
+        "with `llm-assets doctor --repair`, and make it again."
+    )
 
 
 def _of_missing_module(error: BaseException) -> str | None:

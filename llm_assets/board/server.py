@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -68,8 +69,10 @@ def build_app(board: Board, report: Report = print) -> Starlette:
             _metrics(board, report),
         ],
         middleware=[Middleware(Doorkeeper, board)],
-        # What is cleaned while a page is read is told, not thrown.
-        exception_handlers=dict.fromkeys([HTTPException, UserError, OSError, Exception], answer),
+        # What is cleaned or damaged while a page is read is told, not thrown.
+        exception_handlers=dict.fromkeys(
+            [HTTPException, UserError, OSError, pa.ArrowInvalid, Exception], answer
+        ),
     )
 
 

@@ -411,15 +411,9 @@ def read_texts(corpus: str, ids: Collection[str]) -> dict[str, str]:
     """Ids to texts, of those that a corpus has; it is read until all are found."""
     wanted = pc.field("id").isin(pa.array(sorted(ids), pa.string()))
     texts: dict[str, str] = {}
-    try:
-        for part in open_parts([corpus], ["id", "text"]).get_fragments():
-            # Ids are small; texts are read only where there is one.
-            if len(texts) < len(ids) and part.count_rows(filter=wanted):
-                rows = part.to_table(columns=["id", "text"], filter=wanted).to_pylist()
-                texts |= {row["id"]: row["text"] or "" for row in rows}
-    except pa.ArrowInvalid as error:
-        raise UserError(
-            f"{corpus} has a part that is no readable Parquet file ({error}). Set what is damaged "
-            "aside with `llm-assets doctor --repair`, and make it again."
-        ) from error
+    for part in open_parts([corpus], ["id", "text"]).get_fragments():
+        # Ids are small; texts are read only where there is one.
+        if len(texts) < len(ids) and part.count_rows(filter=wanted):
+            rows = part.to_table(columns=["id", "text"], filter=wanted).to_pylist()
+            texts |= {row["id"]: row["text"] or "" for row in rows}
     return texts

@@ -47,6 +47,7 @@ from artifacts.settings import read_yaml
         (socket.gaierror(-2, "Name or service not known"), "Check this machine's network"),
         (httpx.ConnectError("Connection refused"), "cannot be reached: Connection refused"),
         (DefaultCredentialsError("There are none."), "gcloud auth application-default login"),
+        (OSError("could not verify page integrity, CRC checksum verification"), "doctor --repair"),
         (UserError("Name the file."), "Name the file."),
         (ZeroDivisionError("division by zero"), None),
     ],

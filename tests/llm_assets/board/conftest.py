@@ -241,6 +241,13 @@ def client_of(board: Board) -> Iterator[TestClient]:
         yield client
 
 
+def page_of(shop: Any, path: str = "/", **changes: Any) -> str:
+    with client_of(board_of(shop, **changes)) as client:
+        answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
 @contextmanager
 def endpoint(
     board: Board,
@@ -293,10 +300,14 @@ def endpoint(
         yield
 
 
-def sign_in_to_decide(page: Browser, address: str) -> None:
-    page.open(f"{address}/sign-in?next=/decide")
+def sign_in(page: Browser, address: str, path: str) -> None:
+    page.open(f"{address}/sign-in?next={path}")
     page.evaluate("document.getElementById('key').value = 'the key'")
     click(page, "main button")
+
+
+def sign_in_to_decide(page: Browser, address: str) -> None:
+    sign_in(page, address, "/decide")
     page.wait_for("document.querySelector('fieldset:enabled #reason')")
 
 

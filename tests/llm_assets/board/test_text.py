@@ -2,13 +2,15 @@
 
 import html
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from artifacts.store.store import Draft
 from llm_assets.board import text
-from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+from tests.damage import cut
+from tests.llm_assets.board.conftest import SmallStore, board_of, client_of, page_of
 from tests.llm_assets.trained_store import write_raw
 
 
@@ -41,16 +43,26 @@ def test_a_small_share_of_the_text_is_told_as_elsewhere(small: SmallStore) -> No
     state = small.registry.state()
     state.versions[-1] = version.model_copy(update={"coverage": 0.004})
     registry = SimpleNamespace(state=lambda: state)
-    with client_of(board_of(small, registry=registry)) as client:
-        for path in ("/text", "/versions/1"):
-            assert "trained on 0.4% of the training split" in client.get(path).text.casefold(), path
+    for path in ("/text", "/versions/1"):
+        shown = page_of(small, path, registry=registry).casefold()
+        assert "trained on 0.4% of the training split" in shown, path
 
 
 def test_without_a_version_nothing_is_known_of_what_was_read(small: SmallStore) -> None:
     small.clean("1", {"new": "x"})
+    assert "How often version" not in page_of(small, "/text")
+    assert "Nothing is known" in page_of(small, "/text/read")
+
+
+def test_damaged_text_is_told_with_what_to_do(small: SmallStore) -> None:
+    corpus = small.clean("1", {f"doc/{number}": f"text {number}" for number in range(99)})
+    small.train(corpus, ["text 1"])
+    cut(next(Path(corpus.path).glob("part-*")))
     with client_of(board_of(small)) as client:
-        assert "How often version" not in client.get("/text").text
-        assert "Nothing is known" in client.get("/text/read").text
+        for path in ("/", "/text?search=text", "/text/document?id=doc/1", "/text/read"):
+            answer = client.get(path)
+            assert answer.status_code == 400, path
+            assert "is damaged" in answer.text and "doctor --repair" in answer.text, path
 
 
 def test_the_largest_clusters_of_copies_are_named_with_size_and_survivor(small: SmallStore) -> None:
@@ -62,8 +74,7 @@ def test_the_largest_clusters_of_copies_are_named_with_size_and_survivor(small: 
         if n <= kept
     ]
     small.clean("1", {f"kept/{n}": f"text {n}" for n in range(12)}, copies)
-    with client_of(board_of(small)) as client:
-        shown = html.unescape(client.get("/text").text)
+    shown = html.unescape(page_of(small, "/text"))
     found = re.findall(r"<li>(\d+) documents, of which <a [^>]*>kept/(\d+)</a>", shown)
     assert found == [(str(kept + 2), str(kept)) for kept in range(11, 1, -1)]
 
@@ -82,9 +93,8 @@ def test_copies_are_shown_as_they_were_cleaned_though_newer_text_was_read(
     pair = {"id": "manual/1", "neighbor": "manual/0", "survivor": "manual/0", "cluster": "c"}
     copies = [pair | {"reason": "near_duplicate", "similarity": 0.9}]
     small.clean("1", {"manual/0": "x"}, copies, raw_corpus=raw[0].fingerprint)
-    with client_of(board_of(small)) as client:
-        shown = client.get("/text").text
-        small.clean("2", {"manual/0": "x"}, copies, raw_corpus=raw[1].fingerprint)
-        after = client.get("/text").text
+    shown = page_of(small, "/text")
+    small.clean("2", {"manual/0": "x"}, copies, raw_corpus=raw[1].fingerprint)
+    after = page_of(small, "/text")
     assert "copied" in shown and "as it was" in shown and "edited" not in shown
     assert (">not yet<" in shown, ">not yet<" in after) == (True, False)
