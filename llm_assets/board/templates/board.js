@@ -6,6 +6,7 @@ let running = null;
 async function trace(fields, place) {
   place.textContent = "Searching the training text …";
   const response = await fetch("/ask/trace", { method: "POST", body: new URLSearchParams(fields) });
+  if (response.redirected) return location.assign(response.url);
   const found = new DOMParser().parseFromString(await response.text(), "text/html");
   place.replaceChildren(...found.body.childNodes);
 }
@@ -33,6 +34,8 @@ async function ask(card, prompt) {
         stream: true,
       }),
     });
+    // A board that was started again knows nobody: to its form for signing in.
+    if (response.redirected) return location.assign(response.url);
     if (!response.ok) throw new Error((await response.json()).error.message);
     const version = response.headers.get("X-Model-Version");
     await read(response.body.pipeThrough(new TextDecoderStream()).getReader(), answer);
@@ -42,8 +45,8 @@ async function ask(card, prompt) {
     // The same text, with its sources.
     answer.hidden = Boolean(place?.querySelector(".spans"));
   } catch (error) {
-    if (error.name === "AbortError") return;
     time.textContent = "";
+    if (error.name === "AbortError") return;
     answer.className = "answer fault";
     answer.textContent += error.message;
   }

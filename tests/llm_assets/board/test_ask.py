@@ -15,6 +15,7 @@ from llm_assets.endpoint.folder import endpoint_status
 from llm_assets.tracing.explain import Exposure
 from llm_assets.tracing.trace import QuotedSpan, Trace
 from llm_assets.tracing.training_text import Source
+from scripts.screenshots import click
 from tests.browser import browser
 from tests.llm_assets.board.conftest import (
     SmallStore,
@@ -22,6 +23,7 @@ from tests.llm_assets.board.conftest import (
     client_of,
     endpoint,
     served,
+    sign_in,
     tab_to,
 )
 from tests.needs import needs
@@ -53,6 +55,25 @@ def test_a_chat_is_asked_for_by_keyboard_and_its_answer_shown_as_it_comes(
         page.wait_for(f"{answer} === 'The valve opens.'")
         page.wait_for("document.querySelector('.time').textContent.includes('request')")
         assert page.evaluate("document.getElementById('prompt').value") == "What opens?"
+
+
+@needs("Chromium")
+def test_a_board_that_was_started_again_asks_who_asks_to_sign_in(
+    small: SmallStore, tmp_path: Path
+) -> None:
+    small.train(small.clean("1", {"one": "x"}), ["x"])
+    board = board_of(small, is_open=False)
+    with (
+        endpoint(board, ["The valve opens."]),
+        served(build_app(board)) as address,
+        browser(tmp_path) as page,
+    ):
+        sign_in(page, address, "/ask")
+        page.wait_for("document.getElementById('go')")
+        object.__setattr__(board, "session", "another")
+        page.evaluate("document.getElementById('prompt').value = 'What opens?'")
+        click(page, "#go")
+        page.wait_for("location.pathname === '/sign-in' && document.getElementById('key')")
 
 
 def test_a_proxy_is_told_neither_the_question_nor_the_token(
