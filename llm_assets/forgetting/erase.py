@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from artifacts import checkpoints
 from artifacts.errors import DamagedArtifact, UserError, shown_in_line
+from artifacts.leases import local_lease
 from artifacts.numbers import spans
 from artifacts.progress import Report
 from artifacts.shards.format import ShardStats
@@ -40,6 +41,7 @@ from llm_assets.registry.state import RegistryState
 from recipes.evaluation.exam import QUESTIONS_NAME
 from recipes.evaluation.settings import SAMPLES_NAME
 from recipes.spec import BEST_NAME, SPEC_NAME
+from serving.state import Desired, StateFolder
 from spark_jobs.clean.decide.decider import find_duplicates
 from spark_jobs.clean.forgotten import ForgottenText, ForgottenTexts
 from spark_jobs.clean.history import read_history
@@ -339,6 +341,7 @@ def erase(record: Pipeline, state: RegistryState, listed: ForgottenList, report:
         files.remove(f"{record.store.root}/{page_path(record.name, version.version)}")
     if listed.active:
         _drop_leftovers(record, state)
+    _drop_judged(record.store, listed, report)
     _drop_caches(record)
     report("The caches of text were emptied; they are filled again when needed.")
     _drop_states(record.store, report)
@@ -617,6 +620,28 @@ def _drop_leftovers(record: Pipeline, state: RegistryState) -> None:
             manifests = (layout.MANIFEST_NAME, BEFORE_NAME)
             if not any(store.has_file(f"{kind}/{name}/{one}") for one in manifests):
                 files.remove(f"{store.root}/{kind}/{name}")
+
+
+def _drop_judged(store: Store, listed: ForgottenList, report: Report) -> None:
+    """Take documents out of what endpoints compare the version with that they serve."""
+    ids = {one.id for one in listed.active}
+
+    def without(found: Desired) -> Desired:
+        judged = [one for one in found.judged if document_of(one.id) not in ids]
+        return found.model_copy(update={"judged": judged})
+
+    for folder in (store.machine_root / layout.ENDPOINT_FOLDER).glob("*/"):
+        state = StateFolder(folder)
+        with local_lease(folder / "start.lock", lambda who: report(f"waiting for {who}")):
+            served, wanted = state.good.read(), state.desired.read()
+            if all(one is None or without(one) == one for one in (served, wanted)):
+                continue
+            if served is None:
+                state.desired.path.unlink()
+                continue
+            # Wanted, too: an endpoint that runs takes it over, and does not try another again.
+            for file in (state.good, state.desired):
+                file.write(without(served))
 
 
 def _drop_caches(record: Pipeline) -> None:

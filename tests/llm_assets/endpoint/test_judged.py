@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.shards.format import ShardStats
+from artifacts.store import layout
 from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact, Draft, Store
 from llm_assets.endpoint.base import held_out_scores, judged_documents, read_judged
+from llm_assets.forgetting.erase import ForgottenDocument, ForgottenList, erase
 from llm_assets.registry.state import ModelVersion
 from recipes.evaluation.measure import evaluate
 from recipes.evaluation.settings import (
@@ -25,7 +27,10 @@ from recipes.evaluation.settings import (
 )
 from recipes.evaluation.spec import EvaluationSpec
 from serving.comparison import JudgedDocument
+from serving.settings import EndpointSettings
+from serving.state import Desired, StateFolder
 from tests.example_shards import example_shards
+from tests.llm_assets.board.conftest import SmallStore
 from tests.tiny import tiny_shards
 from tests.tiny_tasks import TASKS
 
@@ -128,3 +133,26 @@ def test_version_that_nothing_judged_has_no_documents(
 ) -> None:
     base = version.model_copy(update={"lineage": {}})
     assert judged_documents(Store(str(tmp_path / "store")), base) == []
+
+
+def test_a_forgotten_document_is_gone_from_what_an_endpoint_is_compared_on(tmp_path: Path) -> None:
+    small = SmallStore(tmp_path)
+    documents = [
+        JudgedDocument(id=name, bytes=1, bits=1.0, windows=[[7, 8]])
+        for name in ("kept", "gone", "gone#study/statements/1")
+    ]
+    served = Desired(
+        model_folder=tmp_path,
+        version="1",
+        fingerprint="f",
+        settings=EndpointSettings(),
+        judged=documents,
+    )
+    state = StateFolder(small.store.machine_root / layout.endpoint("manual"))
+    state.good.write(served)
+    state.desired.write(served.model_copy(update={"version": "2"}))
+    told = {"by": "Ada", "reason": "asked to", "source": "manual", "text_hash": None}
+    listed = ForgottenList(documents=[ForgottenDocument(id="gone", **told)])
+    erase(small.record, small.registry.state(), listed, lambda _: None)
+    for file in (state.good, state.desired):
+        assert file.read() == served.model_copy(update={"judged": documents[:1]})
