@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from artifacts.errors import MissingArtifact, UserError, materialize_command
+from artifacts.progress import Report
 from artifacts.store.pipelines import Pipeline
 from llm_assets.config import PipelineSettings
 from llm_assets.endpoint.base import LiveAddress, ServingPlatform
@@ -13,7 +14,6 @@ from llm_assets.registry.card import verify_model
 from llm_assets.registry.state import GATE, ModelVersion, Move, RegistryState, RegistryUnreachable
 from serving.rollout import NoLongerWanted, RolloutFailed
 
-Report = Callable[[str], None]
 LOOK_SECONDS = 1.0
 """Between two looks whether a version is still wanted."""
 

@@ -273,8 +273,6 @@ def find_nearest(text: TrainingText, tokens: np.ndarray, count: int) -> dict[int
         others share a telling token. Scores are those of BM25, comparable within one search.
     """
     shards = text.shards
-    if not shards:
-        return {}
     terms, weights = _telling_terms(shards, tokens)
     documents = sum(len(one.index.texts) for one in shards)
     length = sum(one.index.tokens for one in shards) / max(1, documents)

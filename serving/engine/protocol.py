@@ -175,13 +175,7 @@ class Channel:
         with self._call(request) as replies:
             is_last = False
             while not is_last:
-                chunk = await replies.get()
-                if chunk is None:
-                    raise EngineLost(self.why_ended)
-                if chunk.error is not None and chunk.field is not None:
-                    raise Refused(chunk.error, chunk.field)
-                if chunk.error is not None:
-                    raise EngineLost(chunk.error)
+                chunk = await self._next(replies)
                 is_last = chunk.finish_reason is not None
                 yield chunk
 
@@ -189,11 +183,16 @@ class Channel:
         """What computes, once the model is loaded and whenever the engine is alive; raises
         EngineLost."""
         with self._call(None) as replies:
-            if (chunk := await replies.get()) is None:
-                raise EngineLost(self.why_ended)
-            if chunk.error is not None:
-                raise EngineLost(chunk.error)
-            return chunk.text
+            return (await self._next(replies)).text
+
+    async def _next(self, replies: "asyncio.Queue[Chunk | None]") -> Chunk:
+        if (chunk := await replies.get()) is None:
+            raise EngineLost(self.why_ended)
+        if chunk.error is not None and chunk.field is not None:
+            raise Refused(chunk.error, chunk.field)
+        if chunk.error is not None:
+            raise EngineLost(chunk.error)
+        return chunk
 
     @contextmanager
     def _call(self, request: GenerateRequest | None) -> Iterator["asyncio.Queue[Chunk | None]"]:
