@@ -219,11 +219,6 @@ def test_page_reads_which_version_answered_which_request(guarded: Client) -> Non
     assert {"X-Model-Version", "X-Model-Fingerprint", "X-Request-Id", "Retry-After"} == set(exposed)
 
 
-def test_trailing_slash_redirects_nowhere(guarded: Client) -> None:
-    answer = guarded.http.post("/v1/completions/", json={"prompt": "a"})
-    assert answer.status_code == 404
-
-
 @pytest.mark.fault(
     "endpoint",
     "more unfinished bodies than accepted requests",

@@ -75,37 +75,26 @@ def test_stream_adds_up_to_the_whole_answer(client: Client) -> None:
 def test_every_answer_names_its_model_and_request(
     client: Client, path: str, body: dict[str, object]
 ) -> None:
-    answered = client.http.post(path, json=body, headers={"X-Request-Id": "mine"})
-    headers = answered.headers
-    assert headers["x-model-version"] == "1"
-    assert headers["x-model-fingerprint"] == "fingerprint-1"
-    name = headers["x-request-id"]
-    assert name.startswith("mine-") and len(name) == len("mine-") + 12
+    name = ""
+    for _ in range(2):
+        before = name
+        answered = client.http.post(path, json=body, headers={"X-Request-Id": "mine"})
+        headers = answered.headers
+        assert headers["x-model-version"] == "1"
+        assert headers["x-model-fingerprint"] == "fingerprint-1"
+        name = headers["x-request-id"]
+        assert name.startswith("mine-") and len(name) == len("mine-") + 12
+        assert name != before, "a client may give two requests one name"
     # The end of a stream is sent before its record is written.
     wait_until(lambda: find_entries(client.state_folder, name, days=1))
     (kept,) = find_entries(client.state_folder, name, days=1)
     assert kept.version == "1"
     if not body.get("stream"):
         content = answered.json()
-        said = (
-            content["predictions"][0] if "predictions" in content else content["choices"][0]["text"]
-        )
+        said = content["predictions"][0] if path == "/predict" else content["choices"][0]["text"]
+        assert path == "/predict" or content["id"] == f"cmpl-{name}"
         assert is_answer(client.state_folder, kept, said)
         assert kept.answer == said, "by default texts are kept"
-
-
-def test_a_client_that_gives_two_requests_one_id_finds_each_answer(client: Client) -> None:
-    mine = {"X-Request-Id": "mine"}
-    answers = [
-        client.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4}, headers=mine)
-        for prompt in ("The valve", "A pump")
-    ]
-    names = [answer.headers["x-request-id"] for answer in answers]
-    assert len(set(names)) == 2
-    for name, answer in zip(names, answers, strict=True):
-        (kept,) = find_entries(client.state_folder, name, days=1)
-        assert is_answer(client.state_folder, kept, answer.json()["choices"][0]["text"])
-        assert answer.json()["id"] == f"cmpl-{name}"
 
 
 def test_refusal_names_its_request(client: Client) -> None:
@@ -113,13 +102,57 @@ def test_refusal_names_its_request(client: Client) -> None:
     assert refused.status_code == 400 and len(refused.headers["x-request-id"]) == 32
 
 
-def test_predict_answers_each_instance_in_order(client: Client) -> None:
+def test_instances_and_prompts_of_a_list_are_answered_in_order(client: Client) -> None:
     prompts = ["The valve", "A pump", "No motor"]
     alone = [client.complete(p, max_tokens=8).json()["choices"][0]["text"] for p in prompts]
     body = {"instances": prompts, "parameters": {"max_tokens": 8}}
     assert client.http.post("/predict", json=body).json() == {"predictions": alone}
     own = {"instances": [{"prompt": "A pump", "max_tokens": 8}]}
     assert client.http.post("/predict", json=own).json() == {"predictions": [alone[1]]}
+    answer = client.http.post("/v1/completions", json={"prompt": prompts, "max_tokens": 8}).json()
+    assert [(c["index"], c["text"]) for c in answer["choices"]] == list(enumerate(alone))
+    assert answer["usage"]["completion_tokens"] == 24
+
+
+NEUTRAL = {"n": 1, "best_of": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}}
+NEUTRAL |= {"seed": 7, "user": "me", "stop": None, "echo": False, "logprobs": None}
+NEUTRAL |= {"stream_options": None}
+"""What OpenAI's clients send."""
+
+
+def test_fields_at_the_value_that_changes_nothing_are_accepted(client: Client) -> None:
+    plain = client.complete(max_tokens=4).json()["choices"]
+    assert client.complete(max_tokens=4, **NEUTRAL).json()["choices"] == plain
+
+
+def test_name_of_the_model_stays_whatever_version_serves(client: Client) -> None:
+    listed = client.http.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["default", "1"]
+    assert all({"id", "object", "created", "owned_by"} == set(model) for model in listed)
+    assert client.http.get("/v1/models/1").json() == listed[1]
+    assert client.http.get("/v1/models/2").status_code == 404
+    answer = client.complete(max_tokens=1, model="1").json()
+    assert answer["model"] == "1" and answer["system_fingerprint"] == "1-fingerprint-1"
+
+
+def test_every_piece_of_a_stream_counts_its_tokens_where_asked(client: Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = client.stream(
+        prompt="The valve", max_tokens=5, ignore_eos=True, stream_options=options
+    )
+    counts = [piece["usage"]["completion_tokens"] for piece in pieces]
+    assert counts == sorted(counts) and counts[-2:] == [5, 5]
+    assert pieces[-1]["choices"] == [] and pieces[-1]["usage"]["prompt_tokens"] > 0
+
+
+def test_a_seed_draws_the_same_again_and_other_choices_others(client: Client) -> None:
+    asked = {"max_tokens": 8, "temperature": 1.5, "n": 2}
+    first, again, other = (
+        [choice["text"] for choice in client.complete(**asked, seed=seed).json()["choices"]]
+        for seed in (7, 7, 70)
+    )
+    assert first == again != other
+    assert first[0] != first[1]
 
 
 def test_every_request_has_its_own_temperature(client: Client) -> None:
@@ -140,14 +173,6 @@ def test_numbers_that_are_nothing_in_32_bits_take_the_likeliest_token(
     assert client.complete(max_tokens=4, **least).json()["choices"][0]["text"] == likeliest
 
 
-def test_text_ends_before_a_stop_string(client: Client) -> None:
-    whole = client.complete(max_tokens=24).json()["choices"][0]["text"]
-    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
-    answer = client.complete(max_tokens=24, stop=stop).json()["choices"][0]
-    assert answer["text"] == whole[: whole.index(stop)]
-    assert answer["finish_reason"] == "stop"
-
-
 def test_text_ends_before_the_stop_string_that_is_complete_first(client: Client) -> None:
     """Also where a token completes another one, too, that begins before it."""
     whole = client.complete(max_tokens=24).json()["choices"][0]["text"]
@@ -155,7 +180,7 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(client: Client)
         shorter, longer = whole[start : start + 2], whole[start - 1 : start + 3]
         if whole.index(shorter) == start:
             answer = client.complete(max_tokens=24, stop=[longer, shorter]).json()["choices"][0]
-            assert answer["text"] == whole[:start]
+            assert answer["text"] == whole[:start] and answer["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -170,33 +195,19 @@ def test_text_ends_before_the_stop_string_that_is_complete_first(client: Client)
         (json.dumps({"prompt": "valve " * 200}).encode(), 400, "at most"),
         (json.dumps({"prompt": "x" * 1_000_000}).encode(), 413, "larger"),
         (b'\xff\xfe{"prompt": "a"}', 400, "not JSON"),
+        (b'{"instances": ["a", ""]}', 400, "empty"),
+        (b'{"instances": ["a"], "parameters": {"max_tokens": 10000}}', 400, "at most 150"),
+        (b'{"instances": ["a"], "parameters": {"speed": 2}}', 400, "speed"),
     ],
 )
 def test_bad_request_is_refused_with_its_reason(
     client: Client, body: bytes, status: int, names: str
 ) -> None:
-    answer = client.http.post(
-        "/v1/completions", content=body, headers={"Content-Type": "application/json"}
-    )
+    path = "/predict" if b"instances" in body else "/v1/completions"
+    answer = client.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     assert names in answer.json()["error"]["message"]
     assert client.complete(max_tokens=1).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        ({"instances": ["a", ""]}, "empty"),
-        ({"instances": ["a"], "parameters": {"max_tokens": 10_000}}, "at most 150"),
-        ({"instances": ["a"], "parameters": {"speed": 2}}, "speed"),
-    ],
-)
-def test_bad_instances_are_refused_with_their_reason(
-    client: Client, body: object, names: str
-) -> None:
-    answer = client.http.post("/predict", json=body)
-    assert answer.status_code == 400
-    assert names in answer.json()["error"]["message"]
 
 
 def test_a_method_that_a_route_does_not_have_is_answered_with_those_it_has(client: Client) -> None:
@@ -205,7 +216,7 @@ def test_a_method_that_a_route_does_not_have_is_answered_with_those_it_has(clien
     assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
-@pytest.mark.parametrize("path", ["/load_model", "/reset", "/generate", "/docs"])
+@pytest.mark.parametrize("path", ["/load_model", "/generate", "/docs", "/v1/completions/"])
 def test_no_other_route_is_reachable(client: Client, path: str) -> None:
     assert client.http.post(path, json={}).status_code == 404
     assert client.http.get(path).status_code == 404

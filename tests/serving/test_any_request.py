@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from serving.api.requests import ChatRequest, CompletionRequest, PredictRequest, parse
 from serving.errors import ServingError
+from serving.settings import EndpointSettings
 from tests.serving.conftest import Client
 from tests.test_any_bytes import JSON
 from tests.tiny import END_OF_TEXT
@@ -184,22 +185,6 @@ def test_a_preflight_that_is_not_allowed_is_refused_in_openais_shape(
     assert answer.json()["error"]["code"] == "forbidden_origin"
 
 
-TOGETHER: list[tuple[type[BaseModel], Any, str]] = [
-    (CompletionRequest, {"prompt": ["a", "b"], "stream": True}, "A stream takes one prompt."),
-    (CompletionRequest, {"prompt": "a", "max_tokens": 0}, "max_tokens may be 0 only with echo."),
-    (ChatRequest, {"messages": [USER], "top_logprobs": 1}, "top_logprobs requires logprobs."),
-]
-
-
-@pytest.mark.parametrize(("kind", "body", "told"), TOGETHER)
-def test_what_is_wrong_with_fields_together_is_a_sentence(
-    kind: type[BaseModel], body: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ServingError) as refused:
-        parse(kind, body)
-    assert refused.value.body["error"]["message"] == told
-
-
 FAULTS: dict[type[BaseModel], list[tuple[Any, str]]] = {
     CompletionRequest: [
         ([], "body: must be an object."),
@@ -222,6 +207,8 @@ FAULTS: dict[type[BaseModel], list[tuple[Any, str]]] = {
         ({"prompt": "a", "temperature": -1}, "temperature: must be greater than or equal to 0."),
         ({"prompt": "a", "top_p": 0}, "top_p: must be greater than 0."),
         ({"prompt": "a", "logprobs": 6}, "logprobs: must be less than or equal to 5."),
+        ({"prompt": ["a", "b"], "stream": True}, "A stream takes one prompt."),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens may be 0 only with echo."),
     ],
     ChatRequest: [
         ({"messages": [USER | {"content": None}]}, "messages.0.content: is required."),
@@ -233,6 +220,7 @@ FAULTS: dict[type[BaseModel], list[tuple[Any, str]]] = {
         ),
         ({"messages": []}, "messages: must not be empty."),
         ({"messages": {}}, "messages: must be an array."),
+        ({"messages": [USER], "top_logprobs": 1}, "top_logprobs requires logprobs."),
     ],
     PredictRequest: [
         ({"instances": []}, "instances: must not be empty."),
@@ -251,7 +239,18 @@ def test_a_fault_is_told_once_and_in_words_of_json(
     with pytest.raises(ServingError) as refused:
         parse(kind, body)
     error = refused.value.body["error"]
-    assert error["message"] == told and error["param"] == told.partition(":")[0]
+    assert error["message"] == told
+    # Of fields together no one is at fault.
+    assert error["param"] == (told.partition(":")[0] if ":" in told else "body")
+
+
+def test_a_request_that_says_no_length_fits_an_endpoint_of_short_answers() -> None:
+    short = EndpointSettings(max_new_tokens=4)
+    (asked,) = parse(CompletionRequest, {"prompt": "The valve"}).generate_requests(short)
+    assert asked.max_tokens == 4
+    with pytest.raises(ServingError, match="at most 4"):
+        body = {"messages": [USER], "max_completion_tokens": 64}
+        parse(ChatRequest, body).generate_requests(short)
 
 
 def test_a_body_of_faults_alone_is_refused_at_once() -> None:
