@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from starlette.types import Message
@@ -240,43 +239,16 @@ def test_nobody_can_tell_which_version_the_next_request_meets(
     assert len({after - before for before, after in pairwise(numbers)}) > 4, "never the nth"
 
 
-def test_a_stream_that_breaks_off_counts_as_failed_in_the_metrics(
-    loop: asyncio.Runner, versions: Versions, tmp_path: Path
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_stream_that_breaks_off_counts_as_failed_whether_its_client_reads_or_not(
+    loop: asyncio.Runner, versions: Versions, tmp_path: Path, reads: bool
 ) -> None:
-    dispatcher, *_ = versions.serve(settings=CUT_SHORT)
-    app = build_app(dispatcher, tmp_path)
-    body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-
-    async def ask() -> tuple[httpx.Response, str]:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            answer = await http.post("/v1/completions", json=body)
-            return answer, (await http.get("/metrics")).text
-
-    answer, metrics = loop.run(ask())
-
-    assert answer.status_code == 200 and "after 3 s" in answer.text.splitlines()[-2]
-    (line,) = [one for one in metrics.splitlines() if one.startswith("serving_requests_total{")]
-    assert 'status="504"' in line and line.endswith(" 1.0")
-
-
-def test_a_stream_that_breaks_off_after_its_client_stopped_to_read_counts_as_failed(
-    loop: asyncio.Runner, versions: Versions, tmp_path: Path
-) -> None:
-    settings = CUT_SHORT.model_copy(update={"body_timeout": 0.5})
-    dispatcher, *_ = versions.serve(settings=settings)
-    app = build_app(dispatcher, tmp_path)
+    dispatcher, *_ = versions.serve(settings=CUT_SHORT.model_copy(update={"body_timeout": 0.5}))
     body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "headers": headers,
-        "query_string": b"",
-    }
-
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
     asked: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    sent = b""
 
     async def receive() -> Message:
         while not asked:
@@ -284,15 +256,17 @@ def test_a_stream_that_breaks_off_after_its_client_stopped_to_read_counts_as_fai
         return asked.pop()
 
     async def send(message: Message) -> None:
-        """Take the answer's head, and then nothing more."""
+        nonlocal sent
         if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
+            sent += message["body"]
+            await asyncio.sleep(0 if reads else WAIT_SECONDS)
 
     async def ask() -> str:
-        await app(scope, receive, send)
+        await build_app(dispatcher, tmp_path)(scope | {"headers": headers}, receive, send)
         return dispatcher.metrics.render([])
 
     (line,) = [
         one for one in loop.run(ask()).splitlines() if one.startswith("serving_requests_total{")
     ]
-    assert 'status="504"' in line
+    assert 'status="504"' in line and line.endswith(" 1.0")
+    assert (b"after 3 s" in sent) == reads

@@ -73,51 +73,41 @@ def test_a_worse_version_is_seen(worse: dict[str, Any], told: str) -> None:
     assert told in str(watch(**worse))
 
 
-def test_failures_that_both_versions_have_are_not_the_new_ones() -> None:
+FAILING, WARM_UP = TrafficSample(answered=9, failed=1), SETTINGS.warm_up
+NOTHING: dict[str, list[tuple[TrafficSample, TrafficSample, float]]] = {
+    "both fail alike": [(FAILING, FAILING, 0.5)] * 100,
+    "one failed request": [(TrafficSample(answered=3, failed=1), TrafficSample(answered=40), 0.1)],
+    # A token of a fuller batch takes longer, and an engine seldom asked finds its caches cold.
+    "a little slower with another share": [(took(1.5), took(1.0), 0.1)] * (WARM_UP + LOOKS),
+    "one slow moment": [
+        (took(9.0 if 100 <= look < 200 else 1.0), took(1.0), 0.5) for look in range(LOOKS)
+    ],
+    "cold caches at first": [(took(9.0), took(1.0), 0.5)] * WARM_UP
+    + [(took(1.0), took(1.0), 0.5)] * LOOKS,
+    "bits within the limit": [(TrafficSample(deviations=[0.4]), TrafficSample(), 0.5)] * 20,
+}
+"""What was seen of the new version, of the old one, and the share."""
+
+
+@pytest.mark.parametrize("looks", NOTHING.values(), ids=NOTHING)
+def test_what_says_nothing_about_a_version_is_not_held_against_it(
+    looks: list[tuple[TrafficSample, TrafficSample, float]],
+) -> None:
     evidence = Evidence(SETTINGS)
-    for _ in range(100):
-        evidence.add(TrafficSample(answered=9, failed=1), TrafficSample(answered=9, failed=1), 0.5)
+    for look in looks:
+        evidence.add(*look)
     assert evidence.against is None
 
 
-def test_one_failed_request_is_too_few_to_decide_by() -> None:
+@pytest.mark.parametrize(
+    ("new", "told"),
+    [
+        (took(9.0), "slower"),
+        (TrafficSample(deviations=[3.0]), "its bits differ from the evaluation's"),
+    ],
+)
+def test_a_large_difference_is_seen_with_any_share(new: TrafficSample, told: str) -> None:
     evidence = Evidence(SETTINGS)
-    evidence.add(TrafficSample(answered=3, failed=1), TrafficSample(answered=40), 0.1)
-    assert evidence.against is None
-
-
-def test_of_unequal_shares_only_a_large_slowdown_is_seen() -> None:
-    """A token of a fuller batch takes longer, and an engine seldom asked finds its caches cold."""
-    little, much = Evidence(SETTINGS), Evidence(SETTINGS)
-    for _ in range(SETTINGS.warm_up + LOOKS):
-        little.add(took(1.5), took(1.0), 0.1)
-        much.add(took(9.0), took(1.0), 0.1)
-    assert little.against is None
-    assert "slower" in str(much.against)
-
-
-def test_a_moment_in_which_one_engine_is_slow_counts_once() -> None:
-    evidence = Evidence(SETTINGS)
-    for look in range(LOOKS):
-        slow = 9.0 if 100 <= look < 200 else 1.0
-        evidence.add(took(slow), took(1.0), 0.5)
-    assert evidence.against is None
-
-
-def test_cold_caches_of_the_first_answers_do_not_count() -> None:
-    evidence = Evidence(SETTINGS)
-    for _ in range(SETTINGS.warm_up):
-        evidence.add(took(9.0), took(1.0), 0.5)
-    for _ in range(LOOKS):
-        evidence.add(took(1.0), took(1.0), 0.5)
-    assert evidence.against is None
-
-
-def test_other_bits_than_the_evaluations_are_seen() -> None:
-    evidence = Evidence(SETTINGS)
-    for _ in range(20):
-        evidence.add(TrafficSample(deviations=[0.4]), TrafficSample(), 0.5)
-    assert evidence.against is None
-    for _ in range(40):
-        evidence.add(TrafficSample(deviations=[3.0]), TrafficSample(), 0.5)
-    assert "its bits differ from the evaluation's" in str(evidence.against)
+    for _ in range(WARM_UP + LOOKS):
+        evidence.add(new, took(1.0), 0.1)
+    assert told in str(evidence.against)

@@ -39,16 +39,10 @@ def test_engine_is_named_with_its_reason(
         choose(sequence_to_sequence_folder, engine="openvino")
     with pytest.raises(UserError, match=r"`endpoint\.weights` is int8.*encoder-decoder.*Set bf16"):
         choose(sequence_to_sequence_folder, weights="int8")
+    with pytest.raises(UserError, match=r"int4, which openvino alone has.*is transformers.*bf16"):
+        choose(tiny_model_folder, engine="transformers", weights="int4")
     windowed = change_config(tiny_model_folder, tmp_path / "windowed", sliding_window=64)
     assert "sees 64 tokens back" in choose(windowed)
-
-
-def test_format_of_weights_that_the_engine_lacks_is_refused(
-    tiny_model_folder: Path, conversions: Path
-) -> None:
-    settings = SETTINGS.model_copy(update={"engine": "transformers", "weights": "int4"})
-    with pytest.raises(UserError, match=r"int4, which openvino alone has.*is transformers.*bf16"):
-        choose_engine(tiny_model_folder, settings, conversions)
 
 
 def test_a_disk_that_is_full_while_a_model_is_converted_says_nothing_of_the_model(
