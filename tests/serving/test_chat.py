@@ -71,15 +71,3 @@ def test_a_template_that_fails_on_a_turn_or_changes_it_is_refused(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(TemplateError, match=reason):
         encode(tokenizer, user(FORGED))
-
-
-def test_any_other_chat_has_the_tokens_that_its_template_gives(tokenizer: Any) -> None:
-    turns = [
-        Message(role="system", content="Be brief."),
-        Message(role="user", content="Which valve?\n "),
-        Message(role="assistant", content="<|im_start"),
-    ]
-    expected = tokenizer.apply_chat_template(
-        [turn.model_dump() for turn in turns], add_generation_prompt=True, return_dict=False
-    )
-    assert encode(tokenizer, turns) == expected

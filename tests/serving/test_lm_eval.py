@@ -1,6 +1,5 @@
 """lm-eval's `local-completions`, unmodified, scores through the endpoint what the model says."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipes.evaluation.bits import document_bits
-from recipes.evaluation.documents import TokenizedDocument
-from tests.serving.conftest import Client, served
-from tests.tiny import tiny_texts
+from tests.serving.conftest import served
 
 CONTEXT = 64
 LINES = [
@@ -32,16 +28,6 @@ LINES = [
 ]
 """The beginning of a line and its end, in ten scripts."""
 STEPS = 80
-
-
-def scorer_of(client: Client, folder: Path) -> LocalCompletionsAPI:
-    return LocalCompletionsAPI(
-        model="default",
-        base_url=f"{client.url}/v1/completions",
-        tokenizer=str(folder),
-        tokenizer_backend="huggingface",
-        max_length=CONTEXT,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +51,13 @@ def ten_scripts_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def ten_scripts(ten_scripts_folder: Path) -> Iterator[LocalCompletionsAPI]:
     with served(ten_scripts_folder.parent / "endpoint", ten_scripts_folder) as client:
-        yield scorer_of(client, ten_scripts_folder)
+        yield LocalCompletionsAPI(
+            model="default",
+            base_url=f"{client.url}/v1/completions",
+            tokenizer=str(ten_scripts_folder),
+            tokenizer_backend="huggingface",
+            max_length=CONTEXT,
+        )
 
 
 @pytest.mark.soak
@@ -79,25 +71,3 @@ def test_accuracy_in_ten_scripts_is_that_of_hugging_face(
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert {greedy for _, greedy in expected} == {True, False}, "the model knows some lines"
     np.testing.assert_allclose([s for s, _ in found], [s for s, _ in expected], atol=1e-3)
-
-
-@pytest.mark.soak
-def test_bits_of_a_document_are_those_that_the_gate_judges_by(
-    client: Client, tiny_model_folder: Path
-) -> None:
-    scorer = scorer_of(client, tiny_model_folder)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
-    start = tokenizer.bos_token_id
-    texts = [text for text in tiny_texts() if len(tokenizer.encode(text)) < CONTEXT]
-    documents = [
-        TokenizedDocument(
-            text, text, len(text.encode()), np.array([start, *tokenizer.encode(text)])
-        )
-        for text in texts
-    ]
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.float32).eval()
-    judged = document_bits(model, documents, CONTEXT, 256, lambda _: None)
-    asked = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
-    found = -np.array(scorer.loglikelihood_rolling(asked)) / math.log(2)
-    assert len(texts) > 10
-    np.testing.assert_allclose(found, judged, rtol=1e-4)

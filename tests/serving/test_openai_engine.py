@@ -15,14 +15,12 @@ from serving import endpoint as process
 from serving.engine.openai_model import OpenAIModel
 from serving.engine.program import choose_engine, load_model
 from serving.engine.protocol import Chunk
-from serving.rollout import RolloutFailed
 from serving.settings import OpenAIEngine
 from tests.serving.conftest import SETTINGS, Client, generate_request, pieces_of, served, start
 from tests.serving.test_comparison import desired, judge, version_that_serves
-from tests.serving.test_rollout import load, move
 from tests.stand_ins.http_server import Answer, json_answer, start_http_server
 from tests.stand_ins.processes import free_port
-from tests.tiny import change_config, train_tiny_model
+from tests.tiny import change_config
 from tests.waiting import wait_until
 
 KEY = "a key that is told to nobody"
@@ -246,41 +244,6 @@ def test_server_killed_in_the_middle_of_an_answer_is_started_again(
         again = server_of(through)
         assert again.pid != killed.pid
     wait_until(lambda: not again.is_running())
-
-
-@pytest.mark.soak
-def test_rollout_from_one_server_to_another_under_load_loses_no_request(
-    tmp_path: Path, tiny_model_folder: Path, other_model_folder: Path
-) -> None:
-    with served(tmp_path, tiny_model_folder, "1", engine=BY_COMMAND) as place:
-        with load(place) as answers:
-            start(tmp_path, other_model_folder, "2", engine=BY_COMMAND)
-            move(place, tiny_model_folder, "1")
-        assert {status for status, _ in answers} == {200}
-        assert {version for _, version in answers} == {"1", "2"}
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """A version that an evaluation measures."""
-    folder = tmp_path_factory.mktemp("trained") / "model"
-    train_tiny_model(folder, tiny_model_folder, 60, 32)
-    return folder
-
-
-@pytest.mark.soak
-def test_server_that_writes_another_models_tokens_gets_no_traffic(
-    tmp_path: Path, trained: Path, tiny_model_folder: Path, conversions: Path
-) -> None:
-    wrong = BY_COMMAND.model_copy(update={"command": serving(str(tiny_model_folder))})
-    judged = judge(trained)
-    with served(tmp_path, tiny_model_folder, "1"):
-        with pytest.raises(RolloutFailed, match=r"(?s)bits per byte served.*Version 1 still"):
-            process.start(tmp_path, desired(trained, judged, conversions, engine=wrong))
-        endpoint = process.start(tmp_path, desired(trained, judged, conversions, engine=BY_COMMAND))
-        assert version_that_serves(endpoint) == "2"
-        found = endpoint.route.comparison
-        assert found is not None and found.fits and found.documents == len(judged)
 
 
 def test_server_that_cannot_be_compared_serves_where_a_setting_accepts_that(

@@ -28,25 +28,15 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.soak, needs("vLLM's program, in VLLM_PROGRAM or the path")]
 COMMAND = (vllm() or "vllm", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
 # In bfloat16 vLLM's workers die by SIGILL on processors whose AMX a virtual machine keeps back.
-COMMAND += (
-    "--generation-config",
-    "vllm",
-    "--enforce-eager",
-    "--dtype",
-    "float32",
-    "--max-model-len",
-)
+COMMAND += ("--generation-config", "vllm", "--enforce-eager", "--dtype", "float32")
+COMMAND += ("--max-model-len",)
 LOAD_SECONDS = 400
 LIMITS = {"start_timeout": float(LOAD_SECONDS), "request_timeout": 120.0}
 CONTEXT = 256
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
-ON_A_PROCESSOR = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+ON_A_PROCESSOR = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 HEAD = "| architecture | vLLM 0.32.0 on a CPU | difference from transformers, nats per token |"
 
 
