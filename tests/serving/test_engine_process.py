@@ -29,6 +29,12 @@ SERVER = (sys.executable, "-m", "tests.stand_ins.openai_without_echo", "{port}")
 REQUEST = GenerateRequest(prompt="The", max_tokens=8, max_prompt_tokens=8)
 
 
+def scripted(place: Path, lines: str) -> OpenAIEngine:
+    """A server that a script starts."""
+    (place / "run.sh").write_text(lines.replace("SERVER", shlex.join(SERVER[:-1])))
+    return OpenAIEngine(command=("sh", str(place / "run.sh"), "{port}"))
+
+
 def engine_of(model: Path, place: Path, **changes: object) -> EngineProcess:
     settings = SETTINGS.model_copy(update=changes)
     desired = Desired(model_folder=model, version="1", fingerprint="1", settings=settings)
@@ -140,19 +146,16 @@ def test_the_log_of_a_server_that_says_much_has_a_bounded_size(
 ) -> None:
     monkeypatch.setattr(logs, "MAX_BYTES", 2_000)
     monkeypatch.setattr(engine_process, "HEALTH_SECONDS", 0.1)
-    script, log_path = tmp_path / "run.sh", tmp_path / "engine.log"
+    log_path = tmp_path / "engine.log"
     full = logs.before(log_path)
-    script.write_text(
-        f"""(while sleep 0.01; do echo one of many lines; done) &
-        exec {shlex.join(SERVER[:-1])} $1"""
+    engine = scripted(
+        tmp_path,
+        """(while sleep 0.01; do echo one of many lines; done) &
+        exec SERVER $1""",
     )
-    command = ("sh", str(script), "{port}")
 
     async def grow_full_twice() -> None:
-        async with (
-            started(tiny_model_folder, tmp_path, engine=OpenAIEngine(command=command)),
-            asyncio.timeout(60),
-        ):
+        async with started(tiny_model_folder, tmp_path, engine=engine), asyncio.timeout(60):
             for _ in range(2):
                 while not full.exists() or log_path.stat().st_size >= logs.MAX_BYTES:
                     await asyncio.sleep(0.01)
@@ -166,18 +169,15 @@ def test_a_dead_server_whose_process_lives_is_replaced_while_clients_ask(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     """Each request ends with an error, which is no sign of life."""
-    script = tmp_path / "run.sh"
-    script.write_text(
-        f"""{shlex.join(SERVER[:-1])} $1 &
+    engine = scripted(
+        tmp_path,
+        f"""SERVER $1 &
         echo $! > {tmp_path}/server
-        exec sleep 1000"""
+        exec sleep 1000""",
     )
-    command = ("sh", str(script), "{port}")
 
     async def kill_server() -> None:
-        async with started(
-            tiny_model_folder, tmp_path, engine=OpenAIEngine(command=command), engine_timeout=3.0
-        ) as one:
+        async with started(tiny_model_folder, tmp_path, engine=engine, engine_timeout=3.0) as one:
             before = psutil.Process(one.pid)
             asking = asyncio.create_task(ask_again_and_again(one))
             os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
@@ -191,17 +191,14 @@ def test_what_a_server_leaves_behind_keeps_no_engine_ready(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     """Its program goes on for as long as that takes to end, and takes no request meanwhile."""
-    script = tmp_path / "run.sh"
-    script.write_text(
-        f"""sh -c 'trap "sleep 4; exit" TERM; while :; do sleep 0.1; done' &
-        exec {shlex.join(SERVER[:-1])} $1"""
+    engine = scripted(
+        tmp_path,
+        """sh -c 'trap "sleep 4; exit" TERM; while :; do sleep 0.1; done' &
+        exec SERVER $1""",
     )
-    command = ("sh", str(script), "{port}")
 
     async def kill_server() -> None:
-        async with started(
-            tiny_model_folder, tmp_path, engine=OpenAIEngine(command=command)
-        ) as one:
+        async with started(tiny_model_folder, tmp_path, engine=engine) as one:
             program = psutil.Process(one.pid)
             (server,) = (each for each in program.children() if SERVER[2] in each.cmdline())
             server.kill()

@@ -1,7 +1,6 @@
 """The board in a real browser: its pages, what attacks them, and what is decided there."""
 
 import asyncio
-import dataclasses
 import html
 import json
 import re
@@ -48,6 +47,7 @@ from tests.llm_assets.board.conftest import (
     board_of,
     client_of,
     endpoint,
+    page_of,
     served,
 )
 from tests.llm_assets.registry.conftest import entry, verdict
@@ -135,24 +135,21 @@ def test_a_training_says_how_far_it_is_and_two_that_ended_show_their_losses(shop
     (run / METRICS_NAME).write_text(json.dumps(line) + "\n")
 
     def build(draft: Draft) -> None:
-        with client_of(board_of(shop)) as client:
-            shown = client.get("/").text
+        shown = page_of(shop)
         assert "step 3 of 10 · loss 2.000 · 500 tokens/s · about 2 min" in shown, shown
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
         shop.store.make(identity, build)
-    with client_of(board_of(shop)) as client:
-        compared = client.get("/versions/compare?a=1&b=2").text
-        beside_the_base = client.get("/versions/compare?a=0&b=1").text
+    compared = page_of(shop, "/versions/compare?a=1&b=2")
+    beside_the_base = page_of(shop, "/versions/compare?a=0&b=1")
     assert compared.count("<polyline") == 2 and beside_the_base.count("<polyline") == 1
     losses = [record["loss"] for record in read_metrics(shop.run_folder(shop.first))]
     assert f"{losses[0]:.3f} → {losses[-1]:.3f} in 12 steps" in compared
 
 
 def test_the_first_page_names_documents_that_the_version_before_had_not_read(shop: Shop) -> None:
-    with client_of(board_of(shop)) as client:
-        shown = client.get("/").text
+    shown = page_of(shop)
     listed = re.findall(r'manual/(\d+)</a> <span class="small">version 2 at step', shown)
     assert int(listed[0]) >= len(shop.documents) - len(ADDED), "added text comes first"
     assert "documents that the version before had not</h1>" in shown
@@ -458,15 +455,6 @@ def test_a_document_of_fifty_megabytes_is_shown_in_part(small: SmallStore) -> No
             assert "manual/1" in answer.text and HOSTILE[:20] not in answer.text
         assert "The rest is not shown" in client.get("/text/document?id=manual%2F1").text
         assert client.post("/ask/trace", data={"text": text}).status_code == 413
-
-
-def test_a_service_that_does_not_run_is_said_with_its_log(apart: Board) -> None:
-    states = {"daemon": "fatal", "webserver": "running"}
-    ill = dataclasses.replace(apart, status=lambda: NOTHING | {"services": states})
-    with client_of(ill) as client:
-        shown = client.get("/").text
-    assert "daemon is not running (fatal)" in shown and "services/daemon.log" in shown
-    assert "webserver" not in shown
 
 
 def test_no_version_at_all_and_ten_thousand(shop: Shop, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tests.llm_assets.board.conftest import (
     client_of,
     confirm_and_wait,
     fill_in,
+    page_of,
     served,
     sign_in_to_decide,
     tab_to,
@@ -80,8 +81,7 @@ def test_what_was_forgotten_last_is_shown_first_and_the_rest_is_counted(
     told = {"by": "Ada", "reason": "its author asked", "source": "manual", "text_hash": None}
     documents = [ForgottenDocument(id=f"page/{number}", **told) for number in range(25)]
     add_to_list(small.store, "manual", documents)
-    with client_of(board_of(small)) as client:
-        shown = client.get("/decide").text.partition("Forgotten")[2]
+    shown = page_of(small, "/decide").partition("Forgotten")[2]
     assert re.findall(r"<li>page/(\d+):", shown) == [str(24 - number) for number in range(20)]
     assert "And 5 more." in shown
 
@@ -279,8 +279,7 @@ def test_the_log_has_the_decisions_that_moved_nothing_too(small: SmallStore) -> 
         small.train(small.clean(str(number), {"one": "x"}), ["x"])
     small.registry.reject(1, "Ada", "wrong dosages")
     small.registry.reject(2, "Grace", "worse")
-    with client_of(board_of(small)) as client:
-        _, _, log = client.get("/decide").text.partition("Decision log")
+    _, _, log = page_of(small, "/decide").partition("Decision log")
     rows = [re.sub(r"<[^>]*>", "|", row) for row in log.split("<tr>")[2:]]
     told = [" ".join(row.replace("|", " ").split()[2:]) for row in rows]
     assert told[:2] == [

@@ -1,23 +1,22 @@
 """The page about a document, and the command, once it was edited or removed."""
 
+from urllib.parse import quote
+
 from artifacts.store.store import Draft
 from llm_assets.forgetting.document import find_document
-from tests.llm_assets.board.conftest import SmallStore, board_of, client_of
+from tests.llm_assets.board.conftest import SmallStore, board_of, client_of, page_of
 
 BEFORE, NOW = "The valve opens at four bar.", "The valve opens at six bar."
 
 
-def page_of(small: SmallStore, document: str) -> str:
-    with client_of(board_of(small)) as client:
-        answer = client.get("/text/document", params={"id": document})
-    assert answer.status_code == 200, answer.text
-    return " ".join(answer.text.split())
+def shown_of(small: SmallStore, document: str) -> str:
+    return " ".join(page_of(small, f"/text/document?id={quote(document)}").split())
 
 
 def test_an_edited_document_says_that_its_earlier_text_was_trained_on(small: SmallStore) -> None:
     small.train(small.clean("1", {"valve": BEFORE, "other": "x"}), [BEFORE])
     small.clean("2", {"valve": NOW, "other": "x"})
-    shown = page_of(small, "valve")
+    shown = shown_of(small, "valve")
     before, _, versions = shown.partition("Earlier texts")
     assert NOW in before and BEFORE not in before and BEFORE in versions
     assert "valve (manual): never trained on, as it is now" in before
@@ -25,13 +24,13 @@ def test_an_edited_document_says_that_its_earlier_text_was_trained_on(small: Sma
     told = find_document(small.record, small.registry.state(), "valve")
     assert "before, valve (manual): trained on by version 1 at step 3" in str(told)
     assert told.as_json()["earlier"][0]["text_hash"] == BEFORE
-    assert "Earlier texts" not in page_of(small, "other")
+    assert "Earlier texts" not in shown_of(small, "other")
 
 
 def test_a_removed_document_still_says_who_read_it(small: SmallStore) -> None:
     small.train(small.clean("1", {"valve": BEFORE, "other": "x"}), [BEFORE])
     small.clean("2", {"other": "x"})
-    shown = page_of(small, "valve")
+    shown = shown_of(small, "valve")
     assert "trained on by version 1 at step 3 (7 tokens)" in shown and BEFORE in shown
     assert "no longer in the corpus" in shown and "never trained on" not in shown
     with client_of(board_of(small)) as client:
@@ -43,7 +42,7 @@ def test_a_text_made_from_a_document_is_shown_with_what_it_was_made_from(
 ) -> None:
     small.clean("1", {"valve": NOW})
     small.clean("1", {"valve#study/statements/1": BEFORE}, kind="study")
-    shown = page_of(small, "valve#study/statements/1")
+    shown = shown_of(small, "valve#study/statements/1")
     assert f'<p class="around">{BEFORE}</p>' in shown
     assert "It was made from valve: its facts in other forms." in shown
 
@@ -55,6 +54,5 @@ def test_a_source_has_grown_since_the_snapshot_before(small: SmallStore) -> None
             draft.stats |= {"sources": {"manual": {"documents": count, "bytes": 1000}}}
 
         small.make("raw_corpus", str(documents), build)
-    with client_of(board_of(small)) as client:
-        shown = client.get("/text").text
+    shown = page_of(small, "/text")
     assert "Since the previous snapshot" in shown and ">+7<" in shown

@@ -4,7 +4,7 @@ import pytest
 
 from llm_assets.board import now as first_page
 from llm_assets.gate.verdict import GateSettings
-from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, client_of
+from tests.llm_assets.board.conftest import NOTHING, SmallStore, board_of, client_of, page_of
 from tests.llm_assets.registry.conftest import verdict
 
 
@@ -21,9 +21,7 @@ def test_the_first_page_says_what_was_lost_however_little_was_won(
 ) -> None:
     evaluation = small.examine(won, lost)
     small.train(small.clean("1", {"lamp": "x"}), ["y"], eval_metrics=evaluation.fingerprint)
-    with client_of(board_of(small)) as client:
-        shown = " ".join(client.get("/").text.split())
-        questions = client.get("/versions/1").text
+    shown, questions = " ".join(page_of(small).split()), page_of(small, "/versions/1")
     assert heading in shown.partition("</h1>")[0]
     assert bool(lost) == ("see the questions" in shown) == ('id="lost"' in questions)
     assert told in shown
@@ -43,8 +41,7 @@ def test_the_first_page_says_once_whether_anything_serves(
     small.train(small.clean("1", {"one": "x"}), ["y"])
     served = {"url": "http://127.0.0.1:8010", "phase": "serving", "versions": versions}
     status = NOTHING | {"served": None if versions is None else served}
-    with client_of(board_of(small, status=lambda: status)) as client:
-        shown = client.get("/").text
+    shown = page_of(small, status=lambda: status)
     assert heading in shown.partition("</h1>")[0] and below in shown
     assert ("The endpoint is not running." in shown) == (versions is None)
     assert "has been serving" not in shown and "and it took over at" in shown
@@ -53,8 +50,7 @@ def test_the_first_page_says_once_whether_anything_serves(
 def test_who_approves_what_serves_already_did_not_put_it_into_service(small: SmallStore) -> None:
     small.train(small.clean("1", {"one": "x"}), ["y"])
     small.registry.approve(1, "Ada", "it reads well")
-    with client_of(board_of(small)) as client:
-        shown = client.get("/").text
+    shown = page_of(small)
     assert "<b>The gate</b> put it into service" in shown
     assert "Ada" not in shown
 
@@ -98,12 +94,18 @@ def test_the_first_page_leads_with_an_answer_from_new_text_and_says_who_overrule
     small.train(small.clean("1", {"lamp 0": texts["lamp 0"]}), ["x"])
     evaluation, corpus = small.examine(won=2, lost=1), small.clean("2", texts)
     small.train(corpus, ["y"], promoted=False, eval_metrics=evaluation.fingerprint)
-    with client_of(board_of(small)) as client:
-        shown = " ".join(client.get("/").text.split())
+    shown = " ".join(page_of(small).split())
     figure, _, rest = shown.partition("</figure>")
     assert "Where is lamp 1?" in figure and "Where is lamp 0?" in rest
     assert rest.startswith(" <p>It got 1 question wrong")
     assert "<b>Ada</b> put it into service although the gate had rejected it, and" in rest
+
+
+def test_a_service_that_does_not_run_is_said_with_its_log(small: SmallStore) -> None:
+    states = NOTHING | {"services": {"daemon": "fatal", "webserver": "running"}}
+    shown = page_of(small, status=lambda: states)
+    assert "daemon is not running (fatal)" in shown and "services/daemon.log" in shown
+    assert "webserver" not in shown
 
 
 def test_the_first_page_does_not_look_on_this_machine_for_an_endpoint_on_vertex_ai(
@@ -125,5 +127,4 @@ def test_the_first_page_says_that_it_counted_a_part_of_the_text(
     small.train(small.clean("1", {"one": "x", "two": "y", "three": "z"}), ["x", "y", "z"])
     for most, told in ((2, "read at least 2 documents"), (4, "read 3 documents")):
         monkeypatch.setattr(first_page, "MOST_LOOKED_AT", most)
-        with client_of(board_of(small)) as client:
-            assert told in client.get("/").text
+        assert told in page_of(small)

@@ -13,7 +13,7 @@ from llm_assets.gate.verdict import GateSettings
 from llm_assets.operation_settings import AutomationSettings
 from llm_assets.registry.card import page_path, render_card
 from tests.browser import browser
-from tests.llm_assets.board.conftest import SmallStore, audit, board_of, client_of, served
+from tests.llm_assets.board.conftest import SmallStore, audit, board_of, client_of, page_of, served
 from tests.llm_assets.registry.conftest import entry, verdict
 from tests.needs import needs
 
@@ -42,9 +42,7 @@ def test_the_settings_that_differ_are_those_alone(small: SmallStore) -> None:
     corpus = small.clean("1", {"one": "x"})
     for rate in (0.001, 0.002):
         small.train(corpus, ["x"], settings={"steps": 9, "optimizer": {"learning_rate": rate}})
-    with client_of(board_of(small)) as client:
-        shown = client.get("/versions/compare?a=1&b=2").text
-        same = client.get("/versions/compare?a=1&b=1").text
+    shown, same = (page_of(small, f"/versions/compare?a=1&b={other}") for other in (2, 1))
     _, _, differ = shown.partition("Settings that differ")
     cells = re.findall(r'<td class="id">([^<]*)</td>', differ)
     assert cells == ["checkpoint.optimizer.learning_rate", "0.001", "0.002"]
@@ -57,8 +55,7 @@ def test_figures_of_two_metrics_are_not_compared(small: SmallStore, unit: str) -
     for number, of in enumerate(("bits per byte", unit)):
         evaluation = small.examine(won=number, lost=1, unit=of)
         small.train(corpus, ["x"], eval_metrics=evaluation.fingerprint)
-    with client_of(board_of(small)) as client:
-        shown = client.get("/versions/compare?a=1&b=2").text
+    shown = page_of(small, "/versions/compare?a=1&b=2")
     assert ("Source, bits per byte" in shown) == (unit == "bits per byte")
     assert ("No document was measured for both versions by one metric" in shown) == (
         unit == "exact match"
@@ -73,10 +70,9 @@ def test_a_serving_version_that_was_judged_again_is_not_said_to_be_rejected_alon
         version.weights, "base", promoted=False, thresholds=GateSettings(smallest_effect=0.5)
     )
     small.registry.enter(entry(version.weights), stricter)
-    with client_of(board_of(small)) as client:
-        for path in ("/versions", "/versions/1"):
-            shown = client.get(path).text
-            assert "Promoted by the gate, which rejected it when it was judged again" in shown
+    for path in ("/versions", "/versions/1"):
+        shown = page_of(small, path)
+        assert "Promoted by the gate, which rejected it when it was judged again" in shown
 
 
 @pytest.mark.parametrize(("edited", "won"), [(0, 3), (1, 2), (3, 0)])
@@ -86,8 +82,7 @@ def test_questions_about_a_fact_that_was_edited_between_two_exams_are_left_out(
     corpus = small.clean("1", {"one": "x"})
     for evaluation in (small.examine(won=0, lost=3), small.examine(won=3, lost=0, edited=edited)):
         small.train(corpus, ["x"], eval_metrics=evaluation.fingerprint)
-    with client_of(board_of(small)) as client:
-        shown = client.get("/versions/compare?a=1&b=2").text
+    shown = page_of(small, "/versions/compare?a=1&b=2")
     assert (f"Questions won by version 2: {won}" in shown) == (won > 0)
     assert ("The exam, by relation" in shown) == (won > 0)
     told = f"{edited} question{'s' * (edited > 1)} not compared: the wording or the correct answer"
@@ -102,17 +97,14 @@ def test_a_figure_without_an_interval_is_not_said_to_have_one(small: SmallStore)
     state.versions[-1] = measured
     assert "| perplexity | candidate | 20.0000 | - |" in render_card(state, measured)
     registry = SimpleNamespace(state=lambda: state)
-    with client_of(board_of(small, registry=registry)) as client:
-        shown = client.get("/versions/1").text
+    shown = page_of(small, "/versions/1", registry=registry)
     assert re.search(r"20\.00</td><td[^>]*>-</td>", shown) and "not finite" not in shown
 
 
 def test_an_address_past_the_oldest_version_leads_to_the_newest(small: SmallStore) -> None:
-    with client_of(board_of(small)) as client:
-        for first in (1, 5):
-            shown = client.get(f"/versions?from={first}")
-            assert shown.status_code == 200
-            assert 'The list ends before this page. <a href="/versions">' in shown.text
+    for first in (1, 5):
+        shown = page_of(small, f"/versions?from={first}")
+        assert 'The list ends before this page. <a href="/versions">' in shown
 
 
 def test_the_page_that_stays_is_shown_as_it_is_and_may_run_nothing(small: SmallStore) -> None:
