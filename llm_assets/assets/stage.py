@@ -101,13 +101,11 @@ class Stage:
         return settings.stage(self.name, parameter.annotation) if parameter else None
 
     def asset(self, settings: PipelineSettings) -> dg.AssetsDefinition:
-        """The Dagster asset, whose foreseeable faults end the step with their message alone."""
+        """The Dagster asset."""
 
         def run(context: dg.AssetExecutionContext, **given: Any) -> dg.MaterializeResult:
-            with user_faults(given["pipeline"]):
-                return self.materialize(
-                    given | {"context": context}, context.op_execution_context.op_config
-                )
+            options = context.op_execution_context.op_config
+            return self.materialize(given | {"context": context}, options)
 
         section, options = self.section(settings), _run_options(self.plan)
         inputs = [name for name in _inputs(self.plan) if not settings.leaves_out(name)]
@@ -203,7 +201,7 @@ class Stage:
         for check in (*self.blocking_checks, *self.checks):
 
             def run(check: Check = check, **given: Any) -> dg.AssetCheckResult:
-                return _call(check, given | _current(check, given["pipeline"], self.name))
+                return _call(check, given | _current(check, given["pipeline"]))
 
             yield dg.asset_check(
                 asset=asset_key(settings, self.name),
@@ -225,7 +223,7 @@ def _inputs(function: Callable[..., Any]) -> list[str]:
 
 
 def _current(
-    function: Callable[..., Any], pipeline: PipelineResource, needed_by: str
+    function: Callable[..., Any], pipeline: PipelineResource, needed_by: str | None = None
 ) -> dict[str, Artifact | None]:
     """The current artifacts that a function takes; None of a stage that the graph is without."""
     settings, record = pipeline.settings, pipeline.record
@@ -251,14 +249,20 @@ def _for_dagster(
     function: Callable[..., Any],
     taken: Mapping[str, type],
 ) -> Callable[..., Any]:
-    """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's."""
+    """`run` as Dagster sees it: it takes these, and of what the function takes, Dagster's; its
+    foreseeable faults end the step with their message alone."""
+
+    def told(*given: Any, **named: Any) -> Any:
+        with user_faults(named["pipeline"]):
+            return run(*given, **named)
+
     ours = {"settings", "identity", "config", *_inputs(function), *taken}
     theirs = [p for p in inspect.signature(function).parameters.values() if p.name not in ours]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     first = [inspect.Parameter(name, kind, annotation=one) for name, one in taken.items()]
-    run.__name__ = function.__name__
-    _describe(run, inspect.Signature([*first, *theirs]))
-    return own_resources(settings)(run)
+    told.__name__ = function.__name__
+    _describe(told, inspect.Signature([*first, *theirs]))
+    return own_resources(settings)(told)
 
 
 def own_resources(

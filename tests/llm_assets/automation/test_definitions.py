@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from dagster import (
+    AssetSelection,
     AssetKey,
     DagsterInstance,
     DefaultScheduleStatus,
@@ -16,6 +17,7 @@ from dagster import (
     Definitions,
     RunRequest,
     SkipReason,
+    define_asset_job,
     build_schedule_context,
 )
 
@@ -190,14 +192,15 @@ def test_no_asset_has_a_retry_policy_beside_the_sensors(defined: Definitions) ->
     assert ops and not any(op.retry_policy for op in ops)
 
 
-def test_an_unknown_override_is_refused_before_anything_is_made(project: Project) -> None:
-    config = {"ops": {"checkpoint": {"config": {"learning_rte": 0.1}}}}
-    command = ("dagster", "asset", "materialize", "--select", "*checkpoint", "--config-json")
-    refused = project.run(*command, json.dumps(config))
-    printed = refused.stdout + refused.stderr
-    assert refused.returncode != 0
-    assert 'unexpected config entry "learning_rte" at path root:ops:checkpoint:config' in printed
-    assert "STEP_START" not in printed
+def test_checks_of_what_was_not_built_end_with_their_reason_alone(project: Project) -> None:
+    selected = AssetSelection.checks_for_assets(AssetKey("raw_corpus"))
+    job = Definitions(jobs=[define_asset_job("checks", selected)])
+    checks = Definitions.merge(define(project), job).resolve_job_def("checks")
+    with DagsterInstance.ephemeral() as instance:
+        done = checks.execute_in_process(instance=instance, raise_on_error=False)
+    failed = done.filter_events(lambda event: event.is_step_failure)
+    told = [one.step_failure_data.user_failure_data for one in failed]
+    assert told and all(one and "`raw_corpus` has not been" in str(one.description) for one in told)
 
 
 def test_a_second_pipeline_lives_under_its_prefix(
