@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +50,7 @@ class Folder:
 
     bytes: int = 0
     changed: float = 0.0
-    """When its newest file was written, in seconds since 1970."""
+    """When its newest file was written, or moved there, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,11 @@ def take_inventory(store: Store) -> Inventory:
             folder = found.folders.setdefault(key, Folder())
             folder.bytes += size
             folder.changed = max(folder.changed, changed)
+    for key, folder in found.folders.items():
+        # What is set aside keeps the times of its files; in a bucket, what is moved is written.
+        if store.is_local and key[0] == layout.DAMAGED_FOLDER:
+            with suppress(FileNotFoundError):
+                folder.changed = max(folder.changed, Path(store.root, *key).stat().st_mtime)
     return found
 
 

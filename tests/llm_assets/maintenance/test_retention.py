@@ -281,17 +281,29 @@ def test_nothing_goes_where_a_manifest_cannot_be_read(weeks: Weeks) -> None:
     assert weeks.bytes == before
 
 
+def places(weeks: Weeks, days: float) -> set[str]:
+    """What goes so many days from now."""
+    contents, state = read_contents(weeks.store), weeks.registry.state()
+    settings, then = RetentionSettings(days=7), time.time() + days * 86_400
+    return {one.place for one in plan_removals(contents, "manual", state, settings, then)}
+
+
 def test_what_was_never_finished_goes_when_it_is_old(weeks: Weeks) -> None:
     weeks.write(f"checkpoint/{'a' * 20}/model/weights", KB)
-    contents = read_contents(weeks.store)
-    settings = RetentionSettings(days=7)
+    assert places(weeks, days=0) == set()
+    assert places(weeks, days=8) == {f"checkpoint/{'a' * 20}"}
 
-    def places(now: float) -> list[str]:
-        state = RegistryState()
-        return [r.place for r in plan_removals(contents, "manual", state, settings, now)]
 
-    assert places(time.time()) == []
-    assert places(time.time() + 8 * 86_400) == [f"checkpoint/{'a' * 20}"]
+def test_what_is_set_aside_is_as_old_as_that(weeks: Weeks) -> None:
+    artifact = weeks.make("model_extra", {}, KB)
+    for path in (artifact.path, *artifact.path.rglob("*")):
+        os.utime(path, (1e9, 1e9))
+    weeks.store.set_aside(f"model_extra/{artifact.fingerprint}")
+    aside = Path(weeks.store.root, "damaged", "model_extra", artifact.fingerprint)
+    weeks.clean(days=30)
+    assert aside.exists()
+    weeks.clean(days=0)
+    assert not aside.exists()
 
 
 def test_what_a_job_needed_meanwhile_goes_when_it_is_old(weeks: Weeks) -> None:
