@@ -9,14 +9,19 @@ from artifacts.errors import UserError, make_command
 from artifacts.store.store import Artifact
 from llm_assets.assets.stage import asset_key, user_faults
 from llm_assets.pipeline import PipelineResource
+from recipes.evaluation.settings import SCORES_NAME
 from recipes.spec import MODEL_FOLDER
+
+TABLES = ("part-*.parquet", "*.documents.parquet", SCORES_NAME, "**/*.parquet")
+"""Which files are an artifact's table, the first that are there: beside documents and scores lie
+lists of other things."""
 
 
 class ArtifactIOManager(ConfigurableIOManager):
     """Loads the current artifact of an asset as whatever an input is annotated as.
 
     An `Artifact` (or no annotation) gives its folder, manifest and figures; a `Path` its folder on
-    this machine; a `pyarrow.Table` or a `pandas.DataFrame` its Parquet files; a class of
+    this machine; a `pyarrow.Table` or a `pandas.DataFrame` its documents, or its scores; a class of
     transformers, such as `PreTrainedModel` or `PreTrainedTokenizerBase`, what the folder of a
     `checkpoint` or `base_model` holds. Files are compared with their checksums before.
     docs/automation.md has an example.
@@ -58,7 +63,9 @@ def _loaded(artifact: Artifact, wanted: Any) -> Any:
     if wanted is Path:
         return artifact.path
     package = getattr(wanted, "__module__", "").partition(".")[0]
-    kind, tables = artifact.manifest.kind, sorted(artifact.path.rglob("*.parquet"))
+    kind = artifact.manifest.kind
+    found = (sorted(artifact.path.glob(name)) for name in TABLES)
+    tables = next(filter(None, found), [])
     if package in ("pyarrow", "pandas") and tables:
         from pyarrow import dataset
 

@@ -1,5 +1,6 @@
 """Pipelines in the code location of a team's Dagster project, among its own definitions."""
 
+import pyarrow as pa
 import yaml
 from dagster import (
     AssetKey,
@@ -14,9 +15,10 @@ from dagster import (
 )
 
 from artifacts.store.identity import Identity
-from artifacts.store.store import Artifact
+from artifacts.store.store import Artifact, Draft
 from llm_assets.assets.stage import failure_reason
 from llm_assets.component import LanguageModel
+from spark_jobs.runtime.parquet import write_table
 from tests.conftest import Project
 
 
@@ -64,12 +66,20 @@ def test_a_team_keeps_its_assets_resources_and_executor(project: Project) -> Non
 
 def test_an_asset_of_the_team_takes_an_artifact_as_its_input(project: Project) -> None:
     @asset
-    def mine(checkpoint: Artifact) -> int:
+    def mine(checkpoint: Artifact, clean_corpus: pa.Table) -> int:
+        assert clean_corpus.to_pylist() == [{"text": "part-00000.parquet"}]
         return int(checkpoint.stats["steps"])
 
-    identity = Identity(kind="checkpoint", code_version="1")
-    made, _ = project.record.store.make(identity, lambda draft: draft.stats.update(steps=7))
-    project.record.advance(made)
+    def build(draft: Draft) -> None:
+        draft.stats["steps"] = 7
+        # Beside the documents of a corpus lie lists of what has left it and of copies.
+        for name in ("duplicates-00000.parquet", "part-00000.parquet", "past/part-00000.parquet"):
+            column = "id" if "duplicates" in name else "text"
+            write_table(f"{draft.url}/{name}", pa.table({column: [name]}))
+
+    for kind in ("checkpoint", "clean_corpus"):
+        identity = Identity(kind=kind, code_version="1")
+        project.record.advance(project.record.store.make(identity, build)[0])
     merged = Definitions.merge(component(project), Definitions([mine]))
     with DagsterInstance.ephemeral() as instance:
         job = merged.resolve_implicit_global_asset_job_def()
