@@ -99,7 +99,7 @@ class AutomationSettings(Settings):
     retry_minutes: float = Field(default=10, ge=0, le=MOST_MINUTES)
     """Minutes to wait before the first retry; each further wait is twice as long as the one
     before."""
-    fresh_days: float | None = Field(default=30, gt=0, le=MOST_DAYS)
+    fresh_days: float | None = Field(default=30, ge=0.001, le=MOST_DAYS)
     """Days after which the UI shows a source as stale if it has not changed, and `raw_corpus` and
     `endpoint` if they have not been materialized again; `null` for never."""
     observe_cron: Cron = "0 * * * *"
