@@ -232,11 +232,17 @@ def describe_base(settings: base_model.BaseModelSettings) -> Base:
 
 
 def _parameters(weights: Path) -> int:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(weights, framework="numpy") as opened:
-        names = opened.keys()
-        return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+    try:
+        with safe_open(weights, framework="numpy") as opened:
+            names = opened.keys()
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+    except SafetensorError as error:
+        raise UserError(
+            f"`base_model`: {weights} is not a whole safetensors file ({error}). Copy it again; in "
+            "a folder that was cloned without Git LFS, fetch it with: git lfs pull"
+        ) from None
 
 
 def bytes_written(settings: PipelineSettings, base: Base, text_bytes: float, steps: int) -> float:

@@ -258,6 +258,11 @@ def test_what_is_not_read_is_named_also_where_too_little_is_left(
     "settings and commands",
     "base model missing",
     sees="the folder, or the command that installs it",
+    whole = settings(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1"
+    (tmp_path / "model" / "model.safetensors").write_text(pointer)
+    with pytest.raises(UserError, match=r"is not a whole .* git lfs pull"):
+        preflight(whole)
     then="refused before any work",
 )
 def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
