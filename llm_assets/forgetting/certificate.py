@@ -521,8 +521,10 @@ def train_again(store: Store, one: Replacement, report: Report) -> Finding:
     versions of the libraries, as long as nothing else that the run read was forgotten. Nothing of
     the store is changed.
     """
-    name = f"checkpoint {one.after}"
-    spec = read_spec(f"{store.root}/{layout.run(one.after)}/{SPEC_NAME}", TrainingSpec)
+    name, place = f"checkpoint {one.after}", f"{layout.run(one.after)}/{SPEC_NAME}"
+    if not store.has_file(place):
+        return None, f"{name} cannot be trained again: {place} is no longer in {store.root}"
+    spec = read_spec(f"{store.root}/{place}", TrainingSpec)
     with tempfile.TemporaryDirectory() as folder:
         ours = spec.model_copy(
             update={"run_folder": f"{folder}/run", "export_folder": f"{folder}/{MODEL_FOLDER}"}

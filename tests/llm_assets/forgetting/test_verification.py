@@ -8,6 +8,7 @@ import fsspec
 import pytest
 
 from artifacts.storage.transfer import remote_entries
+from artifacts.store import layout
 from artifacts.store.rewrite import rewrite
 from llm_assets.forgetting.certificate import (
     Forgetting,
@@ -102,6 +103,9 @@ def test_of_a_run_whose_text_was_forgotten_since_nobody_knows_whether_it_would_c
     )
     holds, told = train_again(trained.store, one, lambda line: None)
     assert holds is None and told.endswith("have lost 1 text(s) that were forgotten since")
+    shutil.rmtree(Path(trained.store.root, layout.run(made.fingerprint)))
+    holds, told = train_again(trained.store, one, lambda line: None)
+    assert holds is None and "cannot be trained again: runs/" in told
 
 
 def test_the_same_weights_are_recognized_by_the_checksum_that_was_stated(
