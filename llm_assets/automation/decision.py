@@ -75,9 +75,10 @@ class Surveys:
     def changed_bytes(self, text: TextSnapshot, before: str | None) -> int | None:
         """Bytes of files that came or went since the text of a name; None where nobody knows."""
         content = self._store.read_bytes(f"{self._folder}/{before}.npy") if before else None
-        if content is None:
+        try:
+            known = np.load(io.BytesIO(content or b""), allow_pickle=False)
+        except (ValueError, EOFError):
             return None
-        known = np.load(io.BytesIO(content), allow_pickle=False)
         now = _as_array(text)
         came = now[~np.isin(now["digest"], known["digest"])]
         went = known[~np.isin(known["digest"], now["digest"])]

@@ -165,7 +165,7 @@ def tell_once(
     if not settings.notifications.is_on:
         return
     path = f"{layout.automation(settings.name)}/told.json"
-    told: dict[str, str] = json.loads(store.read_bytes(path) or b"{}")
+    told = _read_told(store.read_bytes(path))
     now = None if text is None else state or text
     if told.get(topic) == now:
         return
@@ -178,10 +178,18 @@ def tell_once(
 
     def remember(before: bytes | None) -> bytes:
         # As it is by now: another sensor may have told of its own topic meanwhile.
-        others = {of: one for of, one in json.loads(before or b"{}").items() if of != topic}
+        others = {of: one for of, one in _read_told(before).items() if of != topic}
         return json.dumps(others if now is None else others | {topic: now}).encode()
 
     store.update(path, remember)
+def _read_told(content: bytes | None) -> dict[str, str]:
+    """Topic to its state that was told; none where that cannot be read, and it is told again."""
+    try:
+        return dict(json.loads(content or b"{}"))
+    except (ValueError, TypeError):
+        return {}
+
+
 
 
 def send(settings: NotificationSettings, text: str, report: Report) -> None:

@@ -54,6 +54,14 @@ def test_little_change_is_waited_for_until_it_is_enough(automated: Automated) ->
     automated.automate(minimum_changed_megabytes=0.001)
     automated.add()
     assert "minimum_changed_megabytes" in str(automated.tick())
+    # Where the list of what was read cannot be, nobody knows how much has changed.
+    surveys = automated.project.folder / "store" / "automation" / "manual"
+    before = {path: path.read_bytes() for path in surveys.glob("*.npy")}
+    for path, content in before.items():
+        path.write_bytes(content[:-9])
+    assert before and isinstance(automated.tick(), RunRequest)
+    for path, content in before.items():
+        path.write_bytes(content)
     automated.add("more.txt", times=20)
     assert isinstance(automated.tick(), RunRequest)
 
