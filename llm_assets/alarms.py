@@ -53,11 +53,8 @@ def find_alarms(
         silent = (now - activity.heartbeat).total_seconds()
         if silent > MOST_SILENT_SECONDS:
             text = f"The daemon has sent no heartbeat for {silent / 60:,.0f} minutes."
-            yield Alarm(
-                "DaemonSilent",
-                text,
-                "read `.llm_assets/services/daemon.log`; `llm-assets down`, then `up`",
-            )
+            remedy = "read `.llm_assets/services/daemon.log`; `llm-assets down`, then `up`"
+            yield Alarm("DaemonSilent", text, remedy)
     if activity.failed > MOST_FAILED:
         text = f"{activity.failed:,} runs failed within a day."
         remedy = "the last run's log gives the reason; fix it and run `llm-assets run`"

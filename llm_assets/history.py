@@ -9,7 +9,7 @@ import os
 import shlex
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -196,11 +196,9 @@ def _tell_tick(name: str, timestamp: float, reason: str | None, failed: bool) ->
 def _ask(database: Path, question: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
     if not database.exists():
         return []
-    connection = sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)
-    try:
+    address = f"{database.resolve().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as connection:
         return connection.execute(question, values).fetchall()
-    finally:
-        connection.close()
 
 
 def _by_dagster(home: Path, settings: PipelineSettings) -> Activity:

@@ -1,7 +1,7 @@
 """The pipeline's settings and its view of the store, as every asset uses them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,10 @@ class PipelineResource(ConfigurableResource):
         refuse_second_file(path, self.settings, self.record)
         self.record.note(file=str(path.resolve()))
 
-    @contextmanager
-    def hub_access(self) -> Iterator[None]:
+    def hub_access(self) -> AbstractContextManager[None]:
         """On Google Cloud, the Hugging Face token of Secret Manager while the block runs."""
         is_local = self.settings.platform == "local"
-        with nullcontext() if is_local else jobs.hub_access(load_cloud_settings()):
-            yield
+        return nullcontext() if is_local else jobs.hub_access(load_cloud_settings())
 
     def find(
         self, context: AssetExecutionContext, identity: Identity, compare: Compare | None

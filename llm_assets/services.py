@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xmlrpc.client import Fault, ServerProxy
 
-from artifacts.errors import UserError, install_advice
+from artifacts.errors import CONFIG_VARIABLE, UserError, install_advice
 from artifacts.program.lifetime import Child
 from artifacts.progress import Report
 from artifacts.storage.files import make_private
@@ -122,8 +122,6 @@ def bring_up(folder: Path, config: Path, port: int, board_port: int, report: Rep
         UserError: the extra `ui` is absent, the folder is no project, a port is taken, or a service
             does not start.
     """
-    from llm_assets.config import CONFIG_VARIABLE
-
     state = folder / STATE_FOLDER
     if read_states(state) is not None:
         report(

@@ -110,15 +110,11 @@ def base_model(
     """
 
     def build(draft: Draft) -> None:
-        training = pipeline.settings.checkpoint
+        recipe = pipeline.settings.checkpoint
+        needs = (recipe.family, recipe.needs_masked_head)
         with pipeline.hub_access():
-            draft.stats |= base_model_recipe.prepare(
-                settings,
-                draft.path,
-                context.log.info,
-                training.family,
-                training.needs_masked_head,
-            )
+            made = base_model_recipe.prepare(settings, draft.path, context.log.info, *needs)
+        draft.stats |= made
 
     def compare(artifact: Artifact) -> Comparison:
         return base_model_recipe.compare_model(settings, artifact.path)

@@ -138,10 +138,8 @@ def _seen(
         if source.sizes:
             metadata |= {"files": len(source.sizes), "file_bytes": sum(source.sizes.values())}
         metadata |= read.get(name, {})
-        yield (
-            dg.ObserveResult(key, metadata=metadata, data_version=dg.DataVersion(version)),
-            is_known,
-        )
+        now = dg.DataVersion(version)
+        yield dg.ObserveResult(key, metadata=metadata, data_version=now), is_known
         if not is_known:
             # By these alone Dagster tells whether an asset is fresh.
             made = dg.AssetMaterialization(key, metadata=metadata, tags={VERSION_TAG: version})

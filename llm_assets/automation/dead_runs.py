@@ -12,7 +12,6 @@ from pathlib import Path
 import dagster as dg
 
 from artifacts.errors import UserError
-from artifacts.leases import process_started
 from llm_assets.assets.stage import user_faults
 from llm_assets.automation.launched import LAST_EVENT_TAG, LAUNCHED_BY_TAG, Runs, has_died
 from llm_assets.cloud.settings import load_cloud_settings
@@ -84,8 +83,7 @@ def _has_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
 
 
 def _is_there(pid: int) -> bool:
-    if process_started(pid) is None:
-        return False
+    # A process that has ended and is not waited for yet has no command line.
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:

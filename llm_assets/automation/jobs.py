@@ -1,6 +1,6 @@
 """What people, or the clock, do with the graph: jobs and schedules, as the pipeline file says."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -190,18 +190,13 @@ def _retraining(settings: PipelineSettings) -> dg.ScheduleDefinition:
     )
     def weekly_retraining(
         context: dg.ScheduleEvaluationContext,
-    ) -> Iterator[dg.RunRequest | dg.SkipReason]:
+    ) -> dg.RunRequest | dg.SkipReason:
         runs = Runs(context.instance, settings)
         # Not the time that the tick is for, which after an outage is long past.
         now = datetime.now(UTC)
         if reason := runs.blackout(now) or runs.budget_spent(now):
-            yield dg.SkipReason(reason)
-            return
-        yield dg.RunRequest(
-            run_config=training_config(
-                settings, {"continue_from_champion": settings.automation.continue_from_champion}
-            ),
-            tags=runs.tags(SCHEDULE),
-        )
+            return dg.SkipReason(reason)
+        given = {"continue_from_champion": settings.automation.continue_from_champion}
+        return dg.RunRequest(run_config=training_config(settings, given), tags=runs.tags(SCHEDULE))
 
     return weekly_retraining

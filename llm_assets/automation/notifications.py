@@ -74,9 +74,7 @@ def _status_sensor(
     def tell_of_run(context: dg.RunStatusSensorContext) -> None:
         run = context.dagster_run
         is_ours = run.job_name in own_jobs or Runs(context.instance, settings).is_ours(run)
-        if not is_ours:
-            return
-        if text := describe(context):
+        if is_ours and (text := describe(context)):
             try:
                 send(settings.notifications, f"{settings.name}: {text}", context.log.warning)
             except UserError as error:
@@ -182,14 +180,14 @@ def tell_once(
         return json.dumps(others if now is None else others | {topic: now}).encode()
 
     store.update(path, remember)
+
+
 def _read_told(content: bytes | None) -> dict[str, str]:
     """Topic to its state that was told; none where that cannot be read, and it is told again."""
     try:
         return dict(json.loads(content or b"{}"))
     except (ValueError, TypeError):
         return {}
-
-
 
 
 def send(settings: NotificationSettings, text: str, report: Report) -> None:

@@ -303,8 +303,7 @@ def issue(
 
 def read_statement(statement: Mapping[str, Any], where: object) -> Forgetting:
     """What a statement says; raises UserError where it is about something else."""
-    if statement.get("predicateType") != PREDICATE_TYPE:
-        kind = statement.get("predicateType")
+    if (kind := statement.get("predicateType")) != PREDICATE_TYPE:
         raise UserError(f"{where} contains a statement of type {kind}, not {PREDICATE_TYPE}.")
     return Forgetting.model_validate(statement["predicate"])
 
@@ -464,9 +463,8 @@ def examine(
         if held:
             yield False, f"documents in corpora contain their text: {tell_similar(similar)}"
         elif search.texts:
-            where = (
-                f"{len(search.texts):,} texts were looked for in {len(search.corpora):,} corpora"
-            )
+            texts_sought, corpora = len(search.texts), len(search.corpora)
+            where = f"{texts_sought:,} texts were looked for in {corpora:,} corpora"
             yield True, f"{where}: no document holds {search.similarity:.0%} of one"
     yield from _of_versions(record.store, state, stated, sorted(texts | held))
     for replacement in stated.replaced:

@@ -212,9 +212,7 @@ def find_copy(store: Store, pipeline: str) -> ForgottenList:
 
 def _parse(content: bytes | None, where: str) -> ForgottenList:
     try:
-        return (
-            ForgottenList.model_validate_json(content) if content is not None else ForgottenList()
-        )
+        return ForgottenList.model_validate_json(b"{}" if content is None else content)
     except ValidationError as error:
         raise _damaged(where, f"cannot be read ({error.errors()[0]['msg']})") from None
 

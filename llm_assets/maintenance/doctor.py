@@ -336,13 +336,11 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
     place = layout.registry(pipeline)
     try:
         state = registry.state()
-        contradictions = [
-            *find_contradictions(state),
-            *(
-                f"version {one.version} points to other weights than those registered"
-                for one in state.versions
-                if weights_at(store, one.model_url) not in (None, one.weights)
-            ),
+        contradictions = list(find_contradictions(state))
+        contradictions += [
+            f"version {one.version} points to other weights than those registered"
+            for one in state.versions
+            if weights_at(store, one.model_url) not in (None, one.weights)
         ]
     except RegistryDamaged as error:
         remedy = "restored to its newest readable state"
@@ -355,10 +353,8 @@ def check_registry(store: Store, registry: Registry, pipeline: str) -> Iterator[
         yield StoreFault(
             place, fault, "restore it from a backup; something else than llm-assets changed it"
         )
-    read, then = (
-        partial(read_decisions, store, pipeline),
-        "rewritten from the registry at its next change",
-    )
+    read = partial(read_decisions, store, pipeline)
+    then = "rewritten from the registry at its next change"
     yield from _unreadable(store, layout.decisions(pipeline), read, then)
     current, pointed = _recorded(Pipeline(store, pipeline)), state.aliases
     behind: dict[tuple[str, str], list[int]] = defaultdict(list)

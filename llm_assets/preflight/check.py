@@ -97,7 +97,7 @@ def foresee(
     Raises:
         UserError: documents are too few, or the disk is too small.
     """
-    if settings.platform == "local":
+    if settings.platform == "local" and is_local(settings.store):
         steps = -(-_planned_tokens(settings, text) // _step_tokens(settings))
         _need_space(settings.store, bytes_written(settings, base, text.bytes, steps))
     held_out = foresee_held_out(settings, text, is_judged)
@@ -143,14 +143,11 @@ def _base(settings: PipelineSettings) -> Base:
 
 def _need_port(settings: PipelineSettings) -> None:
     host, port = settings.endpoint.host, settings.endpoint.port
-    if port == 0 or process.status(endpoint_folder(settings)) is not None:
-        return
-    listen(host, port).close()
+    if port and process.status(endpoint_folder(settings)) is None:
+        listen(host, port).close()
 
 
 def _need_space(store: str, needed: float) -> None:
-    if not is_local(store):
-        return
     folder = need_writable(Path(Store(store).root))
     free = shutil.disk_usage(folder).free
     if free < needed:
