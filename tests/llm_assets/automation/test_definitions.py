@@ -1,6 +1,5 @@
 """Schedules, jobs, and what of them is on."""
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,16 +8,16 @@ from typing import Any
 import pytest
 import yaml
 from dagster import (
-    AssetSelection,
     AssetKey,
+    AssetSelection,
     DagsterInstance,
     DefaultScheduleStatus,
     DefaultSensorStatus,
     Definitions,
     RunRequest,
     SkipReason,
-    define_asset_job,
     build_schedule_context,
+    define_asset_job,
 )
 
 from artifacts.errors import PREFIX_VARIABLE, UserError
@@ -112,9 +111,9 @@ def test_windows_cover_their_days_and_pass_midnight(window: str, time: str, insi
         ({"blackouts": ["mon-fry 08:00-18:00"]}, "is not a time window"),
         ({"blackouts": ["sun 22:00-22:00"]}, "a whole day is `00:00-24:00`"),
         ({"monthly_cost": 100}, "monthly_cost needs cost_per_hour"),
+        ({"fresh_days": 1e9}, "automation.fresh_days: must be less than"),
         # Dagster takes no window of less than a minute.
         ({"fresh_days": 1e-4}, "automation.fresh_days: must be greater than"),
-        ({"fresh_days": 1e9}, "automation.fresh_days: must be less than"),
         ({"retry_minutes": 1e9}, "automation.retry_minutes: must be less than"),
     ],
 )

@@ -5,7 +5,7 @@ import shutil
 import time
 
 import pytest
-from dagster import DagsterRunStatus, Definitions, Failure, RunRequest, asset
+from dagster import DagsterRunStatus, Definitions, RunRequest, asset
 
 from artifacts.leases import describe_holder
 from llm_assets.automation.launched import PROCESS_TAG
@@ -98,14 +98,6 @@ def test_lists_of_files_are_kept_of_texts_that_can_still_be_compared(automated: 
     assert {wanted, *beside} <= {*left} and len(left) == 2 + len(beside)
 
 
-def test_source_that_cannot_be_read_fails_the_tick_with_its_reason(automated: Automated) -> None:
-    moved = automated.text.rename(automated.text.with_name("away"))
-    with pytest.raises(Failure, match="matches no file"):
-        automated.tick()
-    shutil.move(moved, automated.text)
-    assert "knows this text" in str(automated.tick())
-
-
 def test_failed_run_is_tried_again_with_pauses_and_a_limit(automated: Automated) -> None:
     automated.automate(retries=1, retry_minutes=60)
     automated.add()
@@ -189,12 +181,6 @@ def test_gates_no_is_followed_by_longer_training_once(automated: Automated) -> N
     assert "The gate rejected 2" in str(automated.tick())
     automated.add("more.txt")
     assert isinstance(automated.tick(), RunRequest)
-
-
-def test_longer_training_is_not_tried_where_it_cannot_help(automated: Automated) -> None:
-    automated.add()
-    automated.teach("second", Outcome.TOO_FEW_DOCUMENTS)
-    assert "The gate rejected" in str(automated.tick())
 
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_BETTER, Outcome.TIE])
