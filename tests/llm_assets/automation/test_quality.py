@@ -4,7 +4,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from dagster import DagsterInstance, RunRequest
 
 from artifacts.errors import UserError
 from artifacts.store import layout
-from llm_assets.automation import notifications
+from llm_assets.automation import notifications, sensors
 from llm_assets.config import load_settings
 from llm_assets.endpoint import base
 from llm_assets.endpoint.base import (
@@ -154,6 +155,28 @@ def automated(made: Project, tmp_path: Path) -> Iterator[Automated]:
         yield Automated(project, instance)
 
 
+@pytest.fixture
+def heard(automated: Automated, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What people are told."""
+    told: list[str] = []
+    monkeypatch.setattr(notifications, "send", lambda _, text, report: told.append(text))
+    automated.project.configure(notifications={"webhook_variable": "WEBHOOK"})
+    return told
+
+
+@contextmanager
+def in_its_place(automated: Automated, answer: Callable[..., Answer]) -> Iterator[None]:
+    """Another server than the endpoint's answers while the block runs."""
+    status = process.status(endpoint_folder(load_settings(automated.project.config)))
+    assert status is not None
+    server = start_http_server(answer)
+    other = status.model_copy(update={"port": server.server_port})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "status", lambda _: other)
+        yield
+    server.stop()
+
+
 def half_failed(live: Live, failed: int = 50) -> str:
     """A cursor since which about half of 100 requests failed."""
     counted = live.endpoint.requests()
@@ -161,11 +184,8 @@ def half_failed(live: Live, failed: int = 50) -> str:
 
 
 def test_what_failed_is_said_once_and_well_again_after_it(
-    automated: Automated, live: Live, monkeypatch: pytest.MonkeyPatch
+    automated: Automated, live: Live, heard: list[str]
 ) -> None:
-    heard: list[str] = []
-    monkeypatch.setattr(notifications, "send", lambda _, text, report: heard.append(text))
-    automated.project.configure(notifications={"webhook_variable": "WEBHOOK"})
     assert "serves well" in str(automated.tick(SENSOR)) and not heard
     for _ in range(2):
         automated.cursor = half_failed(live, failed=50 + 9 * len(heard))
@@ -202,7 +222,7 @@ def test_requests_of_several_looks_add_up_and_those_of_the_looks_do_not_count(
 
 @pytest.mark.parametrize("is_counting", [True, False], ids=["engine", "server"])
 def test_an_endpoint_that_does_not_answer_is_told_of_once_and_not_trained_for(
-    automated: Automated, live: Live, monkeypatch: pytest.MonkeyPatch, is_counting: bool
+    automated: Automated, heard: list[str], is_counting: bool
 ) -> None:
     metrics = Metrics()
     for code in (200, 503) * 20:
@@ -213,44 +233,31 @@ def test_an_endpoint_that_does_not_answer_is_told_of_once_and_not_trained_for(
             return 200, [], metrics.render([]).encode()
         return json_answer(503, {})
 
-    heard: list[str] = []
-    monkeypatch.setattr(notifications, "send", lambda _, text, report: heard.append(text))
-    automated.project.configure(notifications={"webhook_variable": "WEBHOOK"})
-    status = process.status(endpoint_folder(load_settings(automated.project.config)))
-    assert status is not None
-    server = start_http_server(answer)
-    dead = status.model_copy(update={"port": server.server_port})
-    monkeypatch.setattr(process, "status", lambda _: dead)
     automated.automate(quality={"then": "tell" if is_counting else "retrain"})
-    for _ in range(2):
-        automated.cursor = None
-        told = str(automated.tick(SENSOR))
-        assert "cannot be checked" in told and "503" in told
-        assert ("20 of 40 requests failed" in told) is is_counting
-        assert len(heard) == 1 + is_counting
-    server.stop()
+    with in_its_place(automated, answer):
+        for _ in range(2):
+            automated.cursor = None
+            told = str(automated.tick(SENSOR))
+            assert "cannot be checked" in told and "503" in told
+            assert ("20 of 40 requests failed" in told) is is_counting
+            assert len(heard) == 1 + is_counting
 
 
 def test_a_look_ends_long_before_dagster_ends_its_tick(
-    automated: Automated, live: Live, monkeypatch: pytest.MonkeyPatch
+    automated: Automated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "ANSWER_SECONDS", 2.0, raising=False)
-    monkeypatch.setattr(notifications, "LOOK_SECONDS", 3.0, raising=False)
+    monkeypatch.setattr(sensors, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(sensors, "LOOK_SECONDS", 3.0)
 
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if path == "/metrics":
             return 200, [], Metrics().render([]).encode()
         return json_answer(429, {})
 
-    status = process.status(endpoint_folder(load_settings(automated.project.config)))
-    assert status is not None
-    server = start_http_server(answer)
-    busy = status.model_copy(update={"port": server.server_port})
-    monkeypatch.setattr(process, "status", lambda _: busy)
-    began = time.monotonic()
-    assert "429" in str(automated.tick(SENSOR))
-    assert time.monotonic() - began < base.BUSY_SECONDS / 2
-    server.stop()
+    with in_its_place(automated, answer):
+        began = time.monotonic()
+        assert "429" in str(automated.tick(SENSOR))
+        assert time.monotonic() - began < base.BUSY_SECONDS / 2
 
 
 def test_a_version_that_is_about_to_be_replaced_is_not_trained_further(
