@@ -74,18 +74,6 @@ def test_one_artifact_can_be_examined_alone(configured: Weeks) -> None:
     assert doctor(f"checkpoint/{damaged.fingerprint}")[0] == 1
 
 
-def _cut_record(weeks: Weeks) -> None:
-    cut(Path(weeks.store.root) / "pipelines" / "manual.json")
-
-
-def _cut_record_of_a_trial(weeks: Weeks) -> None:
-    weeks.write("experiments/manual/0123.json", 20)
-
-
-def _lose_what_was_current_before(weeks: Weeks) -> None:
-    delete(weeks.store.load("model_extra", weeks.record.known("model_extra")[1]))
-
-
 def _damage_checkpoint_of_a_run(weeks: Weeks) -> None:
     url = f"{weeks.store.root}/runs/{weeks.current('checkpoint').fingerprint}"
     committed = checkpoints.commit(url, 8, {"settings": {}, "inputs": {}}, {})
@@ -103,44 +91,46 @@ def _flip_bit_in_a_cache(weeks: Weeks) -> None:
     flip_bit(path)
 
 
-def _leave_half_a_note(weeks: Weeks) -> None:
-    weeks.write("making/raw_corpus-0123456789abcdef0123.json", 20)
-
-
-def _cut_editions(weeks: Weeks) -> None:
-    cut(next(Path(weeks.store.root, "editions", "raw_corpus").glob("*.json")))
-
-
 def _cut_decisions(weeks: Weeks) -> None:
     LocalRegistry.of(weeks.record).reject(1, "Ada", "it reads badly")
     cut(Path(weeks.store.root, "decisions", "manual.json"))
 
 
+NOTE = "making/raw_corpus-0123456789abcdef0123.json"
 FAULTS: dict[str, tuple[str, Callable[[Weeks], None]]] = {
-    "record of the pipeline cut": ("pipelines/manual.json: cannot be read", _cut_record),
-    "record of a trial cut": ("manual/0123.json: cannot be read", _cut_record_of_a_trial),
+    "record of the pipeline cut": (
+        "pipelines/manual.json: cannot be read",
+        lambda weeks: cut(Path(weeks.store.root, "pipelines/manual.json")),
+    ),
+    "record of a trial cut": (
+        "manual/0123.json: cannot be read",
+        lambda weeks: weeks.write("experiments/manual/0123.json", 20),
+    ),
     "record of the pipeline names an artifact that is gone": (
         "it names artifacts that are no longer there: model_extra/",
-        _lose_what_was_current_before,
+        lambda weeks: delete(weeks.store.load("model_extra", weeks.record.known("model_extra")[1])),
     ),
     "checkpoint of a training run with a flipped bit": (
         "state has another checksum",
         _damage_checkpoint_of_a_run,
     ),
-    "metrics of a training run cut": ("metrics.jsonl: cannot be read", _cut_metrics_of_a_run),
+    "metrics of a training run cut": (
+        "metrics.jsonl: cannot be read",
+        _cut_metrics_of_a_run,
+    ),
     "cached table with a flipped bit": (
         "cache/manual/table.parquet: cannot be read",
         _flip_bit_in_a_cache,
     ),
     "half-written note of an artifact that is being built": (
-        "making/raw_corpus-0123456789abcdef0123.json: cannot be read",
-        _leave_half_a_note,
+        f"{NOTE}: cannot be read",
+        lambda weeks: weeks.write(NOTE, 20),
     ),
-    "record under `editions/` cut": ("editions/raw_corpus/", _cut_editions),
-    "record of people's decisions cut": (
-        "decisions/manual.json: cannot be read",
-        _cut_decisions,
+    "record under `editions/` cut": (
+        "editions/raw_corpus/",
+        lambda weeks: cut(next(Path(weeks.store.root, "editions/raw_corpus").glob("*.json"))),
     ),
+    "record of people's decisions cut": ("decisions/manual.json: cannot be read", _cut_decisions),
 }
 """What is wrong, to what is said of it and what does it."""
 
@@ -172,7 +162,7 @@ def test_every_fault_is_told_and_mended(configured: Weeks, what: str) -> None:
 def test_a_lost_record_is_written_anew_from_what_versions_stand_on(configured: Weeks) -> None:
     kinds = ("clean_corpus", "checkpoint", "eval_metrics")
     before = {kind: configured.current(kind).fingerprint for kind in kinds}
-    _cut_record(configured)
+    FAULTS["record of the pipeline cut"][1](configured)
     with pytest.raises(DamagedArtifact, match="llm-assets doctor --repair; llm-assets run"):
         configured.current("checkpoint")
     assert doctor("--repair")[0] == 0

@@ -33,10 +33,11 @@ from llm_assets.maintenance.cleaning import (
     take_inventory,
 )
 from llm_assets.operation_settings import RetentionSettings
-from llm_assets.registry.state import RegistryState
 from llm_assets.tracing.explain import explain
 from tests.damage import cut_manifest, flip_bit
 from tests.llm_assets.maintenance.weeks import KB, KINDS, Weeks
+
+USUAL: dict[str, object] = RetentionSettings().model_dump(include={"days", "versions"})
 
 
 @st.composite
@@ -106,17 +107,17 @@ def test_thirty_weeks_level_off_and_every_version_explains_itself(weeks: Weeks) 
 def test_a_training_that_was_broken_off_keeps_the_state_that_it_goes_on_from(weeks: Weeks) -> None:
     """As much as three models, beside the three that any pipeline keeps."""
     weeks.pass_by(5, promoted=True)
-    run, usual = break_off(weeks, permanent=[]), RetentionSettings()
-    weeks.clean(days=usual.days, versions=usual.versions)
+    run = break_off(weeks, permanent=[])
+    weeks.clean(**USUAL)
     assert [path.name for path in run.glob("step-*")] == ["step-24"]
     assert newest_step(str(run)) == 24 and (run / "metrics.jsonl").exists()
     assert bytes_of_models(weeks) < 6.5 * 50 * KB
     run = break_off(weeks, permanent=[8])
-    weeks.clean(days=usual.days, versions=usual.versions)
+    weeks.clean(**USUAL)
     assert {path.name for path in run.glob("step-*")} == {"step-8", "step-24"}
     run = break_off(weeks, permanent=[])
     flip_bit(run / "step-24" / "state")
-    weeks.clean(days=usual.days, versions=usual.versions)
+    weeks.clean(**USUAL)
     assert {path.name for path in run.glob("step-*")} == {"step-16", "step-20", "step-24"}
 
 
@@ -152,8 +153,7 @@ def bytes_of_models(weeks: Weeks) -> int:
 def test_five_trainings_leave_less_than_four_models_by_the_usual_rules(weeks: Weeks) -> None:
     for week in range(5):
         weeks.retrain(week, promoted=True)
-        usual = RetentionSettings()
-        weeks.clean(days=usual.days, versions=usual.versions)
+        weeks.clean(**USUAL)
     # Weights of 50 KB and states of 150 KB: the base, what serves and what served before.
     assert bytes_of_models(weeks) < 4 * 50 * KB
     for name in weeks.record.known("clean_corpus"):
@@ -312,13 +312,8 @@ def test_what_a_job_needed_meanwhile_goes_when_it_is_old(weeks: Weeks) -> None:
     kept = f"clean_corpus/{weeks.current('clean_corpus').fingerprint}"
     for name in (kept, f"clean_corpus/{'a' * 20}"):
         weeks.write(f"{name}.scratch/prepared/part-0.parquet", KB)
-    contents, week = read_contents(weeks.store), time.time() + 8 * 86_400
-
-    state = weeks.registry.state()
-    removals = plan_removals(contents, "manual", state, RetentionSettings(days=7), week)
-
-    places = {removal.place for removal in removals if ".scratch" in removal.place}
-    assert places == {f"{kept}.scratch", f"clean_corpus/{'a' * 20}.scratch"}
+    gone = {place for place in places(weeks, days=8) if ".scratch" in place}
+    assert gone == {f"{kept}.scratch", f"clean_corpus/{'a' * 20}.scratch"}
 
 
 def test_a_folder_that_goes_while_the_store_is_listed_is_passed_over(
