@@ -24,6 +24,12 @@ from llm_assets.registry.state import (
 )
 from tests.llm_assets.registry.conftest import base_entry, entry, judge, verdict
 
+UNJUDGED = (
+    *(Outcome.TOO_FEW_DOCUMENTS, Outcome.NOT_FINITE),
+    *(Outcome.MISSING, Outcome.CANDIDATE_UNREADABLE),
+)
+"""What keeps a candidate from being compared."""
+
 
 class ClockAhead(datetime):
     """A clock that is five minutes ahead."""
@@ -204,11 +210,7 @@ def test_a_promotion_spends_nothing(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome",
-    [
-        *(Outcome.TOO_FEW_DOCUMENTS, Outcome.NOT_FINITE, Outcome.MISSING),
-        *(Outcome.CANDIDATE_UNREADABLE, Outcome.INCUMBENT_UNREADABLE, Outcome.OTHER_EVALUATION),
-    ],
+    "outcome", [*UNJUDGED, Outcome.INCUMBENT_UNREADABLE, Outcome.OTHER_EVALUATION]
 )
 def test_what_was_not_compared_spends_nothing_and_may_be_read(
     registry: Registry, outcome: Outcome
@@ -223,13 +225,7 @@ def test_what_was_not_compared_spends_nothing_and_may_be_read(
     assert registry.state().look_of("newer", "base") == 2
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        *(Outcome.TOO_FEW_DOCUMENTS, Outcome.NOT_FINITE),
-        *(Outcome.MISSING, Outcome.CANDIDATE_UNREADABLE),
-    ],
-)
+@pytest.mark.parametrize("outcome", UNJUDGED)
 def test_who_picks_the_best_of_what_was_not_compared_spends_for_all_of_it(
     registry: Registry, outcome: Outcome
 ) -> None:
@@ -338,16 +334,6 @@ def test_the_last_word_holds_though_another_persons_clock_is_ahead(
     assert said == [("Ada", True), ("Bo", True), ("Bo", False)]
 
 
-def test_rejecting_one_after_the_other_never_brings_one_back(registry: Registry) -> None:
-    for name in "ab":
-        judge(registry, name)
-        serve(registry)
-    for version in (2, 1):
-        registry.reject(version, "Bo", "it swears")
-        serve(registry)
-    assert number(registry, "champion") == 0
-
-
 def test_rollback_goes_back_step_by_step_past_what_was_rejected_and_never_forward(
     registry: Registry,
 ) -> None:
@@ -435,7 +421,12 @@ def test_a_lost_or_damaged_state_is_named_and_its_way_out_works(
 ) -> None:
     judge(registry, "a")
     judge(registry, "b")
-    break_state(registry, damage)
+    path = f"{registry.folder}/{STATE_NAME}"
+    whole = files.find(path) or b""
+    if damage == "lost":
+        files.remove(path)
+    else:
+        files.write(path, whole[:-40] if damage == "cut" else b'{"versions": 3}')
     for use in (registry.state, lambda: registry.register_base(base_entry())):
         with pytest.raises(RegistryDamaged, match=f"{STATE_NAME} .*doctor --repair"):
             use()
@@ -542,24 +533,6 @@ def test_an_edited_state_is_refused(registry: Registry, has_checksum: bool) -> N
         registry.find("wanted")
 
 
-def break_state(registry: Registry, damage: str) -> None:
-    content = files.find(f"{registry.folder}/{STATE_NAME}")
-    assert content is not None
-    if damage == "lost":
-        remove(registry, STATE_NAME)
-        return
-    broken = content[:-40] if damage == "cut" else b'{"versions": 3}'
-    files.write(f"{registry.folder}/{STATE_NAME}", broken)
-
-
-def remove(registry: Registry, name: str) -> None:
-    import fsspec
-
-    filesystem, path = fsspec.core.url_to_fs(f"{registry.folder}/{name}")
-    filesystem.rm(path)
-    filesystem.invalidate_cache()
-
-
 @pytest.mark.fault(
     "model_version",
     "registry and its backup lost",
@@ -568,8 +541,8 @@ def remove(registry: Registry, name: str) -> None:
 )
 def test_where_nothing_is_left_to_restore_the_message_says_so(registry: Registry) -> None:
     judge(registry, "a")
-    remove(registry, STATE_NAME)
-    remove(registry, BACKUP_NAME)
+    for name in (STATE_NAME, BACKUP_NAME):
+        files.remove(f"{registry.folder}/{name}")
     with pytest.raises(RegistryDamaged, match="start over from the base model"):
         registry.restore()
 

@@ -17,10 +17,16 @@ from tests.stand_ins.google import BUCKET, SERVE_IMAGE, LocalGoogle
 NAME = "projects/local-project/locations/us-central1/models/manual"
 
 
+@pytest.fixture
+def vertex_registry(vertex_registry: VertexModelRegistry) -> VertexModelRegistry:
+    """With the base model."""
+    vertex_registry.register_base(base_entry())
+    return vertex_registry
+
+
 def test_version_in_vertex_ai_says_what_it_is(
     google: LocalGoogle, vertex_registry: VertexModelRegistry
 ) -> None:
-    vertex_registry.register_base(base_entry())
     vertex_registry.confirm(0)
     judge(vertex_registry, "a", promoted=False)
     assert google.models.find(f"{NAME}@2").labels["verdict"] == "rejected"
@@ -41,7 +47,6 @@ def test_version_in_vertex_ai_says_what_it_is(
 def test_evaluation_is_imported_once_and_without_nan(
     google: LocalGoogle, vertex_registry: VertexModelRegistry
 ) -> None:
-    vertex_registry.register_base(base_entry())
     for _ in range(2):
         judge(vertex_registry, "a", promoted=False)
     (evaluation,) = google.models.evaluations(f"{NAME}@2")
@@ -58,7 +63,6 @@ def test_evaluation_is_imported_once_and_without_nan(
 def test_run_that_died_after_the_upload_is_completed_by_the_next(
     google: LocalGoogle, vertex_registry: VertexModelRegistry
 ) -> None:
-    vertex_registry.register_base(base_entry())
     denied = grpc.StatusCode.PERMISSION_DENIED
     google.server.faults.add("MergeVersionAliases", denied, "no right", times=1)
     with pytest.raises(RegistryUnreachable, match=r"roles/aiplatform\.user"):
@@ -82,7 +86,6 @@ def test_run_that_died_after_the_upload_is_completed_by_the_next(
 def test_registration_does_not_depend_on_whether_the_evaluation_is_taken(
     google: LocalGoogle, vertex_registry: VertexModelRegistry, method: str, code: grpc.StatusCode
 ) -> None:
-    vertex_registry.register_base(base_entry())
     google.server.faults.add(method, code, "Invalid Metrics Format")
     reports: list[str] = []
     vertex_registry._vertex.report = reports.append
@@ -97,7 +100,6 @@ def test_another_serving_image_is_a_new_upload_of_the_same_number(
     vertex_registry: VertexModelRegistry,
     vertex_settings: GoogleCloudSettings,
 ) -> None:
-    vertex_registry.register_base(base_entry())
     vertex_registry.confirm(0)
     images = vertex_settings.images.model_copy(update={"serve": f"{SERVE_IMAGE}-2"})
     changed = vertex_settings.model_copy(update={"images": images})
@@ -110,7 +112,6 @@ def test_another_serving_image_is_a_new_upload_of_the_same_number(
 def test_numbers_are_read_although_labels_of_model_and_versions_are_mixed(
     google: LocalGoogle, vertex_registry: VertexModelRegistry
 ) -> None:
-    vertex_registry.register_base(base_entry())
     for model in "abc":
         judge(vertex_registry, model)
     listed = vertex_registry._vertex.models.list_model_versions(name=NAME)
@@ -122,7 +123,6 @@ def test_numbers_are_read_although_labels_of_model_and_versions_are_mixed(
 def test_alias_moved_in_the_console_is_put_back_by_the_next_change(
     google: LocalGoogle, vertex_registry: VertexModelRegistry
 ) -> None:
-    vertex_registry.register_base(base_entry())
     vertex_registry.confirm(0)
     judge(vertex_registry, "a")
     models = vertex_registry._vertex.models
@@ -138,7 +138,7 @@ def test_busy_service_is_asked_again_and_a_forbidden_one_is_unreachable(
 ) -> None:
     quick = RetryPolicy(first_delay_seconds=0.05, longest_delay_seconds=0.1)
     registry = VertexModelRegistry(
-        vertex_registry._store, "manual", Vertex(vertex_settings, retries=quick)
+        vertex_registry._store, "another", Vertex(vertex_settings, retries=quick)
     )
     google.server.faults.add("ListModelVersions", grpc.StatusCode.UNAVAILABLE, "busy", times=2)
     assert registry.state().versions == []
@@ -150,7 +150,6 @@ def test_busy_service_is_asked_again_and_a_forbidden_one_is_unreachable(
 def test_model_of_another_store_is_not_touched(
     vertex_registry: VertexModelRegistry, vertex_settings: GoogleCloudSettings
 ) -> None:
-    vertex_registry.register_base(base_entry())
     other = VertexModelRegistry(Store(f"gs://{BUCKET}/other"), "manual", Vertex(vertex_settings))
     with pytest.raises(RegistryUnreachable, match="belongs to another store"):
         other.register_base(base_entry())
