@@ -135,6 +135,11 @@ class Corpora:
         found = find_holders(self.record, RegistryState(), self.listed)
         return {one.manifest.kind for one in found}
 
+    def tables_with_it(self, folder: Path) -> list[Path]:
+        tables = {path: pq.read_table(path) for path in folder.rglob("*.parquet")}
+        with_text = {path: one for path, one in tables.items() if "text" in one.column_names}
+        return [p for p, one in with_text.items() if self.texts[3] in one["text"].to_pylist()]
+
     def current(self, kind: str) -> Artifact:
         return self.record.current(kind, needed_by="test")
 
@@ -165,9 +170,7 @@ def test_the_text_is_in_no_snapshot_corpus_or_shard_and_in_no_cache(corpora: Cor
 
     assert not corpora.holders()
     assert sum("rewritten without" in line for line in said) == 5, said
-    for path in Path(corpora.store.root).rglob("*.parquet"):
-        table = pq.read_table(path)
-        assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
+    assert not corpora.tables_with_it(Path(corpora.store.root))
     assert corpora.ids_of("raw_corpus") == [one for one in corpora.ids if one != "text-3"]
     assert corpora.ids_of("clean_corpus") == corpora.ids_of("raw_corpus")
     assert corpora.current("clean_corpus").stats["dropped_examples"] == {"exact_duplicate": []}
@@ -201,9 +204,7 @@ def test_it_is_erased_from_what_a_trial_of_other_settings_made(corpora: Corpora)
     made, _ = corpora.store.make(identity, corpora._write_clean)
     Pipeline(corpora.store, "manual", layout.trial_record("manual", "0123")).advance(made)
     corpora.erase()
-    for path in made.path.rglob("*.parquet"):
-        table = pq.read_table(path)
-        assert "text" not in table.column_names or corpora.texts[3] not in table["text"].to_pylist()
+    assert not corpora.tables_with_it(made.path)
 
 
 def test_an_unfinished_training_that_may_have_read_it_begins_again(corpora: Corpora) -> None:

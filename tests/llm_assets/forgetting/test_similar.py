@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -41,10 +40,9 @@ class Pipeline:
         # So few documents would be held out by chance, which this is not about.
         split = {"validation": 1e-9, "held_out": 1e-9}
         self.project.configure(clean_corpus={"split": split})
-        self.write(TEXTS)
         if made:
             self.project.adopt(made.project, "raw_corpus", "clean_corpus")
-        self.clean()
+        self.clean(TEXTS)
 
     def write(self, texts: dict[str, str]) -> None:
         """Put files in place of all that the source holds."""
@@ -54,8 +52,20 @@ class Pipeline:
         for name, text in texts.items():
             (folder / name).write_text(text)
 
-    def clean(self) -> None:
+    def clean(self, texts: dict[str, str] | None = None) -> None:
+        """Clean what the source holds, or files in place of that."""
+        if texts is not None:
+            self.write(texts)
         assert ask(self.project, "*clean_corpus") == ""
+
+    def clean_rows(self, *texts: str) -> None:
+        """Clean, beside the files, a table of texts, whose rows have no ids of their own."""
+        self.clean(TEXTS | {"rows.csv": "\n".join(["text", *texts])})
+
+    def rows(self) -> dict[str, str]:
+        """The rows of that table in the clean corpus: id to text."""
+        found = documents_of(self.project)
+        return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
 
     def refusal(self) -> str:
         """What the stage says where it makes nothing."""
@@ -133,8 +143,7 @@ def test_a_forgotten_text_comes_back_neither_changed_nor_inside_another(
     }
     left = {name: text for name, text in TEXTS.items() if name not in gone}
     left["harbor.txt"] = story("harbor", 200)  # Without that text it may come back.
-    pipeline.write(left | back)
-    pipeline.clean()
+    pipeline.clean(left | back)
 
     assert pipeline.documents() == left.keys()
     stats = pipeline.project.record.current("clean_corpus", "test").stats
@@ -160,8 +169,7 @@ def test_a_document_that_came_back_with_other_text_is_forgotten_when_it_is_named
     pipeline.forget("lever.txt", "--yes")
     assert [one.id for one in pipeline.listed.active] == ["lever.txt", "harbor.txt"]
     again = {name: text for name, text in TEXTS.items() if name != "lever.txt"}
-    pipeline.write(again | {"harbor.txt": story("harbor", 200)})
-    pipeline.clean()
+    pipeline.clean(again | {"harbor.txt": story("harbor", 200)})
     assert "harbor.txt" in pipeline.documents()
 
     pipeline.forget("harbor.txt", "--yes")
@@ -182,75 +190,55 @@ def test_what_a_copy_said_before_it_was_one_is_forgotten_with_it(pipeline: Pipel
     )
     record = pipeline.project.record
     record.advance(record.store.make(identity, lambda draft: None)[0])
-    pipeline.write(TEXTS | {"lever.txt": TEXTS["fog.txt"]})
-    pipeline.clean()
+    pipeline.clean(TEXTS | {"lever.txt": TEXTS["fog.txt"]})
     assert not {"lever.txt", "harbor.txt"} <= pipeline.documents()
 
     pipeline.forget("lever.txt", "--similar", "keep", "--yes")
 
-    pipeline.write({"license.txt": LICENSE, "again.txt": LEVER, "other.txt": story("other")})
-    pipeline.clean()
+    pipeline.clean({"license.txt": LICENSE, "again.txt": LEVER, "other.txt": story("other")})
     assert pipeline.documents() == {"license.txt", "other.txt"}
-
-
-def write_rows(pipeline: Pipeline, *names: str) -> None:
-    """Clean a corpus with a table of stories, whose rows have no ids of their own."""
-    pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *map(story, names)])})
-    pipeline.clean()
-
-
-def rows_of(pipeline: Pipeline) -> dict[str, str]:
-    """The rows of that table in the clean corpus: id to text."""
-    found = documents_of(pipeline.project)
-    return {name: row["text"] for name, row in found.items() if "rows.csv" in name}
 
 
 def test_a_row_that_takes_the_number_of_a_forgotten_one_is_not_forgotten(
     pipeline: Pipeline,
 ) -> None:
-    write, rows = partial(write_rows, pipeline), partial(rows_of, pipeline)
-    write("tram", "dune", "kiln", "moth")
-    before = rows()
-    (dune,) = [name for name, text in before.items() if text == story("dune")]
-    pipeline.forget(dune, "--yes")
-    write("tram", "dune", "kiln", "moth")
-    assert sorted(rows().values()) == sorted(set(before.values()) - {story("dune")})
+    tram, dune, kiln, moth = map(story, ("tram", "dune", "kiln", "moth"))
+    pipeline.clean_rows(tram, dune, kiln, moth)
+    (row,) = [name for name, text in pipeline.rows().items() if text == dune]
+    pipeline.forget(row, "--yes")
+    pipeline.clean_rows(tram, dune, kiln, moth)
+    assert sorted(pipeline.rows().values()) == sorted([tram, kiln, moth])
 
-    write("tram", "kiln", "moth")
-    assert rows()[dune] == story("kiln") and len(rows()) == 3
-    assert "forgotten" not in pipeline.say("document", dune)
+    pipeline.clean_rows(tram, kiln, moth)
+    assert pipeline.rows()[row] == kiln and len(pipeline.rows()) == 3
+    assert "forgotten" not in pipeline.say("document", row)
     assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
     # What stands at the number now can be forgotten in its turn.
-    pipeline.forget(dune, "--yes")
+    pipeline.forget(row, "--yes")
     assert "PROBLEM" not in pipeline.say("verify", pipeline.certificate)
-    write("tram", "moth", "kiln")
-    assert sorted(rows().values()) == sorted(map(story, ("tram", "moth")))
+    pipeline.clean_rows(tram, moth, kiln)
+    assert sorted(pipeline.rows().values()) == sorted([tram, moth])
 
 
 def test_rows_that_take_the_numbers_of_forgotten_copies_are_not_forgotten(
     pipeline: Pipeline,
 ) -> None:
-    write, rows = partial(write_rows, pipeline), partial(rows_of, pipeline)
-    write("dune", "tram", "dune")
-    (dune,) = [name for name, text in rows().items() if text == story("dune")]
+    pipeline.clean_rows(*map(story, ("dune", "tram", "dune")))
+    (dune,) = [name for name, text in pipeline.rows().items() if text == story("dune")]
     pipeline.forget(dune, "--yes")
     assert all(one.numbered for one in pipeline.listed.active) and len(pipeline.listed.active) == 2
 
-    write("kiln", "tram", "moth")
-    assert sorted(rows().values()) == sorted(map(story, ("kiln", "tram", "moth")))
+    texts = [*map(story, ("kiln", "tram", "moth"))]
+    pipeline.clean_rows(*texts)
+    assert sorted(pipeline.rows().values()) == sorted(texts)
 
 
 def test_of_a_forgotten_row_whose_number_another_has_a_person_decides_by_its_hash(
     pipeline: Pipeline,
 ) -> None:
-    def write(*texts: str) -> None:
-        pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", *texts])})
-        pipeline.clean()
-
     notice = story("notice", 40)
-    write(notice, story("tram"))
-    found = documents_of(pipeline.project)
-    (row,) = [name for name, one in found.items() if one["text"] == notice]
+    pipeline.clean_rows(notice, story("tram"))
+    (row,) = [name for name, text in pipeline.rows().items() if text == notice]
     pipeline.forget(row, "--yes")
     many = [f"{notice} {story(f'product{number}')}" for number in range(MOST_SIMILAR + 1)]
     pipeline.write(TEXTS | {"rows.csv": "\n".join(["text", story("kiln"), *many])})
@@ -259,13 +247,11 @@ def test_of_a_forgotten_row_whose_number_another_has_a_person_decides_by_its_has
     pipeline.forget(command, "--similar", "keep", "--yes")
 
     pipeline.clean()
-    found = documents_of(pipeline.project)
-    assert found[row]["text"] == story("kiln") and len(pipeline.listed.active) == 1
+    assert pipeline.rows()[row] == story("kiln") and len(pipeline.listed.active) == 1
 
 
 def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
-    pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite."})
-    pipeline.clean()
+    pipeline.clean(TEXTS | {"stub.txt": "Ask Marguerite."})
     raw = pipeline.project.record.current("raw_corpus", "test")
 
     said = pipeline.forget("stub.txt", "--yes")
@@ -278,9 +264,7 @@ def test_what_cleaning_dropped_is_forgotten_too(pipeline: Pipeline) -> None:
 
 
 def test_the_first_words_of_a_dropped_row_go_from_the_corpus_too(pipeline: Pipeline) -> None:
-    rows = ["text", story("tram"), "Ask Marguerite.", story("dune")]
-    pipeline.write(TEXTS | {"rows.csv": "\n".join(rows)})
-    pipeline.clean()
+    pipeline.clean_rows(story("tram"), "Ask Marguerite.", story("dune"))
     corpus = pipeline.project.record.current("clean_corpus", "test")
     (row,) = [
         one["id"]
@@ -300,8 +284,7 @@ def test_the_first_words_of_a_dropped_row_go_from_the_corpus_too(pipeline: Pipel
 
 
 def test_what_retention_leaves_of_a_corpus_holds_no_words_of_it(pipeline: Pipeline) -> None:
-    pipeline.write(TEXTS | {"stub.txt": "Ask Marguerite.", "late.txt": "Ask nobody."})
-    pipeline.clean()
+    pipeline.clean(TEXTS | {"stub.txt": "Ask Marguerite.", "late.txt": "Ask nobody."})
     corpus = pipeline.project.record.current("clean_corpus", "test")
     store = Path(pipeline.project.record.store.root)
     (corpus.path / corpus.manifest.files[0].path).write_bytes(b"damaged")
@@ -326,8 +309,7 @@ def test_of_what_cleaning_dropped_the_text_is_known_under_another_name(
 ) -> None:
     settings, brief = {"split": {"validation": 1e-9, "held_out": 1e-9}}, story("brief", 20)
     pipeline.project.configure(clean_corpus=settings | {"minimum_characters": 300})
-    pipeline.write(TEXTS | {"brief.txt": brief})
-    pipeline.clean()
+    pipeline.clean(TEXTS | {"brief.txt": brief})
     assert "brief.txt" not in pipeline.documents()
 
     pipeline.forget("brief.txt", "--yes")
@@ -336,8 +318,7 @@ def test_of_what_cleaning_dropped_the_text_is_known_under_another_name(
 
     pipeline.project.configure(clean_corpus=settings | {"minimum_characters": 40})
     back = {"renamed.txt": brief, "changed.txt": with_a_word_changed(brief)}
-    pipeline.write(TEXTS | back)
-    pipeline.clean()
+    pipeline.clean(TEXTS | back)
     assert pipeline.documents() == TEXTS.keys()
 
 
@@ -454,8 +435,7 @@ def test_a_backup_from_before_a_forgetting_brings_nothing_back(
     pipeline.say("doctor", "--repair")
     assert "everything is in order" in pipeline.say("doctor")
     assert not {"lever.txt", "harbor.txt"} & pipeline.documents()
-    pipeline.write(TEXTS | {"changed.txt": with_a_word_changed(LEVER)})
-    pipeline.clean()
+    pipeline.clean(TEXTS | {"changed.txt": with_a_word_changed(LEVER)})
     assert pipeline.documents() == TEXTS.keys() - {"lever.txt", "harbor.txt"}
     # A snapshot that was made since may hold it, as long as the source does.
     assert "everything is in order" in pipeline.say("doctor")
@@ -471,8 +451,7 @@ def test_what_was_shown_alone_is_forgotten_even_where_a_similar_document_arrives
     pipeline: Pipeline,
 ) -> None:
     (named,) = re.findall(r"plan (\w+)", pipeline.forget("fog.txt", "--plan="))
-    pipeline.write(TEXTS | {"mist.txt": f"{TEXTS['fog.txt']} And some mist."})
-    pipeline.clean()
+    pipeline.clean(TEXTS | {"mist.txt": f"{TEXTS['fog.txt']} And some mist."})
     said = pipeline.forget("fog.txt", f"--plan={named}", "--yes", code=1)
     assert "mist.txt" in said and "have changed since they were shown" in said
     assert pipeline.listed.documents == []
@@ -493,8 +472,7 @@ def test_what_has_no_signature_is_known_exactly_and_verify_says_so(pipeline: Pip
     listed["documents"] = [{key: one[key] for key in before} for one in listed["documents"]]
     pipeline.list_path.write_text(json.dumps(listed))
     changed = {"changed.txt": with_a_word_changed(LEVER)}
-    pipeline.write(changed | {"renamed.txt": LEVER.upper(), "fog.txt": TEXTS["fog.txt"]})
-    pipeline.clean()
+    pipeline.clean(changed | {"renamed.txt": LEVER.upper(), "fog.txt": TEXTS["fog.txt"]})
 
     assert pipeline.documents() == {"changed.txt", "fog.txt"}
     said = pipeline.say("verify", pipeline.certificate)
