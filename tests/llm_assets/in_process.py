@@ -6,8 +6,8 @@ The one runner that differs from the project's own trains here instead of in a c
 import json
 import shlex
 import signal
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
@@ -109,6 +109,13 @@ def follow(project: Project, line: str) -> None:
         else:
             ended = CliRunner().invoke(commands, arguments)
             assert ended.exit_code == 0, ended.output
+
+
+@contextmanager
+def history_of(project: Project) -> Iterator[DagsterInstance]:
+    """Dagster's history of what was run in a project's folder, to which its own is relative."""
+    with chdir(project.folder), DagsterInstance.from_config(str(project.folder)) as instance:
+        yield instance
 
 
 UNPROMISED = ("metrics.jsonl", "program.log", "result.json", "spec.json")

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +22,7 @@ from tests import upgrade
 from tests.conftest import Project
 from tests.damage import DAMAGES, prescribed
 from tests.llm_assets.conftest import EVALUATION
+from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ProjectHere, ask, content, follow
 from tests.llm_assets.oracle import Oracle, names_in
 from tests.tiny import story, with_a_word_changed
@@ -85,7 +85,8 @@ class History(ProjectHere):
 
     def forget(self) -> None:
         """Most likely one that was trained on; its file stays where it is."""
-        documents = {row["id"] for row in self.documents() if names_in(row["text"])}
+        found = documents_of(self.project)
+        documents = {name for name, row in found.items() if names_in(row["text"])}
         taught = {f"{name}.txt" for steps in self.oracle.steps.values() for name in steps}
         chosen = self.chosen.choice(sorted(documents & taught or documents))
         self.project.run_well("llm-assets", "forget", chosen, *WORD, "--yes")
@@ -187,10 +188,6 @@ class History(ProjectHere):
         named = self.text.glob("[a-z]*.txt")
         return self.chosen.choice(sorted(named) or sorted(self.text.iterdir()))
 
-    def documents(self) -> list[dict[str, Any]]:
-        parts = self.project.current("clean_corpus").path.glob("part-*.parquet")
-        return [row for part in parts for row in pq.read_table(part).to_pylist()]
-
     # What has to hold.
 
     def no_rejected_model_is_wanted(self) -> None:
@@ -201,7 +198,8 @@ class History(ProjectHere):
 
     def no_forgotten_text_is_trained_on(self) -> None:
         """By no run since, and nothing that may serve was, or went on from what was."""
-        assert not {n for row in self.documents() for n in names_in(row["text"])} & self.forgotten
+        texts = [row["text"] for row in documents_of(self.project).values()]
+        assert not {name for text in texts for name in names_in(text)} & self.forgotten
         wanted = self.state.get(self.wanted)
         for made in (*self.oracle.look(), wanted.model_fingerprint):
             for run in self.oracle.lineage(made):

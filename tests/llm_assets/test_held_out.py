@@ -4,7 +4,6 @@ import json
 import logging
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import yaml
 from dagster import DagsterInstance
 
@@ -18,6 +17,7 @@ from llm_assets.assets.corpus import EARLIER_INPUT, find_earlier
 from recipes.spec import MODEL_FOLDER
 from tests.conftest import Project
 from tests.damage import delete
+from tests.llm_assets.forgetting.conftest import documents_of
 from tests.llm_assets.in_process import ask, type_in
 from tests.tiny import read_documents
 
@@ -171,24 +171,17 @@ def test_tokens_of_all_held_out_documents_are_those_that_an_engine_makes_of_thei
 ) -> None:
     """Spark's tokenizer and the one that answers with the model are two programs."""
     record = judged.record
-    shards, clean, model = (
-        record.current(kind, needed_by="test")
-        for kind in ("tokenized_shards", "clean_corpus", "checkpoint")
+    shards, model = (
+        record.current(kind, needed_by="test") for kind in ("tokenized_shards", "checkpoint")
     )
     held_out = ShardSet(shards.path, ShardStats.model_validate(shards.stats), "held_out")
-    tables = [pq.read_table(file) for file in clean.path.rglob("*.parquet")]
-    texts = {
-        row["id"]: row["text"]
-        for table in tables
-        if {"id", "text"} <= set(table.column_names)
-        for row in table.select(["id", "text"]).to_pylist()
-    }
+    written = documents_of(judged)
     tokenizer = read_tokenizer(model.path / MODEL_FOLDER)
     framed = (held_out.stats.start_token_id, held_out.stats.end_token_id)
     documents = list(read_documents(held_out))
     assert len(documents) >= 30
     for document, tokens in documents:
-        text = texts[str(document["id"])]
+        text = written[str(document["id"])]["text"]
         assert [t for t in tokens.tolist() if t not in framed] == tokenizer.encode(
             text, add_special_tokens=False
         )

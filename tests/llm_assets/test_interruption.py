@@ -1,6 +1,5 @@
 """Anything can be killed at any moment and run again."""
 
-import contextlib
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import DagsterRunStatus
 
 from llm_assets.cloud.spending import START_HOURS
 from recipes.spec import read_metrics
@@ -18,7 +17,7 @@ from tests.conftest import ROOT, Project, make_project
 from tests.faults import killed_at
 from tests.forked import ForkedProcess
 from tests.llm_assets.conftest import SHARDS
-from tests.llm_assets.in_process import ask
+from tests.llm_assets.in_process import ask, history_of
 from tests.waiting import WAIT_SECONDS, wait_until
 
 STEPS = 40
@@ -240,11 +239,7 @@ def test_ctrl_c_stops_the_run_and_the_same_command_goes_on(prepared: Project) ->
     said = (project.folder / "output.txt").read_text()
     assert "Interrupted. Nothing finished is lost" in said and "Traceback" not in said
     # Not failed: nobody is told of what somebody did on purpose.
-    with (
-        # The history's folder is relative to where one is.
-        contextlib.chdir(project.folder),
-        DagsterInstance.from_config(str(project.folder)) as instance,
-    ):
+    with history_of(project) as instance:
         assert [run.status for run in instance.get_runs()] == [DagsterRunStatus.CANCELED]
 
     project.run_well("llm-assets", "run")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import AssetKey, DagsterEventType, DagsterInstance
+from dagster import AssetKey, DagsterEventType
 
 from artifacts.store.identity import Identity
 from artifacts.store.store import Draft
@@ -16,6 +16,7 @@ from llm_assets.assets.stage import failure_reason
 from recipes.spec import MODEL_FOLDER
 from tests.conftest import ROOT, Project, make_project
 from tests.forked import run_command
+from tests.llm_assets.in_process import history_of
 from tests.llm_assets.trained_store import write_raw
 from tests.tiny import tiny_shards, tiny_texts
 
@@ -59,15 +60,11 @@ def materialize(own: Project, select: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_inputs_are_a_table_an_artifact_and_a_model(
-    own: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_are_a_table_an_artifact_and_a_model(own: Project) -> None:
     code, printed = materialize(own, "*")
     assert code == 0, printed
-    # The history's folder is relative to where one is.
-    monkeypatch.chdir(own.folder)
     figures: dict[str, Any] = {}
-    with DagsterInstance.from_config(str(own.folder)) as instance:
+    with history_of(own) as instance:
         for name in ("longest", "rows", "size"):
             (made,) = instance.fetch_materializations(AssetKey(name), limit=2).records
             shown = made.asset_materialization.metadata
@@ -80,16 +77,14 @@ def reason_of_failure(own: Project) -> str:
     """Why the last run's step failed, as the history has it and the UI shows it."""
     # Not as the command printed it: Dagster passes a step's output on through a process that it
     # ends with the step, and now and then the last lines are lost.
-    with DagsterInstance.from_config(str(own.folder)) as instance:
+    with history_of(own) as instance:
         (run,) = instance.get_run_records(limit=1)
         failed = DagsterEventType.STEP_FAILURE
         (entry,) = instance.all_logs(run.dagster_run.run_id, of_type=failed)
     return failure_reason(entry.get_dagster_event().step_failure_data)
 
 
-def test_what_cannot_be_loaded_says_why(own: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The history's folder is relative to where one is.
-    monkeypatch.chdir(own.folder)
+def test_what_cannot_be_loaded_says_why(own: Project) -> None:
     example = (own.folder / "own.py").read_text()
     (own.folder / "own.py").write_text(
         example.replace("checkpoint: PreTrainedModel", "checkpoint: int")

@@ -24,7 +24,7 @@ from llm_assets.registry.base import LocalRegistry
 from recipes.spec import METRICS_NAME
 from serving.api.dispatcher import Metrics
 from tests.conftest import ROOT, Project
-from tests.llm_assets.in_process import ANY_JOB
+from tests.llm_assets.in_process import ANY_JOB, history_of
 from tests.llm_assets.registry.conftest import base_entry
 
 ALERTS = yaml.safe_load((ROOT / "infrastructure/prometheus/alerts.yml").read_text())
@@ -157,13 +157,10 @@ def test_the_ticks_of_a_pipeline_with_a_prefix_alarm_as_well(project: Project) -
     assert matcher.op == promql_parser.MatchOp.Re and matcher.name == "name"
 
 
-def test_the_interval_of_a_sensor_is_told_beside_its_ticks(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_interval_of_a_sensor_is_told_beside_its_ticks(project: Project) -> None:
     project.configure(automation={"check_seconds": 7200})
     project.run_well("dagster", "sensor", "start", TEXT_SENSOR)
-    monkeypatch.chdir(project.folder)
-    with DagsterInstance.from_config(".") as history:
+    with history_of(project) as history:
         found = _values(_scrape(project, history, []))
     assert found[f"llm_assets_tick_interval_seconds/{TEXT_SENSOR}"] == 7200
 

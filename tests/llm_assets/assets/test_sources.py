@@ -9,6 +9,7 @@ from dagster import AssetKey, AssetSelection, DagsterInstance
 
 from tests.conftest import Project, make_project
 from tests.llm_assets.automation.conftest import Automated
+from tests.llm_assets.in_process import history_of
 
 TEXT, NOTES = AssetKey(["sources", "text"]), AssetKey(["sources", "my_20_notes"])
 LAST_CHANGE = "dagster/last_updated_timestamp"
@@ -96,11 +97,7 @@ def test_pipelines_that_share_a_key_do_not_take_each_others_text_for_a_change(
     assert [told["pipeline"] for _, told in watched.seen(TEXT)] == ["other", "manual"]
 
 
-def test_a_person_has_sources_observed_by_dagsters_command(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The history's folder is relative to where one is.
-    monkeypatch.chdir(project.folder)
+def test_a_person_has_sources_observed_by_dagsters_command(project: Project) -> None:
     one, both = ("dagster", "asset", "list"), ("--select", 'key:"sources/*"')
     can_be_made = project.run(*one).stdout.split()
     assert "checkpoint" in can_be_made and not any(
@@ -112,7 +109,7 @@ def test_a_person_has_sources_observed_by_dagsters_command(
     observed = project.materialize('key:"sources/text"')
     printed = observed.stdout + observed.stderr
     assert observed.returncode == 0 and "BetaWarning" not in printed, printed
-    with DagsterInstance.from_config(str(project.folder)) as instance:
+    with history_of(project) as instance:
         assert len(instance.fetch_observations(TEXT, 9).records) == 1
         assert not instance.fetch_observations(NOTES, 9).records
     (project.folder / "text").rename(project.folder / "gone")
