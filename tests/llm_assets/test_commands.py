@@ -4,7 +4,6 @@ import json
 import re
 
 import httpx
-import pytest
 
 from tests.conftest import Project
 from tests.llm_assets.forgetting.conftest import documents_of
@@ -115,22 +114,6 @@ def test_a_lost_registry_is_restored_by_the_command_that_the_message_names(
     assert str(state) in ended.stderr and "Traceback" not in ended.stderr
     assert "restored to its newest" in ask(served, "doctor", "--repair")
     assert "1" in ask(served, "versions")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("explain", "9"), "no version 9"),
-        (("approve", "9", "--reason", "x"), "no version 9"),
-        (("approve", "0", "--reason", "x"), "base model"),
-    ],
-)
-def test_an_unknown_version_is_named(
-    served: Project, arguments: tuple[str, ...], message: str
-) -> None:
-    ended = served.run("llm-assets", *arguments)
-    assert ended.returncode == 1
-    assert message in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_forgetting_what_no_version_has_read_trains_nothing(served: Project) -> None:

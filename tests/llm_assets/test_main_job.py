@@ -146,11 +146,6 @@ def test_a_second_run_finds_everything_made(made: Project) -> None:
     assert made.record.history() == before
 
 
-def test_the_checkpoint_materializes_as_typed(made: Project) -> None:
-    ended = made.materialize("checkpoint")
-    assert ended.returncode == 0, ended.stderr
-
-
 def test_on_an_empty_store_it_fails_naming_the_command(project: Project) -> None:
     assert '--select "*checkpoint"' in ask(project, "checkpoint")
 

@@ -9,32 +9,7 @@ from artifacts.store.identity import Identity
 from artifacts.store.store import Artifact
 from llm_assets.registry.start import START_INPUT, find_start
 from recipes.evaluation.settings import ModelSource
-from tests.conftest import Project
 from tests.llm_assets.maintenance.weeks import Weeks
-
-
-@pytest.mark.soak
-def test_new_text_continues_from_the_champion_and_nothing_trains_on_itself(
-    project: Project,
-) -> None:
-    project.configure(checkpoint={"initialize": "champion", "budget": {"steps": 8}})
-    project.run_well("llm-assets", "run")
-    base = project.current("base_model").fingerprint
-    first = project.current("checkpoint")
-    assert first.manifest.inputs["start"] == base
-
-    again = project.run("llm-assets", "run")
-    assert "checkpoint unchanged" in " ".join(again.stdout.split())
-    assert project.current("checkpoint").fingerprint == first.fingerprint
-
-    for number in range(30):
-        text = f"Annex {number}. " + "The inner ring is replaced at 40 °C by the operator. " * 3
-        (project.folder / "text" / f"annex-{number}.txt").write_text(text + f"Part {number}.")
-    project.run_well("llm-assets", "run")
-    second = project.current("checkpoint")
-    assert second.manifest.inputs["start"] == first.fingerprint
-    start = second.stats["validation"]["start"]
-    assert start < first.stats["validation"]["start"] / 1.3
 
 
 def test_the_same_training_trains_on_where_it_names_the_version_to_continue_from(
