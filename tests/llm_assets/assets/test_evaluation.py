@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,17 @@ def shown(metrics: dict[str, Any], metric: Metric = BITS_PER_BYTE, **others: Any
     return metrics_view(stats | others)
 
 
+def make_model(store: Store, kind: str, **inputs: str) -> Artifact:
+    """An artifact of any kind, which holds a model as well."""
+
+    def write(draft: Draft) -> None:
+        (draft.path / "model").mkdir()
+        (draft.path / "model" / "model.safetensors").write_text(kind)
+        draft.stats |= {"license": "unknown", "coverage": 1.0}
+
+    return store.make(Identity(kind=kind, code_version="1", inputs=inputs), write)[0]
+
+
 def test_figures_that_are_not_finite_are_said_and_not_plotted() -> None:
     sound = {"value": 1.2, "low": 1.1, "high": 1.3}
     diverged = {"value": None, "low": None, "high": None}
@@ -61,16 +73,7 @@ def test_the_check_of_a_candidate_that_could_not_be_measured_says_why() -> None:
 
 def test_a_version_was_trained_on_its_own_text_whatever_it_was_measured_on(tmp_path: Path) -> None:
     """As one that is made once more, while newer text waits to be trained on."""
-    store = Store(str(tmp_path))
-
-    def make(kind: str, **inputs: str) -> Artifact:
-        def write(draft: Draft) -> None:
-            (draft.path / "model").mkdir()
-            (draft.path / "model" / "model.safetensors").write_bytes(b"weights")
-            draft.stats["coverage"] = 1.0
-
-        return store.make(Identity(kind=kind, code_version="1", inputs=inputs), write)[0]
-
+    make = partial(make_model, Store(str(tmp_path)))
     raw, newer = (make("raw_corpus", source=text).fingerprint for text in ("text", "newer text"))
     shards, newest = (make("tokenized_shards", raw_corpus=one).fingerprint for one in (raw, newer))
     candidate = make("checkpoint", tokenized_shards=shards)
@@ -162,15 +165,8 @@ class Procedures:
     def __init__(self, folder: Path) -> None:
         self.models = LocalRegistry(folder, "manual")
         store = Store(str(folder))
-        self.candidate, self.base = (self.make(store, one) for one in ("checkpoint", "base_model"))
-
-    def make(self, store: Store, kind: str) -> Artifact:
-        def write(draft: Draft) -> None:
-            (draft.path / "model").mkdir()
-            (draft.path / "model" / "model.safetensors").write_text(kind)
-            draft.stats["license"] = "unknown"
-
-        return store.make(Identity(kind=kind, code_version="1"), write)[0]
+        kinds = ("checkpoint", "base_model")
+        self.candidate, self.base = (make_model(store, kind) for kind in kinds)
 
     def settings(self, examples: dict[str, Any] | None = None, **sections: Any) -> PipelineSettings:
         source = {"type": "files", "name": "manual", "path": "text", "examples": examples}
