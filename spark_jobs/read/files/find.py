@@ -117,7 +117,7 @@ class Walk:
         return None
 
     def _add(self, kind: str, entry: os.DirEntry[str]) -> None:
-        self.unread.add(kind, self.name_of(entry.path) + "/" * os.path.isdir(entry.path))
+        self.unread.add(kind, self.name_of(entry.path) + ("/" if os.path.isdir(entry.path) else ""))
 
     def name_of(self, path: str) -> str:
         """A path below the root, from there."""

@@ -16,6 +16,7 @@ from artifacts.errors import UserError
 from spark_jobs.read.docstrings import docstrings_of
 from spark_jobs.read.settings import RawCorpusSettings
 from spark_jobs.read.snapshot import fingerprints_of, open_sources, write_snapshot
+from tests.damage import cut, flip_bit
 from tests.spark_jobs.jobs import files_below
 
 
@@ -316,9 +317,7 @@ def test_what_is_cut_changed_or_gone_in_the_cache_is_read_again(tmp_path: Path) 
     assert len(entries) > 2
 
     for number, file in enumerate(entries):
-        content = file.read_bytes()
-        changed = bytes([*content[:-9], content[-9] ^ 1, *content[-8:]])
-        file.write_bytes([content[: len(content) // 2], changed][number % 2])
+        (cut, flip_bit)[number % 2](file)
     entries[0].unlink()
     write_snapshot(settings, tmp_path / "again", lambda line: None, str(cache))
 
