@@ -40,7 +40,8 @@ ENDLESS = QUICK.model_copy(update={"max_tokens": TOKENS, "ignore_eos": True})
 class Versions:
     """Two engines of one model, the new one and the old one, in one event loop."""
 
-    def __init__(self, folder: Path, place: Path) -> None:
+    def __init__(self, folder: Path, place: Path, runner: asyncio.Runner) -> None:
+        self.run = runner.run
         roomy = SETTINGS.model_copy(update={"cache_tokens": 2 * TOKENS})
         self.new, self.old = (
             EngineProcess(
@@ -61,30 +62,18 @@ class Versions:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def versions(
-    loop: asyncio.Runner, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Versions]:
     place = tmp_path_factory.mktemp("versions")
     folder = change_config(tiny_model_folder, place / "model", max_position_embeddings=2 * TOKENS)
-    both = Versions(folder, place)
-
-    async def start() -> None:
-        await both.new.start()
-        await both.old.start()
-
-    async def stop() -> None:
-        await both.new.stop()
-        await both.old.stop()
-
-    loop.run(start())
-    yield both
-    loop.run(stop())
+    with asyncio.Runner() as runner:
+        both = Versions(folder, place, runner)
+        for engine in (both.new, both.old):
+            both.run(engine.start())
+        yield both
+        for engine in (both.new, both.old):
+            both.run(engine.stop())
 
 
 async def until(state: Callable[[], object]) -> None:
@@ -116,7 +105,7 @@ async def read(stream: Stream) -> list[str | None]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("new", [0.0, 1.0], ids=["the old one is asked", "the new one is asked"])
 def test_what_neither_version_answers_says_nothing_about_one(
-    loop: asyncio.Runner, versions: Versions, stream: bool, new: float
+    versions: Versions, stream: bool, new: float
 ) -> None:
     async def ask() -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(new, IMPATIENT)
@@ -129,12 +118,12 @@ def test_what_neither_version_answers_says_nothing_about_one(
                     await dispatcher.answer_all([ENDLESS])
         return await decided(*routes)
 
-    for seen in loop.run(ask()):
+    for seen in versions.run(ask()):
         assert (seen.answered, seen.failed) == (0, 0)
 
 
 def test_what_the_other_version_answers_counts_against_one_that_does_not(
-    loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is neither told to go on nor replaced meanwhile.
     monkeypatch.setattr(engine_process, "CONTINUE_SECONDS", 1_000)
@@ -148,14 +137,12 @@ def test_what_the_other_version_answers_counts_against_one_that_does_not(
                 await dispatcher.answer_all([QUICK])
             return await decided(*routes)
 
-    new, old = loop.run(ask())
+    new, old = versions.run(ask())
     assert (new.answered, new.failed) == (0, 1)
     assert (old.answered, old.failed) == (0, 0), "it was asked for comparison, by no client"
 
 
-def test_a_request_whose_engine_dies_is_answered_by_the_other_version(
-    loop: asyncio.Runner, versions: Versions
-) -> None:
+def test_a_request_whose_engine_dies_is_answered_by_the_other_version(versions: Versions) -> None:
     async def ask() -> list[TrafficSample]:
         dispatcher, *routes = versions.serve(1.0)
         long = ENDLESS.model_copy(update={"max_tokens": 400})
@@ -167,14 +154,12 @@ def test_a_request_whose_engine_dies_is_answered_by_the_other_version(
         await versions.new.ready.wait()
         return await decided(*routes)
 
-    new, old = loop.run(ask())
+    new, old = versions.run(ask())
     assert (new.answered, new.failed) == (0, 1)
     assert (old.answered, old.failed) == (1, 0)
 
 
-def test_a_clients_many_prompts_are_one_observation(
-    loop: asyncio.Runner, versions: Versions
-) -> None:
+def test_a_clients_many_prompts_are_one_observation(versions: Versions) -> None:
     """They go to one version, so they fail together, by one draw."""
 
     async def ask() -> list[TrafficSample]:
@@ -183,25 +168,23 @@ def test_a_clients_many_prompts_are_one_observation(
         assert len(answers) == 8
         return await decided(*routes)
 
-    new, _ = loop.run(ask())
+    new, _ = versions.run(ask())
     assert (new.answered, new.failed, len(new.seconds)) == (1, 0, 1)
 
 
-def test_a_client_that_does_not_read_does_not_make_its_version_slow(
-    loop: asyncio.Runner, versions: Versions
-) -> None:
+def test_a_client_that_does_not_read_does_not_make_its_version_slow(versions: Versions) -> None:
     async def ask() -> tuple[list[TrafficSample], list[str | None]]:
         dispatcher, *routes = versions.serve(1.0)
         stream = await dispatcher.stream(ENDLESS.model_copy(update={"max_tokens": 40}))
         return await decided(*routes), await read(stream)
 
-    (new, _), pieces = loop.run(ask())
+    (new, _), pieces = versions.run(ask())
     assert new.answered == len(new.seconds) == 1, "before a piece was read"
     assert pieces[-1] == "length" and len(pieces) > 5
 
 
 def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
-    loop: asyncio.Runner, versions: Versions, monkeypatch: pytest.MonkeyPatch
+    versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatching, "STALL_SECONDS", 1.0)
     # It is not told to go on meanwhile.
@@ -219,21 +202,19 @@ def test_an_answer_that_stops_counts_as_failed_though_its_client_leaves(
                 await stream.work
             return await decided(*routes)
 
-    at_once, late = loop.run(leave_after(0.0)), loop.run(leave_after(3.0))
+    at_once, late = versions.run(leave_after(0.0)), versions.run(leave_after(3.0))
     assert [(seen.answered, seen.failed) for seen in at_once] == [(0, 0), (0, 0)]
     assert [(seen.answered, seen.failed) for seen in late] == [(0, 1), (0, 0)]
 
 
-def test_nobody_can_tell_which_version_the_next_request_meets(
-    loop: asyncio.Runner, versions: Versions
-) -> None:
+def test_nobody_can_tell_which_version_the_next_request_meets(versions: Versions) -> None:
     dispatcher, new, _ = versions.serve(0.25)
 
     async def draw() -> list[bool]:
         await asyncio.gather(versions.new.ready.wait(), versions.old.ready.wait())
         return [await dispatcher.router.choose() is new for _ in range(400)]
 
-    met = loop.run(draw())
+    met = versions.run(draw())
     numbers = [number for number, is_new in enumerate(met) if is_new]
     assert 40 < len(numbers) < 160
     assert len({after - before for before, after in pairwise(numbers)}) > 4, "never the nth"
@@ -241,7 +222,7 @@ def test_nobody_can_tell_which_version_the_next_request_meets(
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_stream_that_breaks_off_counts_as_failed_whether_its_client_reads_or_not(
-    loop: asyncio.Runner, versions: Versions, tmp_path: Path, reads: bool
+    versions: Versions, tmp_path: Path, reads: bool
 ) -> None:
     dispatcher, *_ = versions.serve(settings=CUT_SHORT.model_copy(update={"body_timeout": 0.5}))
     body = {"prompt": "The valve", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
@@ -266,7 +247,7 @@ def test_a_stream_that_breaks_off_counts_as_failed_whether_its_client_reads_or_n
         return dispatcher.metrics.render([])
 
     (line,) = [
-        one for one in loop.run(ask()).splitlines() if one.startswith("serving_requests_total{")
+        one for one in versions.run(ask()).splitlines() if one.startswith("serving_requests_total{")
     ]
     assert 'status="504"' in line and line.endswith(" 1.0")
     assert (b"after 3 s" in sent) == reads
