@@ -19,7 +19,7 @@ from llm_assets.config import changed_settings, load_settings
 from llm_assets.definitions import build_definitions
 from llm_assets.launchpad import config_fields, overrides
 from tests.conftest import Project
-from tests.llm_assets.in_process import ask, history_of
+from tests.llm_assets.in_process import ask
 
 SECTIONS = ("raw_corpus", "clean_corpus", "tokenized_shards", "base_model", "checkpoint")
 SECTIONS += ("eval_metrics", "model_version", "endpoint")
@@ -146,11 +146,9 @@ def test_a_strategy_in_whatever_form_of_the_file_may_be_another_in_one_run(
 def test_what_a_run_has_otherwise_is_shown_with_the_artifact(project: Project) -> None:
     (source,) = load_settings(project.config).raw_corpus.model_dump(mode="json")["sources"]
     changed = {"sources": [source | {"maximum_document_megabytes": 3}]}
-    done = project.materialize("raw_corpus", ops={"raw_corpus": {"config": changed}})
-    assert done.returncode == 0, done.stdout + done.stderr
-    again = project.materialize("raw_corpus")
-    assert again.returncode == 0, again.stdout + again.stderr
-    with history_of(project) as instance:
+    with DagsterInstance.ephemeral() as instance:
+        for config in ({"ops": {"raw_corpus": {"config": changed}}}, None):
+            assert ask(project, "raw_corpus", config, instance=instance) == ""
         made = instance.fetch_materializations(AssetKey("raw_corpus"), limit=2).records
         by_file, otherwise = (record.asset_materialization.metadata for record in made)
     assert "changed_for_this_run" not in by_file
