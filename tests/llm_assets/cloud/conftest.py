@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,12 @@ class Cloud:
             store=f"gs://{BUCKET}/{folder.name}", endpoint={"rollout": rollout}
         )
         self.reports: list[str] = []
-        self.use_image(SERVE_IMAGE)
+        self.configure()
 
-    def use_image(self, image: str) -> None:
-        """Register versions with another serving image from now on."""
+    def configure(self, image: str = SERVE_IMAGE, **endpoint: Any) -> None:
+        """Serve by these settings of the endpoint from now on, and by this image what is new."""
         self.content["images"]["serve"] = image
+        self.content["endpoint"] |= endpoint
         self.path = write_cloud(self.folder, self.content)
 
     @property
@@ -67,7 +68,7 @@ class Cloud:
         return VertexModelRegistry(Store(self.pipeline.store), "manual", Vertex(settings))
 
     def register(self, model: str, image: str = SERVE_IMAGE) -> int:
-        self.use_image(image)
+        self.configure(image)
         self.registry.register_base(base_entry())
         return judge(self.registry, model).version
 
@@ -79,12 +80,22 @@ class Cloud:
             place = f"models/{model}/{MANIFEST_NAME}"
             Store(f"gs://{BUCKET}").write_bytes(place, dump_with_checksum(manifest))
 
-    def serve(self, version: int) -> LiveAddress:
-        platform = VertexServingPlatform(cloud_config_path=str(self.path))
-        return platform.serve(self.pipeline, self.registry.get(version), self.reports.append)
+    def serve(self, version: int, still_wanted: Callable[[], bool] = lambda: True) -> LiveAddress:
+        platform, wanted = self.platform, self.registry.get(version)
+        return platform.serve(self.pipeline, wanted, self.reports.append, still_wanted)
 
     def stop(self) -> bool:
-        return VertexServingPlatform(cloud_config_path=str(self.path)).stop(self.pipeline)
+        return self.platform.stop(self.pipeline)
+
+    def write_pipeline(self) -> Path:
+        """The pipeline's file."""
+        path = self.folder / "manual.yaml"
+        path.write_text(self.pipeline.model_dump_json(exclude_defaults=True))
+        return path
+
+    @property
+    def platform(self) -> VertexServingPlatform:
+        return VertexServingPlatform(cloud_config_path=str(self.path))
 
     def shares(self) -> dict[str, int]:
         """What is deployed, and its per cent of the traffic."""

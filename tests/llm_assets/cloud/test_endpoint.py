@@ -21,7 +21,7 @@ from llm_assets.cli.main import commands
 from llm_assets.cloud.settings import CLOUD_CONFIG_VARIABLE, GoogleCloudSettings
 from llm_assets.cloud.vertex import Vertex
 from llm_assets.config import CONFIG_VARIABLE
-from llm_assets.endpoint.vertex import VertexEndpoint, VertexServingPlatform, VertexTraffic
+from llm_assets.endpoint.vertex import VertexEndpoint, VertexTraffic
 from llm_assets.io_manager import ArtifactIOManager
 from llm_assets.platform import build_resources
 from serving.rollout import NoLongerWanted, RolloutFailed
@@ -86,7 +86,7 @@ def test_real_models_are_deployed_share_the_traffic_and_go_back(
 def test_openai_clients_talk_to_the_endpoint_while_versions_follow_each_other(
     cloud: Cloud,
 ) -> None:
-    cloud.content["endpoint"] |= {"openai_routes": True}
+    cloud.configure(openai_routes=True)
     served = cloud.serve(cloud.register("a"))
     token = str(cloud.google.tokens.issue()["access_token"])
     client = OpenAI(base_url=f"{served.url}/v1", api_key=token)
@@ -116,7 +116,7 @@ def test_openai_clients_talk_to_the_endpoint_while_versions_follow_each_other(
 def test_openai_version_that_does_worse_is_taken_back(
     cloud: Cloud, image: str, reason: str
 ) -> None:
-    cloud.content["endpoint"] |= {"openai_routes": True}
+    cloud.configure(openai_routes=True)
     cloud.serve(cloud.register("a"))
     version = cloud.register("b", image)
     cloud.set_rollout(min_requests=100, block=1, warm_up=0)
@@ -129,8 +129,7 @@ def test_openai_routes_take_over_at_once_and_go_back_so(cloud: Cloud) -> None:
     """No client has both addresses, so there are no shares between the two ways."""
     cloud.serve(cloud.register("a"))
     for routes, name in ((True, "version-1-openai"), (False, "version-1")):
-        cloud.content["endpoint"] |= {"openai_routes": routes}
-        cloud.use_image(SERVE_IMAGE)
+        cloud.configure(openai_routes=routes)
         cloud.reports.clear()
         assert cloud.serve(1).changed and cloud.shares() == {name: 100}
         assert not [line for line in cloud.reports if "% of the traffic" in line]
@@ -146,7 +145,7 @@ def test_openai_bodies_pass_raw_prediction_and_large_ones_nowhere(cloud: Cloud) 
 
 
 def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cloud) -> None:
-    cloud.content["endpoint"] |= {"maximum_replicas": 3, "target_utilization": 70}
+    cloud.configure(maximum_replicas=3, target_utilization=70)
     cloud.serve(cloud.register("a"))
     (endpoint,) = cloud.google.endpoints.endpoints()
     assert endpoint.dedicated_endpoint_enabled and endpoint.name.endswith("/endpoints/manual")
@@ -154,14 +153,12 @@ def test_endpoint_is_a_dedicated_one_with_the_machines_of_the_settings(cloud: Cl
     assert resources.machine_spec.machine_type == "n1-standard-4"
     assert (resources.min_replica_count, resources.max_replica_count) == (1, 3)
     assert resources.autoscaling_metric_specs[0].target == 70
-    cloud.content["endpoint"] |= {"machine_type": "n1-standard-8"}
-    cloud.use_image(SERVE_IMAGE)
+    cloud.configure(machine_type="n1-standard-8")
     assert cloud.serve(1).changed, "the same version moves to other machines"
     (deployed,) = endpoint.deployed_models
     assert deployed.dedicated_resources.machine_spec.machine_type == "n1-standard-8"
-    cloud.content["endpoint"] |= {"access_logging": True}
     cloud.content["serving_account"] = account = "narrow@p.iam.gserviceaccount.com"
-    cloud.use_image(SERVE_IMAGE)
+    cloud.configure(access_logging=True)
     assert cloud.serve(1).changed, "the same version logs, and runs as another account"
     (deployed,) = cloud.google.endpoints.endpoints()[0].deployed_models
     assert deployed.enable_access_logging and deployed.service_account == account
@@ -180,8 +177,7 @@ def test_asset_serves_the_champion_on_the_cloud(
 
     judged, _ = store.make(identity, write)
     Pipeline(store, "manual").advance(judged)
-    config = tmp_path / "manual.yaml"
-    config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))
+    config = cloud.write_pipeline()
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud.path))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     built = build_resources(cloud.pipeline, str(config)) | {
@@ -196,14 +192,11 @@ def test_asset_serves_the_champion_on_the_cloud(
 
 
 def test_commands_move_registry_and_endpoint_together(
-    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud.registry.register_base(base_entry())
     cloud.register("a")
     cloud.store_models("base", "a")
-    config = tmp_path / "manual.yaml"
-    config.write_text(cloud.pipeline.model_dump_json(exclude_defaults=True))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(cloud.write_pipeline()))
     monkeypatch.setenv(CLOUD_CONFIG_VARIABLE, str(cloud.path))
     for arguments, version in (
         (["approve", "1", "--reason", "reads well"], 1),
@@ -223,20 +216,16 @@ def test_commands_move_registry_and_endpoint_together(
 def test_version_that_is_no_longer_wanted_is_taken_out(cloud: Cloud, looks: int) -> None:
     """Before it is deployed, once it is deployed, and amid its first step."""
     cloud.serve(cloud.register("a"))
-    version = cloud.registry.get(cloud.register("b"))
-    platform = VertexServingPlatform(cloud_config_path=str(cloud.path))
-    answers, lines = iter([True] * looks), list[str]()
+    version, answers = cloud.register("b"), iter([True] * looks)
     with pytest.raises(NoLongerWanted):
-        platform.serve(cloud.pipeline, version, lines.append, lambda: next(answers, False))
+        cloud.serve(version, lambda: next(answers, False))
     assert cloud.shares() == {"version-1": 100}
-    assert any("version 2 gets" in line for line in lines) == (looks == 2)
+    assert any("version 2 gets" in line for line in cloud.reports) == (looks == 2)
 
 
 def test_a_canceled_rollout_leaves_no_machines_of_the_new_version(cloud: Cloud) -> None:
     cloud.serve(cloud.register("a"))
-    version = cloud.registry.get(cloud.register("b"))
-    platform = VertexServingPlatform(cloud_config_path=str(cloud.path))
-    looks = iter([True] * 3)
+    version, looks = cloud.register("b"), iter([True] * 3)
 
     def canceled() -> bool:
         if next(looks, None) is None:
@@ -244,12 +233,12 @@ def test_a_canceled_rollout_leaves_no_machines_of_the_new_version(cloud: Cloud) 
         return True
 
     with pytest.raises(KeyboardInterrupt):
-        platform.serve(cloud.pipeline, version, print, canceled)
+        cloud.serve(version, canceled)
     assert cloud.shares() == {"version-1": 100}
 
 
 def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) -> None:
-    cloud.content["endpoint"] |= {"private_projects": ["my-other-project"]}
+    cloud.configure(private_projects=["my-other-project"])
     cloud.serve(cloud.register("a"))
     (endpoint,) = cloud.google.endpoints.endpoints()
     connect = endpoint.private_service_connect_config
@@ -259,8 +248,7 @@ def test_private_endpoint_is_reached_by_private_service_connect(cloud: Cloud) ->
         cloud.serve(cloud.register("b"))
     assert cloud.shares() == {"version-1": 100}
     address = cloud.google.endpoints.prediction.url
-    cloud.content["endpoint"] |= {"private_address": address}
-    cloud.use_image(SERVE_IMAGE)
+    cloud.configure(private_address=address)
     assert cloud.serve(2).changed
 
 

@@ -11,7 +11,7 @@ from google.protobuf import empty_pb2
 from artifacts.errors import UserError
 from artifacts.store.store import Store
 from llm_assets.cloud.vertex import VertexRefused
-from llm_assets.endpoint.vertex import VertexEndpoint, VertexServingPlatform
+from llm_assets.endpoint.vertex import VertexEndpoint
 from serving.rollout import NoLongerWanted, RolloutFailed
 from tests.llm_assets.cloud.conftest import (
     BROKEN_IMAGE,
@@ -137,10 +137,9 @@ def test_a_version_with_all_the_traffic_keeps_it_where_another_is_wanted(cloud: 
     with pytest.raises(UserError, match="no right"):
         cloud.serve(version)
     assert cloud.shares() == {"version-1": 0, "version-2": 100}
-    platform = VertexServingPlatform(cloud_config_path=str(cloud.path))
-    answers, wanted = iter([True]), cloud.registry.get(version)
+    answers = iter([True])
     with pytest.raises(NoLongerWanted):
-        platform.serve(cloud.pipeline, wanted, print, lambda: next(answers, False))
+        cloud.serve(version, lambda: next(answers, False))
     assert cloud.shares() == {"version-2": 100}
 
 
