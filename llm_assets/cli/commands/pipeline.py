@@ -48,7 +48,8 @@ def init(folder: Path, name: str | None, output: Path | None) -> None:
     command = f"llm-assets --config {shlex.quote(str(started.path))}"
     if started.obstacle:
         click.echo(shown(started.obstacle))
-        click.echo(say_how_found(started.path))
+        if "`llm-assets " in started.obstacle:
+            click.echo(say_how_found(started.path))
         click.echo(f"Wrote {started.path}. Then: {command} check")
     else:
         click.echo(f"Wrote {started.path}. Now: {command} run")

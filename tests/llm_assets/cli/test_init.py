@@ -131,7 +131,9 @@ def test_little_text_is_told_what_to_add_and_another_way(
     assert start(write_files(tmp_path / "five", pages(texts))).obstacle is None
 
 
-def test_documents_that_are_all_too_short_are_told_with_the_setting(tmp_path: Path) -> None:
+def test_documents_that_are_all_too_short_are_told_with_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes = (f"Pump {number:03d} leaks" + " again" * (number % 10) for number in range(200))
 
     started = start(write_files(tmp_path / "notes", pages(notes)))
@@ -143,6 +145,9 @@ def test_documents_that_are_all_too_short_are_told_with_the_setting(tmp_path: Pa
     for is_judged in (True, False):
         with pytest.raises(UserError, match=re.escape(told)):
             preflight(load_settings(started.path), is_judged=is_judged)
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(commands, ["init", "notes"]).output
+    assert told in said and "such a command" not in said
 
 
 def test_general_text_is_replayed_and_counts_as_no_document_of_the_folder(manuals: Path) -> None:
